@@ -118,7 +118,7 @@ struct tr_kernels {
      * dense, FP16 rounded to nearest even, finite values saturated to +-65504,
      * scores zeroed, digest updated. p < base (then p = base - 1, the only row
      * of its sequence): the head's move is done, then the token enters the
-     * window, or its list.
+     * window, or its tier.
      *
      * Quantisation of a group: zero = FP16(min), scale = FP16((max - min) /
      * (2^bits - 1)), at least the smallest FP16 when max > min; code =
@@ -136,29 +136,29 @@ struct tr_kernels {
      * whatever comes: infinities count as +-65504, a NaN has code 0, the
      * group's smallest value; zero is never -0.
      *
-     * Who writes the only token of a page of a list or window clears the page's
+     * Who writes the only token of a page of a tier or window clears the page's
      * metadata and scores: given out, a page is full of what it held before.
      *
      * TR_KERNEL_BADARG, and nothing is written: a place outside its part of the
-     * table, or without page; a target beyond `count`; layout 0 for a list or
+     * table, or without page; a target beyond `count`; layout 0 for a tier or
      * the window; a victim or the window by channel; bits that go up. */
     int (*kv_append)(const tr_stream_t *s, const tr_kv_view_t *kv,
                      uint32_t layer, const tr_rows_t *rows, const float *k,
                      const float *v, size_t ld, const float *angles);
 
     /* Moves all that a slot caches, all layers; see tr_kv_compress_t.  Only
-     * reads the old pages.  Refuses as kv_append does; also a listed token for
+     * reads the old pages.  Refuses as kv_append does; also a tiered token for
      * the window, a window that does not take exactly its positions, and a
-     * number of tokens for a list by channel that is no multiple of
+     * number of tokens for a tier by channel that is no multiple of
      * TR_KV_CHANNEL_TOKENS.  work: kv_compress_work() bytes. */
     int (*kv_compress)(const tr_stream_t *s, const tr_kv_view_t *kv,
                        const tr_kv_compress_t *c, void *work);
     size_t (*kv_compress_work)(const tr_stream_t *s, uint32_t head_dim);
 
     /* out[r][h] = softmax(scale * q[r][h] . K) V over what KV head h / (heads /
-     * kv_heads) caches of the row's sequence: all its lists, its window, and dense
+     * kv_heads) caches of the row's sequence: all its tiers, its window, and dense
      * positions [base, row_pos[r]]; q and out: [rows][heads * head_dim], q
-     * rotated.  Adds to scores, and sets the victims of heads with lists when
+     * rotated.  Adds to scores, and sets the victims of heads with tiers when
      * the sequence has one row.  Bytes of the cache that hold no such token
      * are never used, whatever they hold.  head_dim: a multiple of 16 up to
      * TR_HEAD_DIM_MAX; heads / kv_heads up to TR_GROUP_MAX.

@@ -9,7 +9,7 @@
     ((head_dim) <= 64 ? 6144u : (head_dim) >= 128 ? 12288u : (head_dim) *96)
 #define PAGE_MAX 24576u
 #define PAGE_STEP 128u
-#define TOKENS 2048u /* of a head, in one list, or two with more levels */
+#define TOKENS 2048u /* of a head, in one tier, or two with more levels */
 #define DENSE 0.02 /* the weight of dense pages, where prompts stand a while */
 #define LONE 0.1 /* the weight of a tile that is attended to alone: measured */
 
@@ -108,7 +108,7 @@ lone_tiles(const tr_kv_level_t *v, uint32_t tokens)
     return v->key_bits + v->value_bits < 8 ? tiles % 2 / (double) tiles : 0;
 }
 
-/* As many tokens as fit into `bytes`; the share of a list's bytes that is lost,
+/* As many tokens as fit into `bytes`; the share of a tier's bytes that is lost,
  * what is left over in each page and half of the last one, and what lone tiles
  * count besides.  1: not even one quantum fits. */
 static double
@@ -116,7 +116,7 @@ fill(tr_kv_layout_t *l, const tr_page_wish_t *w, const tr_kv_level_t *v,
      bool dense, uint32_t bytes)
 {
     uint32_t quantum = level_quantum(v), tokens = quantum;
-    uint32_t list = w->n_levels > 1 ? TOKENS / 2 : TOKENS;
+    uint32_t tier = w->n_levels > 1 ? TOKENS / 2 : TOKENS;
     double used;
 
     if (lay_out(l, w, v, dense, quantum) > bytes) {
@@ -126,7 +126,7 @@ fill(tr_kv_layout_t *l, const tr_page_wish_t *w, const tr_kv_level_t *v,
         tokens += quantum;
     }
     used = lay_out(l, w, v, dense, tokens);
-    return (bytes - used) / bytes + bytes / used * tokens / (2.0 * list)
+    return (bytes - used) / bytes + bytes / used * tokens / (2.0 * tier)
            + LONE * lone_tiles(v, tokens);
 }
 

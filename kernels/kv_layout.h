@@ -83,7 +83,7 @@ typedef struct {
 
 typedef struct {
     uint32_t head_dim; /* a multiple of 16; of 32 with levels below 16 bits */
-    const tr_kv_level_t *levels; /* [n_levels] of lists and windows, distinct */
+    const tr_kv_level_t *levels; /* [n_levels] of tiers and windows, distinct */
     uint32_t n_levels;           /* 0: all is dense */
     bool dense_scored;           /* dense pages carry score and recent */
     bool dense_digest;
@@ -93,7 +93,7 @@ typedef struct {
 /* Chooses the page size: a multiple of 128 between 96 head sizes (6 KiB at
  * least, 12 at most) and 24 KiB that wastes least, summed over `levels` and a
  * little of the dense layout; the smallest of equals.  Wasted is what is left
- * over in each page, half of the last page of a list of 2,048 tokens, or 1,024
+ * over in each page, half of the last page of a tier of 2,048 tokens, or 1,024
  * where there are two levels or more, and a tenth of those tiles that a GPU
  * attends to alone (kv_layout.c).  Tokens a page are multiples of 16 (8 with
  * 16-bit keys and values, 32 by channel).  0, or -1: a level or head size

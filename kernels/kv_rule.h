@@ -22,7 +22,7 @@
 typedef enum {
     TR_KV_RULE_DENSE,     /* full: nothing ever leaves */
     TR_KV_RULE_PAGES,     /* quest: nor here, but not all is read */
-    TR_KV_RULE_ALL,       /* all go to list 0 and stay */
+    TR_KV_RULE_ALL,       /* all go to tier 0 and stay */
     TR_KV_RULE_THRESHOLD, /* diffkv */
     TR_KV_RULE_SHARE,     /* static: budgets by share of the length */
     TR_KV_RULE_BUDGET,    /* h2o: one budget, by sum */
@@ -37,7 +37,7 @@ typedef enum {
     uint32_t window;    /* most recent tokens that no decision touches */      \
     uint32_t leaves;    /* tokens that leave a full window together: 1, or   \
                         * TR_KV_CHANNEL_TOKENS; of a prompt so many go to   \
-                        * lists that their number is a multiple of it */ \
+                        * tiers that their number is a multiple of it */ \
     bool scored;        /* needs scores */                                     \
     bool by_sum;        /* victims by sum instead of mean (tr_kv_seq_t) */     \
     bool base_position; /* threshold base: position + 1, else N */             \
@@ -51,8 +51,8 @@ typedef enum {
                              * override the above; owned by the policy, but \
                              * borrowed by copies of the struct */        \
     uint32_t layers_of, kv_heads_of;  /* shape of the model */                 \
-    double fraction[TR_KV_LISTS_MAX]; /* budgets by share of the length */     \
-    uint32_t budget[TR_KV_LISTS_MAX]; /* budgets in tokens */                  \
+    double fraction[TR_KV_TIERS_MAX]; /* budgets by share of the length */     \
+    uint32_t budget[TR_KV_TIERS_MAX]; /* budgets in tokens */                  \
     uint32_t sinks;                                                            \
     uint32_t pool; /* width of snapkv's smoothing */
 
@@ -111,13 +111,13 @@ tr_kv_rule_budget(const tr_kv_rule_t *r, uint32_t index, uint32_t n)
 
 /* v[i] of an array that may be in registers. */
 TR_HD uint32_t
-tr_kv_pick(const uint32_t v[TR_KV_LISTS_MAX], uint32_t i)
+tr_kv_pick(const uint32_t v[TR_KV_TIERS_MAX], uint32_t i)
 {
 #ifdef __CUDA_ARCH__
     uint32_t value = 0;
 
     TR_KV_UNROLL
-    for (uint32_t l = 0; l < TR_KV_LISTS_MAX; l++) {
+    for (uint32_t l = 0; l < TR_KV_TIERS_MAX; l++) {
         value += l == i ? v[l] : 0;
     }
     return value;
@@ -131,7 +131,7 @@ tr_kv_pick(const uint32_t v[TR_KV_LISTS_MAX], uint32_t i)
 /* Thresholds of the levels, best first. */
 TR_HD void
 tr_kv_thresholds(const tr_kv_rule_t *r, uint32_t layer, uint32_t kv_head,
-                 uint32_t position, uint32_t length, float t[TR_KV_LISTS_MAX])
+                 uint32_t position, uint32_t length, float t[TR_KV_TIERS_MAX])
 {
     double base = r->base_position ? position + 1.0 : length;
     double high = r->alpha_high, low = r->alpha_low;
@@ -149,7 +149,7 @@ tr_kv_thresholds(const tr_kv_rule_t *r, uint32_t layer, uint32_t kv_head,
     upper = n > 1 ? (float) (high / base) : 0;
     lower = (float) (low / base);
     TR_KV_UNROLL
-    for (uint32_t i = 0; i < TR_KV_LISTS_MAX; i++) {
+    for (uint32_t i = 0; i < TR_KV_TIERS_MAX; i++) {
         t[i] = i + 1 == n ? lower : i + 2 == n ? upper : top;
     }
 }
@@ -159,7 +159,7 @@ TR_HD int
 tr_kv_threshold_level(const tr_kv_rule_t *r, float significance, const float *t)
 {
     TR_KV_UNROLL
-    for (uint32_t i = 0; i < TR_KV_LISTS_MAX; i++) {
+    for (uint32_t i = 0; i < TR_KV_TIERS_MAX; i++) {
         if (i < r->n_levels && significance >= t[i]) {
             return (int) i;
         }
@@ -170,7 +170,7 @@ tr_kv_threshold_level(const tr_kv_rule_t *r, float significance, const float *t)
 TR_HD int
 tr_kv_mark_level(const tr_kv_rule_t *r, const tr_kv_mark_t *m)
 {
-    float t[TR_KV_LISTS_MAX];
+    float t[TR_KV_TIERS_MAX];
 
     tr_kv_thresholds(r, m->layer, m->kv_head, m->position, m->length, t);
     return tr_kv_threshold_level(
@@ -178,14 +178,14 @@ tr_kv_mark_level(const tr_kv_rule_t *r, const tr_kv_mark_t *m)
 }
 
 /* Algorithm 1 of DiffKV, lines 8 to 12 and 16 to 18: what becomes of the least
- * significant token of `list`. */
+ * significant token of `tier`. */
 TR_HD int
-tr_kv_threshold_downgrade(const tr_kv_rule_t *r, uint32_t list,
+tr_kv_threshold_downgrade(const tr_kv_rule_t *r, uint32_t tier,
                           const tr_kv_mark_t *victim)
 {
     int level = tr_kv_mark_level(r, victim);
 
-    return level >= 0 && level <= (int) list ? TR_KV_STAYS : level;
+    return level >= 0 && level <= (int) tier ? TR_KV_STAYS : level;
 }
 
 /* ---- shares ------------------------------------------------------------- */
@@ -222,12 +222,12 @@ tr_kv_share_leave(const tr_kv_rule_t *r, const tr_kv_mark_t *token,
 }
 
 TR_HD int
-tr_kv_share_downgrade(const tr_kv_rule_t *r, uint32_t list,
+tr_kv_share_downgrade(const tr_kv_rule_t *r, uint32_t tier,
                       const tr_kv_mark_t *victim, const uint32_t *count)
 {
     uint32_t last = r->n_levels - 1;
 
-    if (list < last) {
+    if (tier < last) {
         return count[0] > tr_kv_share_upto(r, 0, victim->length) ? 1
                                                                  : TR_KV_STAYS;
     }
@@ -253,7 +253,7 @@ tr_kv_rank_key(float value, uint32_t position)
     return (uint64_t) bits << 32 | position;
 }
 
-/* The list of a token of this rank: list l begins at cut[l].  Nobody goes up. */
+/* The tier of a token of this rank: tier l begins at cut[l].  Nobody goes up. */
 TR_HD int
 tr_kv_rank_level(const tr_kv_rule_t *r, uint64_t key, const uint64_t *cut,
                  int from)
@@ -310,18 +310,18 @@ tr_kv_rule_leave(const tr_kv_rule_t *r, const tr_kv_mark_t *token,
     }
 }
 
-/* Decision 3: what becomes of the least significant token of `list`. */
+/* Decision 3: what becomes of the least significant token of `tier`. */
 TR_HD int
-tr_kv_rule_downgrade(const tr_kv_rule_t *r, uint32_t list,
+tr_kv_rule_downgrade(const tr_kv_rule_t *r, uint32_t tier,
                      const tr_kv_mark_t *victim, const uint32_t *count)
 {
     switch (r->kind) {
     case TR_KV_RULE_THRESHOLD:
-        return tr_kv_threshold_downgrade(r, list, victim);
+        return tr_kv_threshold_downgrade(r, tier, victim);
     case TR_KV_RULE_SHARE:
-        return tr_kv_share_downgrade(r, list, victim, count);
+        return tr_kv_share_downgrade(r, tier, victim, count);
     case TR_KV_RULE_BUDGET:
-        return tr_kv_pick(count, list) > r->budget[1] ? TR_KV_NOWHERE
+        return tr_kv_pick(count, tier) > r->budget[1] ? TR_KV_NOWHERE
                                                       : TR_KV_STAYS;
     default:
         return TR_KV_STAYS;
@@ -329,11 +329,11 @@ tr_kv_rule_downgrade(const tr_kv_rule_t *r, uint32_t list,
 }
 
 /* Decision 1, for rules that rank the n tokens of a prompt: how many tokens the
- * lists up to l hold together, for each of so many lists; 0: no ranks.
+ * tiers up to l hold together, for each of so many tiers; 0: no ranks.
  * counting: tokens for which tr_kv_recent_counts. */
 TR_HD uint32_t
 tr_kv_rule_ranks(const tr_kv_rule_t *r, uint32_t length, uint32_t n,
-                 uint32_t counting, uint32_t k[TR_KV_LISTS_MAX])
+                 uint32_t counting, uint32_t k[TR_KV_TIERS_MAX])
 {
     if (r->kind == TR_KV_RULE_SHARE) {
         for (uint32_t l = 0; l < r->n_levels; l++) {
@@ -361,7 +361,7 @@ tr_kv_rule_rank_value(const tr_kv_rule_t *r, const tr_kv_mark_t *m)
                : tr_kv_significance(m->score, m->position, m->length);
 }
 
-/* Decision 1 for one token of a prompt, which list `from` holds now, or none.
+/* Decision 1 for one token of a prompt, which tier `from` holds now, or none.
  * t: the thresholds at this token; key and cut: of the ranks. */
 TR_HD int
 tr_kv_rule_place(const tr_kv_rule_t *r, const tr_kv_mark_t *m, int from,

@@ -10,13 +10,13 @@
  *   dense   16-bit pages in order: position p is token p - base.  Here prompts
  *           stand while they are computed; `full` never leaves it.
  *   window  a ring of the most recent tokens: position p is token p % window.
- *   lists   up to TR_KV_LISTS_MAX lists, one for each level of the policy, best
+ *   tiers   up to TR_KV_TIERS_MAX tiers, one for each level of the policy, best
  *           level first; tokens in no order, [0, count) without gaps.  Their
  *           positions and scores are in the page.
  *
  * A head's row of the table has the dense pages from entry 0, those of the
- * window from at_window, then two bidirectional parts: lists 0 and 1 grow from
- * the ends of the first towards each other, lists 2 and 3 in the second (DiffKV
+ * window from at_window, then two bidirectional parts: tiers 0 and 1 grow from
+ * the ends of the first towards each other, tiers 2 and 3 in the second (DiffKV
  * section 5.2).
  *
  * Scores: every scored token has an FP32 sum.  A query at position n adds, to
@@ -35,19 +35,19 @@
 
 #include "kv_layout.h"
 
-#define TR_KV_LISTS_MAX 4u
+#define TR_KV_TIERS_MAX 4u
 
-#define TR_KV_NOWHERE (-1) /* in place of a list: the token is forgotten */
+#define TR_KV_NOWHERE (-1) /* in place of a tier: the token is forgotten */
 #define TR_KV_STAYS (-2)   /* nobody is moved */
 #define TR_KV_WINDOW (-3)  /* the window */
 
 typedef struct {
     uint32_t base;         /* positions from here on are dense */
     uint32_t window_from;  /* positions [window_from, base) are in the window */
-    uint32_t window;       /* ring slots; 0: none, new tokens go to a list */
-    uint8_t n_lists;       /* 0: all is dense */
+    uint32_t window;       /* ring slots; 0: none, new tokens go to a tier */
+    uint8_t n_tiers;       /* 0: all is dense */
     uint8_t window_layout; /* index of a layout */
-    uint8_t list_layout[TR_KV_LISTS_MAX];
+    uint8_t tier_layout[TR_KV_TIERS_MAX];
     bool scored; /* attention updates scores */
     bool by_sum; /* the victim is the token of least score, else the
                             * one of least score / (n - position) */
@@ -59,16 +59,16 @@ typedef struct {
 } tr_kv_seq_t;
 
 /* What kv_append does to one head when the token at position base - 1 comes,
- * decided before the step.  In this order: the victim goes from its list to
+ * decided before the step.  In this order: the victim goes from its tier to
  * another (or nowhere), `leaves` tokens from position leave_pos on go from the
- * window to list `to` (or nowhere) at [index, index + leaves), the new token
+ * window to tier `to` (or nowhere) at [index, index + leaves), the new token
  * is stored in the window.  Without a window the new token itself is the one
  * that leaves.  index may be the place that the victim left. */
 typedef struct {
-    int8_t to;          /* list, TR_KV_NOWHERE, TR_KV_STAYS: nobody leaves */
-    int8_t victim_from; /* list, TR_KV_STAYS: nobody */
-    int8_t victim_to;   /* list, TR_KV_NOWHERE */
-    uint8_t leaves;     /* 1, or TR_KV_CHANNEL_TOKENS to a list by channel,
+    int8_t to;          /* tier, TR_KV_NOWHERE, TR_KV_STAYS: nobody leaves */
+    int8_t victim_from; /* tier, TR_KV_STAYS: nobody */
+    int8_t victim_to;   /* tier, TR_KV_NOWHERE */
+    uint8_t leaves;     /* 1, or TR_KV_CHANNEL_TOKENS to a tier by channel,
                          * whose index is then a multiple of it */
     uint32_t leave_pos;
     uint32_t index;
@@ -76,9 +76,9 @@ typedef struct {
     uint32_t victim_target; /* in victim_to */
 } tr_kv_move_t;
 
-/* The least significant token of a list, as of the last query. */
+/* The least significant token of a tier, as of the last query. */
 typedef struct {
-    float significance; /* see by_sum; +infinity when the list is empty */
+    float significance; /* see by_sum; +infinity when the tier is empty */
     uint32_t index;     /* of equals, the one of lowest position */
 } tr_kv_victim_t;
 
@@ -92,10 +92,10 @@ typedef struct {
     uint32_t table_len, at_window;
     uint32_t at_pair[2], pair_len[2];
     const tr_kv_seq_t *seq; /* [slots] */
-    const uint32_t *count;  /* [slots][layers][kv_heads][TR_KV_LISTS_MAX], of a
+    const uint32_t *count;  /* [slots][layers][kv_heads][TR_KV_TIERS_MAX], of a
                                * step: as they are after its moves */
     const tr_kv_move_t *move; /* [slots][layers][kv_heads] */
-    tr_kv_victim_t *victim;   /* [slots][layers][kv_heads][TR_KV_LISTS_MAX] */
+    tr_kv_victim_t *victim;   /* [slots][layers][kv_heads][TR_KV_TIERS_MAX] */
     /* [layers], or NULL: a query sees that many positions, its own included; 0:
      * all.  The heads of such a layer keep all in dense pages: base is 0 there,
      * nothing is scored. */
@@ -125,9 +125,9 @@ tr_kv_table(const tr_kv_view_t *v, int32_t slot, uint32_t layer,
     return v->tables + tr_kv_head(v, slot, layer, kv_head) * v->table_len;
 }
 
-/* Entry of a head's row that holds page i of list l. */
+/* Entry of a head's row that holds page i of tier l. */
 TR_HD uint32_t
-tr_kv_list_entry(const tr_kv_view_t *v, uint32_t l, uint32_t i)
+tr_kv_tier_entry(const tr_kv_view_t *v, uint32_t l, uint32_t i)
 {
     uint32_t at = v->at_pair[l / 2];
 
@@ -141,9 +141,9 @@ tr_kv_page_at(const tr_kv_view_t *v, int32_t page)
 }
 
 /* A new home for everything that a slot caches, as its policy decided when a
- * prompt was complete.  Sources in this order, for each head: lists 0, 1, ..
+ * prompt was complete.  Sources in this order, for each head: tiers 0, 1, ..
  * in order, the window in order of position, dense pages in order; dest has one
- * byte for each.  Tokens that go to a list take its places in that order;
+ * byte for each.  Tokens that go to a tier take its places in that order;
  * those that go to the window take position % to->window. */
 typedef struct {
     int32_t slot;
@@ -151,7 +151,7 @@ typedef struct {
     const tr_kv_seq_t *to;    /* the slot afterwards, n_dense then 0 */
     const int32_t *to_tables; /* [layers][kv_heads][table_len] pages to fill;
                                * none of them is a source */
-    const int8_t *dest;       /* [layers][kv_heads][dest_len]: list, NOWHERE or
+    const int8_t *dest;       /* [layers][kv_heads][dest_len]: tier, NOWHERE or
                                * WINDOW */
     size_t dest_len;
     uint32_t observe; /* w > 0: a dense token's score becomes recent *

@@ -33,7 +33,7 @@ tr_kv_check_config(const tr_kv_config_t *c, tr_error_t *err)
     for (i = 0; i < c->n_policies; i++) {
         const tr_kv_policy_t *p = c->policies[i];
 
-        if (p->n_levels > TR_KV_LISTS_MAX
+        if (p->n_levels > TR_KV_TIERS_MAX
             || (p->leaves > 1
                 && (p->leaves != TR_KV_CHANNEL_TOKENS
                     || p->window < TR_KV_CHANNEL_TOKENS))) {
@@ -42,7 +42,7 @@ tr_kv_check_config(const tr_kv_config_t *c, tr_error_t *err)
                                 " leave a window of %u: at most %u levels, and"
                                 " 1 token or %u from a window as large",
                                 p->name, p->n_levels, p->leaves, p->window,
-                                TR_KV_LISTS_MAX, TR_KV_CHANNEL_TOKENS);
+                                TR_KV_TIERS_MAX, TR_KV_CHANNEL_TOKENS);
         }
     }
     return TR_OK;
@@ -128,7 +128,7 @@ tr_kv_lay_tables(tr_kv_cache_t *kv, uint32_t pages)
 
                 least = tokens < least ? tokens : least;
             }
-            /* both lists end with a page that is not full */
+            /* both tiers end with a page that is not full */
             len = manager_ceil(c->max_len, least) + n - 1;
             len = len < pages ? len : pages;
             v->pair_len[pair] = len > v->pair_len[pair] ? len
@@ -182,12 +182,12 @@ tr_kv_seq_start(const tr_kv_cache_t *kv, const tr_kv_policy_t *p,
     q->by_sum = p->by_sum;
     q->recent_from = UINT32_MAX;
     q->read_layer = p->read_from;
-    q->n_lists = (uint8_t) p->n_levels;
+    q->n_tiers = (uint8_t) p->n_levels;
     for (l = 0; l < p->n_levels; l++) {
         int at = tr_kv_layout_of(&kv->plan, &p->level[l]);
 
         assert(at > 0);
-        q->list_layout[l] = (uint8_t) at;
+        q->tier_layout[l] = (uint8_t) at;
     }
     if (p->n_levels != 0 && p->window != 0) {
         int at = tr_kv_layout_of(&kv->plan, &p->window_level);

@@ -3,7 +3,7 @@
  * KV head) a row of the page table.
  *
  * kernels/kv_layout.h says what a page holds, kernels/kv_view.h where a token is
- * (dense, window, lists), kv_policy.h what may become of it, and
+ * (dense, window, tiers), kv_policy.h what may become of it, and
  * kernels/kv_manager/manager.h who gets which page (DiffKV, SOSP 2025, section
  * 5.2): every head plans alone, one prefix sum over (sequence, layer, KV head) in
  * that order gives each its range of the free page ring, all or nothing for a
@@ -102,8 +102,8 @@ void tr_kv_reserve_batch(tr_kv_cache_t *kv, const int32_t *slots,
                          const uint32_t *lens, uint32_t n, tr_status_t *result);
 
 /* A prompt is complete, positions [0, len) are stored: the policy classifies,
- * all layers move to their lists and windows, the dense pages come back.  With
- * tokens already in lists (a later turn of a conversation) these are
+ * all layers move to their tiers and windows, the dense pages come back.  With
+ * tokens already in tiers (a later turn of a conversation) these are
  * downgraded by the prompt rule, too.  Nothing to do for policies that stay
  * dense.  TR_AGAIN: the pool is short for the copy, nothing was changed. */
 tr_status_t tr_kv_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len);
@@ -136,10 +136,10 @@ typedef struct {
     uint64_t bytes;      /* pages held, whole */
     uint64_t full_bytes; /* the same tokens at 16 bits, keys and values alone */
     uint32_t tokens;
-    float share_high, share_low, share_pruned; /* high: window, list 0, dense */
+    float share_high, share_low, share_pruned; /* high: window, tier 0, dense */
     /* The same as tokens of the conversation, an average over all heads, which
-     * sum up to `tokens`: at 16 bits (dense; also the window and list 0 where
-     * their level is), in list 0 or the window, in lower lists, dropped. */
+     * sum up to `tokens`: at 16 bits (dense; also the window and tier 0 where
+     * their level is), in tier 0 or the window, in lower tiers, dropped. */
     uint32_t at_full, at_high, at_low, pruned;
 } tr_kv_usage_t;
 

@@ -50,7 +50,7 @@ counts_sound(const tr_kv_manager_t *m, int32_t slot)
 
     if (q->base > s->tokens || q->window_from > q->base
         || q->base - q->window_from > q->window
-        || (q->n_lists == 0 && q->base != 0)
+        || (q->n_tiers == 0 && q->base != 0)
         || manager_ceil(s->tokens - q->base, m->place[0].tokens)
                > s->dense_pages) {
         return false;
@@ -59,7 +59,7 @@ counts_sound(const tr_kv_manager_t *m, int32_t slot)
         const uint32_t *count = manager_counts(m, slot, head);
         uint64_t sum = 0;
 
-        for (l = 0; l < TR_KV_LISTS_MAX; l++) {
+        for (l = 0; l < TR_KV_TIERS_MAX; l++) {
             sum += count[l];
         }
         if (sum > q->window_from) {

@@ -391,7 +391,7 @@ static void
 size_parts(tr_kv_gpu_t *g)
 {
     const tr_kv_config_t *c = &g->kv.config;
-    size_t counts = (size_t) g->kv.heads * TR_KV_LISTS_MAX * sizeof(uint32_t);
+    size_t counts = (size_t) g->kv.heads * TR_KV_TIERS_MAX * sizeof(uint32_t);
     uint64_t n = c->swap_memory / g->kv.plan.page_bytes;
 
     g->kv.swap.n = (uint32_t) (n < TR_KV_HOST ? n : TR_KV_HOST - 1);

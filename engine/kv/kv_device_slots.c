@@ -287,14 +287,14 @@ worst_copy(const tr_kv_gpu_t *g, const tr_kv_seq_t *to)
 {
     uint32_t few = UINT32_MAX, each, l;
 
-    for (l = 0; l < to->n_lists; l++) {
-        uint32_t tokens = g->kv.plan.layout[to->list_layout[l]].tokens;
+    for (l = 0; l < to->n_tiers; l++) {
+        uint32_t tokens = g->kv.plan.layout[to->tier_layout[l]].tokens;
 
         few = tokens < few ? tokens : few;
     }
     each = to->window_from == 0
                ? 0
-               : manager_ceil(to->window_from, few) + to->n_lists - 1;
+               : manager_ceil(to->window_from, few) + to->n_tiers - 1;
     if (to->window != 0) {
         each += manager_window_pages(&g->kv.m, to, to->base);
     }

@@ -26,8 +26,8 @@ tr_kv_gpu_usage(const tr_kv_cache_t *kv, int32_t slot, tr_kv_usage_t *out)
     }
     at.dense = (uint64_t) (t->tokens - t->base) * kv->heads;
     at.window = (uint64_t) (t->base - t->window_from) * kv->heads;
-    for (l = 0; l < TR_KV_LISTS_MAX; l++) {
-        at.listed[l] = t->listed[l];
+    for (l = 0; l < TR_KV_TIERS_MAX; l++) {
+        at.tiered[l] = t->tiered[l];
     }
     tr_kv_usage_fill(kv, p, t->tokens,
                      (uint64_t) t->pages * kv->plan.page_bytes, &at, out);
@@ -39,7 +39,7 @@ static bool
 fetch_counts(tr_kv_gpu_t *g)
 {
     const tr_device_t *cuda = g->device.cuda;
-    size_t bytes = (size_t) g->kv.config.slots * g->kv.heads * TR_KV_LISTS_MAX
+    size_t bytes = (size_t) g->kv.config.slots * g->kv.heads * TR_KV_TIERS_MAX
                    * sizeof(uint32_t);
 
     if (g->counts != NULL && g->counts_of == g->list.number) {
@@ -61,7 +61,7 @@ tr_kv_gpu_usage_in(const tr_kv_cache_t *kv, int32_t slot,
     tr_kv_gpu_t *g = tr_kv_gpu(kv);
     bool asked = g->list.n != 0 && g->mirror[slot].list == g->list.number;
 
-    if (kv->m.seq[slot].n_lists == 0) { /* nothing is counted */
+    if (kv->m.seq[slot].n_tiers == 0) { /* nothing is counted */
         tr_kv_usage_of(kv, slot, NULL, plan, out);
         return;
     }
@@ -72,7 +72,7 @@ tr_kv_gpu_usage_in(const tr_kv_cache_t *kv, int32_t slot,
         return;
     }
     tr_kv_usage_of(kv, slot,
-                   g->counts + (size_t) slot * kv->heads * TR_KV_LISTS_MAX,
+                   g->counts + (size_t) slot * kv->heads * TR_KV_TIERS_MAX,
                    plan, out);
 }
 

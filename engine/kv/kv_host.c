@@ -160,7 +160,7 @@ host_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
 
     assert(!kv->m.slot[slot].out && len >= kv->m.seq[slot].base
            && len <= before);
-    if (kv->m.seq[slot].n_lists == 0) {
+    if (kv->m.seq[slot].n_tiers == 0) {
         return TR_OK;
     }
     tr_kv_policy_for(&kv->policy[slot].origin, len, &begun);

@@ -114,18 +114,18 @@ void tr_kv_drop_slot(tr_kv_cache_t *kv, int32_t slot);
 /* kv_usage.c */
 /* Where the tokens of a slot stand, summed over heads. */
 typedef struct {
-    uint64_t dense, window, listed[TR_KV_LISTS_MAX];
+    uint64_t dense, window, tiered[TR_KV_TIERS_MAX];
 } tr_kv_standing_t;
 
 /* The usage of a slot of so many tokens, whose pages take `bytes`. */
 void tr_kv_usage_fill(const tr_kv_cache_t *kv, const tr_kv_policy_t *p,
                       uint32_t tokens, uint64_t bytes,
                       const tr_kv_standing_t *at, tr_kv_usage_t *out);
-/* Bytes and shares of a slot with these counts, [heads][TR_KV_LISTS_MAX]. */
+/* Bytes and shares of a slot with these counts, [heads][TR_KV_TIERS_MAX]. */
 void tr_kv_usage_of(const tr_kv_cache_t *kv, int32_t slot,
                     const uint32_t *counts, const tr_page_plan_t *plan,
                     tr_kv_usage_t *out);
-/* The most pages that a head can need for n compressed tokens: all in the list
+/* The most pages that a head can need for n compressed tokens: all in the tier
  * with the fewest tokens a page, but for one in each other. */
 uint32_t tr_kv_worst_copy(const tr_page_plan_t *plan, const tr_kv_policy_t *p,
                           uint32_t n);

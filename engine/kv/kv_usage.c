@@ -71,7 +71,7 @@ tr_kv_pages_for(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
            + tr_kv_policy_window(&kv->plan, p, n);
     sum = (uint64_t) each * kv->heads;
     for (head = 0; head < kv->heads && p->n_levels != 0; head++) {
-        uint32_t tokens[TR_KV_LISTS_MAX] = { 0 };
+        uint32_t tokens[TR_KV_TIERS_MAX] = { 0 };
 
         p->row->charge(&begun, head / kv_heads, head % kv_heads, n, tokens);
         for (l = 0; l < p->n_levels; l++) {
@@ -102,7 +102,7 @@ tr_kv_worst_copy(const tr_page_plan_t *plan, const tr_kv_policy_t *p,
 
 /* Can n tokens be held and compressed in the empty pool, whatever the policy
  * decides?  In a later turn compressed tokens and dense ones stand beside the
- * copy, with a partial page more for each list, the window and the dense end. */
+ * copy, with a partial page more for each tier, the window and the dense end. */
 static bool
 tr_kv_len_fits(const tr_kv_cache_t *kv, const tr_kv_policy_t *p, uint32_t n)
 {
@@ -171,9 +171,9 @@ tr_kv_usage_fill(const tr_kv_cache_t *kv, const tr_kv_policy_t *p,
     if (all == 0) {
         return;
     }
-    high = at->dense + at->window + at->listed[0];
-    for (l = 1, low = 0; l < TR_KV_LISTS_MAX; l++) {
-        low += at->listed[l];
+    high = at->dense + at->window + at->tiered[0];
+    for (l = 1, low = 0; l < TR_KV_TIERS_MAX; l++) {
+        low += at->tiered[l];
     }
     out->share_high = (float) ((double) high / (double) all);
     out->share_low = (float) ((double) low / (double) all);
@@ -182,7 +182,7 @@ tr_kv_usage_fill(const tr_kv_cache_t *kv, const tr_kv_policy_t *p,
         full += at->window;
     }
     if (tr_kv_level_full(&p->level[0])) {
-        full += at->listed[0];
+        full += at->tiered[0];
     }
     tr_kv_usage_tokens(kv->heads, full, high - full, low, out);
 }
@@ -206,13 +206,13 @@ tr_kv_usage_of(const tr_kv_cache_t *kv, int32_t slot, const uint32_t *counts,
                              tr_kv_level_tokens(plan, &p->window_level));
     }
     pages = (uint64_t) each * kv->heads;
-    for (l = 0; l < q->n_lists; l++) {
+    for (l = 0; l < q->n_tiers; l++) {
         uint32_t tokens = tr_kv_level_tokens(plan, &p->level[l]);
         const uint32_t *count = counts + l;
 
         for (head = 0; head < kv->heads; head++) {
-            at.listed[l] += count[head * TR_KV_LISTS_MAX];
-            pages += manager_ceil(count[head * TR_KV_LISTS_MAX], tokens);
+            at.tiered[l] += count[head * TR_KV_TIERS_MAX];
+            pages += manager_ceil(count[head * TR_KV_TIERS_MAX], tokens);
         }
     }
     tr_kv_usage_fill(kv, p, s->tokens, pages * plan->page_bytes, &at, out);
@@ -237,14 +237,14 @@ tr_status_t
 tr_kv_policy_plan(const tr_kv_policy_t *policy, uint32_t head_dim,
                   uint32_t max_len, tr_page_plan_t *out)
 {
-    tr_kv_level_t level[TR_KV_LISTS_MAX + 1];
+    tr_kv_level_t level[TR_KV_TIERS_MAX + 1];
     tr_page_wish_t wish = { .head_dim = head_dim,
                             .levels = level,
                             .dense_scored = policy->scored,
                             .dense_digest = policy->digest,
                             .short_positions = max_len <= TR_KV_SHORT };
 
-    tr_kv_levels_of(policy, level, &wish.n_levels, TR_KV_LISTS_MAX + 1);
+    tr_kv_levels_of(policy, level, &wish.n_levels, TR_KV_TIERS_MAX + 1);
     return tr_page_plan(&wish, out) == 0 ? TR_OK : TR_ERR_INVALID;
 }
 

@@ -90,7 +90,7 @@ typedef struct {
 
 typedef struct {
     tr_kv_cache_t *kv;     /* borrowed */
-    uint32_t heads;        /* layers * lists of it */
+    uint32_t heads;        /* layers * kv_heads of it */
     uint32_t page_tokens;  /* at 16 bits */
     uint32_t max_num_seqs; /* at most the slots of kv */
     uint32_t max_batch_tokens;

@@ -395,7 +395,7 @@ size_t tr_cuda_decode_work(const tr_device_props_t *d,
                            const tr_cuda_decode_size_t *size);
 
 /* Reads counts and sequences of all layers and shares their pages out over the
- * multiprocessors, by bytes; sets the victims of lists that have none.
+ * multiprocessors, by bytes; sets the victims of tiers that have none.
  * Sequences with more than one row, or with seq_slot < 0, are left out: their
  * outputs and scores are not touched.  What is launched behind it with leave to
  * begin early (launch.cuh) may do so at once; when it begins, all in front of
@@ -579,7 +579,7 @@ int tr_cuda_kv_moves(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
 
 /* One slot's pages on their way to another pool.  They go in the order of
  * heads; of a head, its dense pages, its window's (of min(base, window) slots),
- * its lists' in order: as the host's cache takes and gives them. */
+ * its tiers' in order: as the host's cache takes and gives them. */
 typedef struct {
     int32_t slot;
     uint32_t dense_pages; /* of every head; from entry 0 of its row */

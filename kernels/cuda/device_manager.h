@@ -64,7 +64,7 @@ int tr_cuda_manager_tally(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
                           uint32_t n);
 
 /* Preemption (tr_kv_swap_out, tr_kv_swap_in); tr_cuda_kv_swap copies the pages and
- * rewrites the tables.  give: the slot's pages, as the copy listed them, come
+ * rewrites the tables.  give: the slot's pages, as the copy tiered them, come
  * back to the ring, n [1] of them, or nothing happens when n is 0.  The slot is
  * out: steps and prompts refuse it.  take: before it comes in, pages are granted
  * into pages[], as many as it has (at most max), and *n is their number, or 0

@@ -16,18 +16,18 @@
  *        v                          |
  *      a head's row of the table; owner[page] is the slot
  *
- *      | dense ..    | window ..  | list 0 > .. < list 1 | list 2 > .. < list 3 |
+ *      | dense ..    | window ..  | tier 0 > .. < tier 1 | tier 2 > .. < tier 3 |
  *      0             at_window    at_pair[0]             at_pair[1]
  *
  *   fetched by   step            dense pages for a chunk of a prompt; then, when
- *                                a head's window or list begins a page, that one
- *                plan_prompts    window and lists, into to_tables
+ *                                a head's window or tier begins a page, that one
+ *                plan_prompts    window and tiers, into to_tables
  *                take            all that the slot had
  *   stored by    install_prompts all that the slot had; what is in to_tables
  *                                takes its place
  *                close, give     all that the slot has
  *
- * One sum in the order (request, layer, head, list) gives each head its range of
+ * One sum in the order (request, layer, head, tier) gives each head its range of
  * the ring, so that all heads take and give side by side, and page numbers do not
  * depend on threads.
  *
@@ -134,8 +134,8 @@ typedef struct {
     bool open;
     bool dense; /* coming tokens are dense */
     bool out;
-    uint32_t listed[TR_KV_LISTS_MAX]; /* tokens by list, modulo 2^32 */
-    /* heads that can take a page for a list in the next step, at most; and in
+    uint32_t tiered[TR_KV_TIERS_MAX]; /* tokens by tier, modulo 2^32 */
+    /* heads that can take a page for a tier in the next step, at most; and in
      * the step after that */
     uint32_t edge[TR_KV_EDGES];
 } tr_kv_tally_t;
@@ -204,16 +204,16 @@ typedef struct {
     /* slots, as kernels see them: kernels.h */
     int32_t *tables;        /* [slots][heads][table_len], -1: no page */
     tr_kv_seq_t *seq;       /* [slots] */
-    uint32_t *count;        /* [slots][heads][TR_KV_LISTS_MAX] */
+    uint32_t *count;        /* [slots][heads][TR_KV_TIERS_MAX] */
     tr_kv_move_t *move;     /* [slots][heads] of the last step that was granted,
                              * or asked for */
-    tr_kv_victim_t *victim; /* [slots][heads][TR_KV_LISTS_MAX] */
+    tr_kv_victim_t *victim; /* [slots][heads][TR_KV_TIERS_MAX] */
     struct tr_kv_slot *slot; /* [slots] and beyond that: manager_core.h */
 
     /* of one launch */
     struct tr_kv_wish *wish; /* [slots] by request */
     tr_kv_seq_t *closed;     /* [slots] of the requests of a close */
-    int8_t *want;            /* [slots][heads] the list, or TR_KV_WINDOW, for
+    int8_t *want;            /* [slots][heads] the tier, or TR_KV_WINDOW, for
                                    * which a head takes a page in a step, or
                                    * TR_KV_NOWHERE */
     uint32_t *part;          /* [slots][chunks] how many do */

@@ -149,8 +149,8 @@ typedef struct tr_kv_wish {
 
 /* What becomes of one head at the end of a prompt. */
 typedef struct tr_kv_head_plan {
-    uint32_t count[TR_KV_LISTS_MAX];
-    tr_kv_victim_t victim[TR_KV_LISTS_MAX];
+    uint32_t count[TR_KV_TIERS_MAX];
+    tr_kv_victim_t victim[TR_KV_TIERS_MAX];
     uint32_t pages, old_pages;
     uint32_t before, old_before; /* those of the heads before it */
 } tr_kv_head_plan_t;
@@ -179,7 +179,7 @@ manager_row(const tr_kv_manager_t *m, int32_t slot, uint32_t head)
 TR_HD uint32_t *
 manager_counts(const tr_kv_manager_t *m, int32_t slot, uint32_t head)
 {
-    return m->count + manager_head(m, slot, head) * TR_KV_LISTS_MAX;
+    return m->count + manager_head(m, slot, head) * TR_KV_TIERS_MAX;
 }
 
 /* ---- memory ------------------------------------------------------------- */
@@ -254,9 +254,9 @@ manager_lay(const tr_kv_view_t *shape, const tr_kv_manager_size_t *size,
     TAKE(ring, int32_t, (size_t) size->pages);
     TAKE(owner, uint32_t, (size_t) size->pages);
     TAKE(tables, int32_t, rows * shape->table_len);
-    TAKE(count, uint32_t, rows * TR_KV_LISTS_MAX);
+    TAKE(count, uint32_t, rows * TR_KV_TIERS_MAX);
     TAKE(move, tr_kv_move_t, rows);
-    TAKE(victim, tr_kv_victim_t, rows * TR_KV_LISTS_MAX);
+    TAKE(victim, tr_kv_victim_t, rows * TR_KV_TIERS_MAX);
     TAKE(want, int8_t, rows);
     TAKE(part, uint32_t, (size_t) size->slots * m->chunks);
     TAKE(before, uint32_t, rows);
@@ -309,7 +309,7 @@ manager_reset(const tr_kv_manager_t *m, size_t t, size_t n)
     manager_reset_pages(m, t, n);
 }
 
-/* Of a token of a list's page. */
+/* Of a token of a tier's page. */
 TR_HD uint32_t
 manager_position(const tr_kv_manager_t *m, const tr_kv_segments_t *place,
                  int32_t page, uint32_t token)
@@ -357,13 +357,13 @@ manager_store(const tr_kv_manager_t *m, uint64_t at, int32_t slot,
 /* ---- runs of a row ------------------------------------------------------ */
 
 /* Entries of a head's row in the order in which its pages are taken and given
- * back: dense pages, the window's, each list's. */
+ * back: dense pages, the window's, each tier's. */
 typedef struct {
     uint32_t layout, entry, n;
-    int32_t step; /* 1, or -1 for lists that grow downwards */
+    int32_t step; /* 1, or -1 for tiers that grow downwards */
 } manager_run_t;
 
-#define MANAGER_RUNS (2 + TR_KV_LISTS_MAX)
+#define MANAGER_RUNS (2 + TR_KV_TIERS_MAX)
 
 TR_HD uint32_t
 manager_window_pages(const tr_kv_manager_t *m, const tr_kv_seq_t *q, uint32_t n)
@@ -390,12 +390,12 @@ manager_runs(const tr_kv_manager_t *m, const tr_kv_seq_t *q,
         out[n].n = manager_window_pages(m, q, q->base);
         out[n++].step = 1;
     }
-    for (uint32_t l = 0; l < q->n_lists; l++) {
+    for (uint32_t l = 0; l < q->n_tiers; l++) {
         if (count[l] != 0) {
-            out[n].layout = q->list_layout[l];
-            out[n].entry = tr_kv_list_entry(&m->view, l, 0);
+            out[n].layout = q->tier_layout[l];
+            out[n].entry = tr_kv_tier_entry(&m->view, l, 0);
             out[n].n = manager_ceil(count[l],
-                                    m->place[q->list_layout[l]].tokens);
+                                    m->place[q->tier_layout[l]].tokens);
             out[n++].step = l % 2 == 0 ? 1 : -1;
         }
     }

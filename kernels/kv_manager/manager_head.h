@@ -98,11 +98,11 @@ manager_wish(const tr_kv_manager_t *m, const tr_kv_ask_t *ask,
 
 /* What one head has found out. */
 typedef struct {
-    uint32_t count[TR_KV_LISTS_MAX];
-    tr_kv_mark_t mark; /* of the least significant token of list `to` */
+    uint32_t count[TR_KV_TIERS_MAX];
+    tr_kv_mark_t mark; /* of the least significant token of tier `to` */
     int to;            /* where the leaving token goes */
-    bool look;      /* that token is the list's victim, not the leaving one: */
-    uint32_t index; /* its place in the list, */
+    bool look;      /* that token is the tier's victim, not the leaving one: */
+    uint32_t index; /* its place in the tier, */
     uint32_t entry; /* and the page's in the table */
 } manager_half_t;
 
@@ -113,25 +113,25 @@ manager_float(const tr_kv_manager_t *m, int32_t page, uint32_t offset)
                                             + offset);
 }
 
-/* victim[list] of an array that may be in registers (tr_kv_pick). */
+/* victim[tier] of an array that may be in registers (tr_kv_pick). */
 TR_HD tr_kv_victim_t
-manager_pick_victim(const tr_kv_victim_t victim[TR_KV_LISTS_MAX], int list)
+manager_pick_victim(const tr_kv_victim_t victim[TR_KV_TIERS_MAX], int tier)
 {
 #ifdef __CUDA_ARCH__
     tr_kv_victim_t v = victim[0];
 
     TR_KV_UNROLL
-    for (int l = 1; l < (int) TR_KV_LISTS_MAX; l++) {
-        v.significance = l == list ? victim[l].significance : v.significance;
-        v.index = l == list ? victim[l].index : v.index;
+    for (int l = 1; l < (int) TR_KV_TIERS_MAX; l++) {
+        v.significance = l == tier ? victim[l].significance : v.significance;
+        v.index = l == tier ? victim[l].index : v.index;
     }
     return v;
 #else
-    return victim[list];
+    return victim[tier];
 #endif
 }
 
-/* Where the leaving token goes, and who is the least significant of that list:
+/* Where the leaving token goes, and who is the least significant of that tier:
  * it, or one that is already there, which manager_look reads.  Counts and victims
  * are read first, so that they come from memory together with the score. */
 TR_HD void
@@ -143,11 +143,11 @@ manager_leave(const tr_kv_manager_t *m, const manager_wish_t *w, uint32_t head,
     const uint32_t *count = manager_counts(m, w->slot, head);
     const tr_kv_victim_t *victims = m->victim
                                     + manager_head(m, w->slot, head)
-                                          * TR_KV_LISTS_MAX;
-    tr_kv_victim_t victim[TR_KV_LISTS_MAX], least;
+                                          * TR_KV_TIERS_MAX;
+    tr_kv_victim_t victim[TR_KV_TIERS_MAX], least;
     float own;
 
-    for (uint32_t l = 0; l < TR_KV_LISTS_MAX; l++) {
+    for (uint32_t l = 0; l < TR_KV_TIERS_MAX; l++) {
         h->count[l] = count[l];
         victim[l] = victims[l];
     }
@@ -162,20 +162,20 @@ manager_leave(const tr_kv_manager_t *m, const manager_wish_t *w, uint32_t head,
         || (h->to >= 0 && h->to < (int) m->slot[w->slot].rule.n_levels));
     h->look = false;
     h->index = 0;
-    if (h->to < 0 || m->place[q->list_layout[h->to]].score == 0) {
+    if (h->to < 0 || m->place[q->tier_layout[h->to]].score == 0) {
         return;
     }
     least = manager_pick_victim(victim, h->to);
     own = q->by_sum ? h->mark.score
                     : tr_kv_significance(h->mark.score, w->leave_pos, w->n);
-    /* of equals the lowest position: those in the list came before */
+    /* of equals the lowest position: those in the tier came before */
     if (!(own < least.significance)
         && tr_kv_pick(h->count, (uint32_t) h->to) != 0) {
         h->look = true;
         h->index = least.index;
-        h->entry = tr_kv_list_entry(
+        h->entry = tr_kv_tier_entry(
             &m->view, (uint32_t) h->to,
-            h->index / m->place[q->list_layout[h->to]].tokens);
+            h->index / m->place[q->tier_layout[h->to]].tokens);
         MANAGER_PREFETCH(row + h->entry);
     }
 }
@@ -187,7 +187,7 @@ manager_look_ahead(const tr_kv_manager_t *m, const manager_wish_t *w,
 {
     if (h->look) {
         const tr_kv_segments_t
-            *place = &m->place[m->seq[w->slot].list_layout[h->to]];
+            *place = &m->place[m->seq[w->slot].tier_layout[h->to]];
         const uint8_t *page = tr_kv_page_at(&m->view,
                                             manager_row(m, w->slot,
                                                         head)[h->entry]);
@@ -198,14 +198,14 @@ manager_look_ahead(const tr_kv_manager_t *m, const manager_wish_t *w,
     }
 }
 
-/* The list's victim in place of the leaving token's mark. */
+/* The tier's victim in place of the leaving token's mark. */
 TR_HD void
 manager_look(const tr_kv_manager_t *m, const manager_wish_t *w, uint32_t head,
              manager_half_t *h)
 {
     if (h->look) {
         const tr_kv_segments_t
-            *place = &m->place[m->seq[w->slot].list_layout[h->to]];
+            *place = &m->place[m->seq[w->slot].tier_layout[h->to]];
         int32_t page = manager_row(m, w->slot, head)[h->entry];
         uint32_t at = h->index % place->tokens;
 
@@ -229,7 +229,7 @@ manager_apply(const tr_kv_move_t *move, uint32_t *count)
     }
 }
 
-/* The head's move; returns the list that needs a page, or TR_KV_NOWHERE. */
+/* The head's move; returns the tier that needs a page, or TR_KV_NOWHERE. */
 TR_HD int8_t
 manager_move(const tr_kv_manager_t *m, const manager_wish_t *w,
              const manager_half_t *h, tr_kv_move_t *move)
@@ -245,10 +245,10 @@ manager_move(const tr_kv_manager_t *m, const manager_wish_t *w,
         return TR_KV_NOWHERE;
     }
     move->index = tr_kv_pick(count, (uint32_t) h->to);
-    if (w->leaves == 1 && m->place[q->list_layout[h->to]].score != 0) {
-        uint32_t after[TR_KV_LISTS_MAX];
+    if (w->leaves == 1 && m->place[q->tier_layout[h->to]].score != 0) {
+        uint32_t after[TR_KV_TIERS_MAX];
 
-        for (uint32_t l = 0; l < TR_KV_LISTS_MAX; l++) {
+        for (uint32_t l = 0; l < TR_KV_TIERS_MAX; l++) {
             after[l] = count[l] + (l == (uint32_t) h->to);
         }
         down = tr_kv_rule_downgrade(&m->slot[w->slot].rule, (uint32_t) h->to,
@@ -273,7 +273,7 @@ manager_move(const tr_kv_manager_t *m, const manager_wish_t *w,
     }
     return grows >= 0
                    && tr_kv_pick(count, (uint32_t) grows)
-                              % m->place[q->list_layout[grows]].tokens
+                              % m->place[q->tier_layout[grows]].tokens
                           == 0
                ? (int8_t) grows
                : TR_KV_NOWHERE;

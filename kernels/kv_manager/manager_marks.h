@@ -15,8 +15,8 @@
 TR_HD bool
 manager_keeps_scores(const tr_kv_manager_t *m, const tr_kv_seq_t *q)
 {
-    for (uint32_t l = 0; l < q->n_lists; l++) {
-        if (m->place[q->list_layout[l]].score != 0) {
+    for (uint32_t l = 0; l < q->n_tiers; l++) {
+        if (m->place[q->tier_layout[l]].score != 0) {
             return true;
         }
     }
@@ -73,7 +73,7 @@ manager_job(const tr_kv_manager_t *m, const tr_kv_complete_t *c, tr_kv_job_t *j)
     s = &m->slot[c->slot];
     j->from = m->seq[c->slot];
     if (c->len < j->from.base || c->len > s->tokens
-        || c->rule.n_levels != j->from.n_lists) {
+        || c->rule.n_levels != j->from.n_tiers) {
         return;
     }
     j->slot = c->slot;
@@ -99,22 +99,22 @@ manager_job(const tr_kv_manager_t *m, const tr_kv_complete_t *c, tr_kv_job_t *j)
 /* Those outside the new window: the first `n` of the head's order. */
 typedef struct {
     tr_kv_job_t job;
-    uint32_t count[TR_KV_LISTS_MAX]; /* listed now */
-    uint32_t listed;
+    uint32_t count[TR_KV_TIERS_MAX]; /* tiered now */
+    uint32_t tiered;
     uint32_t windowed; /* leave the window */
     uint32_t dense;
     uint32_t n;
     uint32_t counting; /* tr_kv_recent_counts */
     /* of the choice */
-    uint64_t cut[TR_KV_LISTS_MAX];
-    uint32_t rank[TR_KV_LISTS_MAX], ranks, digit, more;
+    uint64_t cut[TR_KV_TIERS_MAX];
+    uint32_t rank[TR_KV_TIERS_MAX], ranks, digit, more;
     uint32_t digits[256];
-    /* of the lists: by thread, by group of threads, of the block */
-    uint32_t tokens[TR_KV_LISTS_MAX][MANAGER_THREADS];
-    float least[TR_KV_LISTS_MAX][MANAGER_THREADS];
-    uint32_t least_at[TR_KV_LISTS_MAX][MANAGER_THREADS];
-    uint32_t least_position[TR_KV_LISTS_MAX][MANAGER_THREADS];
-    uint32_t index[TR_KV_LISTS_MAX];
+    /* of the tiers: by thread, by group of threads, of the block */
+    uint32_t tokens[TR_KV_TIERS_MAX][MANAGER_THREADS];
+    float least[TR_KV_TIERS_MAX][MANAGER_THREADS];
+    uint32_t least_at[TR_KV_TIERS_MAX][MANAGER_THREADS];
+    uint32_t least_position[TR_KV_TIERS_MAX][MANAGER_THREADS];
+    uint32_t index[TR_KV_TIERS_MAX];
 #ifdef MANAGER_KEEPS_KEYS
     /* the host's, of each token: */
     uint64_t *key; /* [max_len], when there are ranks */
@@ -135,15 +135,15 @@ manager_real(const tr_kv_manager_t *m, int32_t page, uint32_t offset)
     return tr_float_from_bits(manager_word(m, page, offset));
 }
 
-/* Token i of list l. */
+/* Token i of tier l. */
 TR_HD void
-manager_mark_listed(const tr_kv_manager_t *m, const manager_prompt_t *s,
+manager_mark_tiered(const tr_kv_manager_t *m, const manager_prompt_t *s,
                     const int32_t *row, uint32_t l, uint32_t i,
                     tr_kv_mark_t *mark)
 {
-    const tr_kv_segments_t *place = &m->place[s->job.from.list_layout[l]];
+    const tr_kv_segments_t *place = &m->place[s->job.from.tier_layout[l]];
     uint32_t at = i % place->tokens;
-    int32_t page = row[tr_kv_list_entry(&m->view, l, i / place->tokens)];
+    int32_t page = row[tr_kv_tier_entry(&m->view, l, i / place->tokens)];
 
     if (place->score == 0) { /* in order from the first one on */
         mark->position = i;
@@ -178,7 +178,7 @@ manager_mark_dense(const tr_kv_manager_t *m, const manager_prompt_t *s,
     }
 }
 
-/* Token i of the head; returns the list that holds it, or TR_KV_NOWHERE. */
+/* Token i of the head; returns the tier that holds it, or TR_KV_NOWHERE. */
 TR_HD int
 manager_mark(const tr_kv_manager_t *m, const manager_prompt_t *s, uint32_t head,
              uint32_t i, tr_kv_mark_t *mark)
@@ -189,16 +189,16 @@ manager_mark(const tr_kv_manager_t *m, const manager_prompt_t *s, uint32_t head,
     mark->layer = head / m->view.kv_heads;
     mark->kv_head = head % m->view.kv_heads;
     mark->length = j->len;
-    if (i < s->listed) {
+    if (i < s->tiered) {
         uint32_t l = 0;
 
         while (i >= s->count[l]) {
             i -= s->count[l++];
         }
-        manager_mark_listed(m, s, row, l, i, mark);
+        manager_mark_tiered(m, s, row, l, i, mark);
         return (int) l;
     }
-    i -= s->listed;
+    i -= s->tiered;
     if (i < s->windowed) {
         const tr_kv_segments_t *place = &m->place[j->from.window_layout];
         uint32_t at = (j->from.window_from + i) % j->from.window;
@@ -221,7 +221,7 @@ manager_recent(const tr_kv_manager_t *m, const manager_prompt_t *s,
                uint32_t head, uint32_t i)
 {
     const tr_kv_segments_t *place = &m->place[0];
-    uint32_t before = s->listed + s->windowed;
+    uint32_t before = s->tiered + s->windowed;
 
     if (i < before) {
         return -1;

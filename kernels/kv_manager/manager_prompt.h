@@ -3,7 +3,7 @@
  * once (manager.h, plan_prompts and install_prompts).
  *
  *   classify block (request, head): what each token becomes (dest), tokens and
- *            victims by list, pages before and after
+ *            victims by tier, pages before and after
  *   total    one block a request, the last of its classify: pages of all heads,
  *            and of the heads before each
  *   admit    one block, the last of total: which requests get their pages
@@ -11,7 +11,7 @@
  *   install  the same: old pages come back, the new table takes their place
  *   settle   one block, the last of install: the ring's end
  *
- * Tokens of a head stand in one order throughout: lists, window, dense.  Those
+ * Tokens of a head stand in one order throughout: tiers, window, dense.  Those
  * that stay in the window are the last of them, so that the others, which a rule
  * decides about, are a prefix.
  */
@@ -31,15 +31,15 @@ manager_prompt_head(const tr_kv_manager_t *m, uint32_t head,
     uint32_t window = j->to.window_from, base = j->from.base;
     uint32_t end = window < base ? window : base;
 
-    s->listed = 0;
-    for (uint32_t l = 0; l < TR_KV_LISTS_MAX; l++) {
-        s->count[l] = l < j->from.n_lists ? manager_counts(m, j->slot, head)[l]
+    s->tiered = 0;
+    for (uint32_t l = 0; l < TR_KV_TIERS_MAX; l++) {
+        s->count[l] = l < j->from.n_tiers ? manager_counts(m, j->slot, head)[l]
                                           : 0;
-        s->listed += s->count[l];
+        s->tiered += s->count[l];
     }
     s->windowed = end > j->from.window_from ? end - j->from.window_from : 0;
     s->dense = window > base ? window - base : 0;
-    s->n = s->listed + s->windowed + s->dense;
+    s->n = s->tiered + s->windowed + s->dense;
     s->counting = 0;
 }
 
@@ -57,7 +57,7 @@ manager_less(const manager_prompt_t *s, uint32_t l, uint32_t a, uint32_t b)
     return s->least_at[l][a] < s->least_at[l][b];
 }
 
-/* Thread b's tokens of list l join those of a. */
+/* Thread b's tokens of tier l join those of a. */
 TR_HD void
 manager_merge(manager_prompt_t *s, uint32_t l, uint32_t a, uint32_t b)
 {
@@ -75,10 +75,10 @@ manager_classify_some(const tr_kv_manager_t *m, uint32_t head, int8_t *dest,
                       uint32_t tid, manager_prompt_t *s)
 {
     const tr_kv_job_t *j = &s->job;
-    float t[TR_KV_LISTS_MAX];
+    float t[TR_KV_TIERS_MAX];
     uint32_t end = s->n + j->len - j->to.window_from;
 
-    for (uint32_t l = 0; l < TR_KV_LISTS_MAX; l++) {
+    for (uint32_t l = 0; l < TR_KV_TIERS_MAX; l++) {
         s->tokens[l][tid] = 0;
         s->least[l][tid] = manager_infinity();
         s->least_position[l][tid] = UINT32_MAX;
@@ -127,7 +127,7 @@ manager_classify_some(const tr_kv_manager_t *m, uint32_t head, int8_t *dest,
 
 /* Thread 0: the head's plan. */
 TR_HD void
-manager_plan_lists(const tr_kv_manager_t *m, uint32_t head,
+manager_plan_tiers(const tr_kv_manager_t *m, uint32_t head,
                    const manager_prompt_t *s, tr_kv_head_plan_t *h)
 {
     const tr_kv_job_t *j = &s->job;
@@ -135,13 +135,13 @@ manager_plan_lists(const tr_kv_manager_t *m, uint32_t head,
     uint32_t n, l;
 
     memset(h, 0, sizeof(*h));
-    for (l = 0; l < TR_KV_LISTS_MAX; l++) {
+    for (l = 0; l < TR_KV_TIERS_MAX; l++) {
         h->victim[l].significance = manager_infinity();
-        if (l >= j->to.n_lists) {
+        if (l >= j->to.n_tiers) {
             continue;
         }
         h->count[l] = s->tokens[l][0];
-        if (j->to.scored && m->place[j->to.list_layout[l]].score != 0) {
+        if (j->to.scored && m->place[j->to.tier_layout[l]].score != 0) {
             h->victim[l].significance = s->least[l][0];
             h->victim[l].index = s->index[l];
         }
@@ -193,7 +193,7 @@ manager_classify(const tr_kv_manager_t *m, const tr_kv_complete_t *c,
     EACH_THREAD (tid) {
         manager_classify_some(m, head, dest, tid, s);
     }
-    EACH_FEW (j, TR_KV_LISTS_MAX * MANAGER_GROUPS) {
+    EACH_FEW (j, TR_KV_TIERS_MAX * MANAGER_GROUPS) {
         uint32_t l = j / MANAGER_GROUPS, group = j % MANAGER_GROUPS;
 
         MANAGER_ROLLED
@@ -202,7 +202,7 @@ manager_classify(const tr_kv_manager_t *m, const tr_kv_complete_t *c,
                           group * MANAGER_GROUP + k);
         }
     }
-    EACH_FEW (l, TR_KV_LISTS_MAX) {
+    EACH_FEW (l, TR_KV_TIERS_MAX) {
         MANAGER_ROLLED
         for (uint32_t k = 1; k < MANAGER_GROUPS; k++) {
             manager_merge(s, l, 0, k * MANAGER_GROUP);
@@ -215,7 +215,7 @@ manager_classify(const tr_kv_manager_t *m, const tr_kv_complete_t *c,
         }
     }
     EACH_FEW (j, 1) {
-        manager_plan_lists(m, head, s, &m->head[(size_t) i * m->heads + head]);
+        manager_plan_tiers(m, head, s, &m->head[(size_t) i * m->heads + head]);
     }
 }
 
@@ -387,9 +387,9 @@ manager_install_head(const tr_kv_manager_t *m, uint32_t i, uint32_t head,
         }
     }
     manager_count_runs(run, n, lane, true, s);
-    for (uint32_t l = lane; l < TR_KV_LISTS_MAX; l += MANAGER_WARP) {
+    for (uint32_t l = lane; l < TR_KV_TIERS_MAX; l += MANAGER_WARP) {
         manager_counts(m, j->slot, head)[l] = h->count[l];
-        m->victim[manager_head(m, j->slot, head) * TR_KV_LISTS_MAX + l] =
+        m->victim[manager_head(m, j->slot, head) * TR_KV_TIERS_MAX + l] =
             h->victim[l];
     }
 }
@@ -455,7 +455,7 @@ manager_settle_prompts(const tr_kv_manager_t *m, uint32_t n)
     EACH (i, n) {
         const tr_kv_job_t *j = &m->job[i];
 
-        if (j->slot >= 0 && j->from.n_lists != 0) {
+        if (j->slot >= 0 && j->from.n_tiers != 0) {
             if (j->move) {
                 manager_become(m, j);
             }

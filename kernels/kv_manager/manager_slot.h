@@ -38,12 +38,12 @@ manager_open(const tr_kv_manager_t *m, const tr_kv_open_t *open)
 {
     int32_t slot = open->slot;
     bool good = slot >= 0 && (uint32_t) slot < m->size.slots
-                && !m->slot[slot].open && open->seq.n_lists <= TR_KV_LISTS_MAX
-                && open->rule.n_levels == open->seq.n_lists;
+                && !m->slot[slot].open && open->seq.n_tiers <= TR_KV_TIERS_MAX
+                && open->rule.n_levels == open->seq.n_tiers;
 
-    EACH (i, good ? m->heads * TR_KV_LISTS_MAX : 0) {
+    EACH (i, good ? m->heads * TR_KV_TIERS_MAX : 0) {
         tr_kv_victim_t *v = m->victim
-                            + manager_head(m, slot, 0) * TR_KV_LISTS_MAX + i;
+                            + manager_head(m, slot, 0) * TR_KV_TIERS_MAX + i;
 
         manager_counts(m, slot, 0)[i] = 0;
         v->significance = manager_infinity();

@@ -315,7 +315,7 @@ manager_sum(const tr_kv_manager_t *m, uint32_t n, manager_grants_t *s)
 
 typedef struct {
     uint32_t wants[MANAGER_CHUNK / 32]; /* bit by head */
-    uint32_t pages[TR_KV_LISTS_MAX];    /* taken, by list */
+    uint32_t pages[TR_KV_TIERS_MAX];    /* taken, by tier */
     uint32_t before;                    /* wants of the chunks before */
 } manager_grant_t;
 
@@ -394,9 +394,9 @@ manager_grant_page(const tr_kv_manager_t *m, const manager_wish_t *w,
     if (want == TR_KV_WINDOW) {
         entry = m->view.at_window + w->n / m->place[q->window_layout].tokens;
     } else {
-        entry = tr_kv_list_entry(&m->view, (uint32_t) want,
+        entry = tr_kv_tier_entry(&m->view, (uint32_t) want,
                                  (count[want] - 1)
-                                     / m->place[q->list_layout[want]].tokens);
+                                     / m->place[q->tier_layout[want]].tokens);
     }
     manager_fetch(m, at, w->slot, manager_row(m, w->slot, head) + entry);
 }
@@ -439,7 +439,7 @@ manager_grant(const tr_kv_manager_t *m, uint32_t i, uint32_t chunk,
     EACH_AHEAD (j, MANAGER_CHUNK / 32) {
         s->wants[j] = 0;
     }
-    EACH_AHEAD (l, TR_KV_LISTS_MAX) {
+    EACH_AHEAD (l, TR_KV_TIERS_MAX) {
         s->pages[l] = 0;
     }
     EACH_FEW (j, 1) {
@@ -467,9 +467,9 @@ manager_grant(const tr_kv_manager_t *m, uint32_t i, uint32_t chunk,
                                w->first + manager_rank(s, k));
         }
     }
-    EACH_AHEAD (l, TR_KV_LISTS_MAX) {
+    EACH_AHEAD (l, TR_KV_TIERS_MAX) {
         if (s->pages[l] != 0) {
-            MANAGER_ADD_ALL(&m->report->pages[m->seq[w->slot].list_layout[l]],
+            MANAGER_ADD_ALL(&m->report->pages[m->seq[w->slot].tier_layout[l]],
                             s->pages[l]);
         }
     }

@@ -79,25 +79,25 @@ manager_fork(const tr_kv_manager_t *m, int32_t *history, uint32_t history_len,
 /* ---- tally -------------------------------------------------------------- */
 
 typedef struct {
-    uint32_t listed[TR_KV_LISTS_MAX];
+    uint32_t tiered[TR_KV_TIERS_MAX];
     uint32_t edge[TR_KV_EDGES];
 } manager_tally_t;
 
-/* One head's share of the sums.  A list grows by at most what leaves the window
+/* One head's share of the sums.  A tier grows by at most what leaves the window
  * in a step, so that it is known which ones come to the end of a page. */
 TR_HD void
 manager_tally_head(const tr_kv_manager_t *m, int32_t slot, uint32_t head,
-                   uint32_t *listed, uint32_t *edge)
+                   uint32_t *tiered, uint32_t *edge)
 {
     const tr_kv_seq_t *q = &m->seq[slot];
     const uint32_t *count = manager_counts(m, slot, head);
     uint32_t grows = m->slot[slot].rule.leaves, room = UINT32_MAX;
 
-    for (uint32_t l = 0; l < q->n_lists; l++) {
-        uint32_t tokens = m->place[q->list_layout[l]].tokens;
+    for (uint32_t l = 0; l < q->n_tiers; l++) {
+        uint32_t tokens = m->place[q->tier_layout[l]].tokens;
         uint32_t left = (tokens - count[l] % tokens) % tokens;
 
-        listed[l] += count[l];
+        tiered[l] += count[l];
         room = left < room ? left : room;
     }
     for (uint32_t i = 0; i < TR_KV_EDGES; i++) {
@@ -111,14 +111,14 @@ manager_tally(const tr_kv_manager_t *m, int32_t slot, manager_tally_t *s)
     const tr_kv_slot_t *t = &m->slot[slot];
     const tr_kv_seq_t *q = &m->seq[slot];
 
-    EACH_FEW (l, TR_KV_LISTS_MAX) {
-        s->listed[l] = 0;
+    EACH_FEW (l, TR_KV_TIERS_MAX) {
+        s->tiered[l] = 0;
         if (l < TR_KV_EDGES) {
             s->edge[l] = 0;
         }
     }
     EACH_THREAD (tid) {
-        uint32_t sum[TR_KV_LISTS_MAX] = { 0 }, edge[TR_KV_EDGES] = { 0 };
+        uint32_t sum[TR_KV_TIERS_MAX] = { 0 }, edge[TR_KV_EDGES] = { 0 };
 
         for (uint32_t h = tid; h < m->heads && t->open; h += MANAGER_THREADS) {
             manager_tally_head(m, slot, h, sum, edge);
@@ -128,9 +128,9 @@ manager_tally(const tr_kv_manager_t *m, int32_t slot, manager_tally_t *s)
                 MANAGER_ADD(&s->edge[i], edge[i]);
             }
         }
-        for (uint32_t l = 0; l < TR_KV_LISTS_MAX; l++) {
+        for (uint32_t l = 0; l < TR_KV_TIERS_MAX; l++) {
             if (sum[l] != 0) {
-                MANAGER_ADD(&s->listed[l], sum[l]);
+                MANAGER_ADD(&s->tiered[l], sum[l]);
             }
         }
     }
@@ -145,8 +145,8 @@ manager_tally(const tr_kv_manager_t *m, int32_t slot, manager_tally_t *s)
         out->pages = t->pages;
         out->base = t->open ? q->base : 0;
         out->window_from = t->open ? q->window_from : 0;
-        for (uint32_t l = 0; l < TR_KV_LISTS_MAX; l++) {
-            out->listed[l] = s->listed[l];
+        for (uint32_t l = 0; l < TR_KV_TIERS_MAX; l++) {
+            out->tiered[l] = s->tiered[l];
         }
         for (uint32_t i = 0; i < TR_KV_EDGES; i++) {
             out->edge[i] = s->edge[i];

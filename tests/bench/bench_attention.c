@@ -10,7 +10,7 @@
  * medians, and medians of the ratio within a round:
  *
  *   decode    one token at 512 to 32,000 tokens.  full: dense 16-bit pages
- *             without scores.  diffkv: a window of 64 and lists 8/4 and 4/2
+ *             without scores.  diffkv: a window of 64 and tiers 8/4 and 4/2
  *             with the given shares of the tokens, the rest pruned; scores and
  *             victims included.
  *   prompt    a chunk of 512 tokens that ends at the given length, without and
@@ -178,9 +178,9 @@ cache_open(cache_t *c, const shape_t *s, uint32_t n, const double *shares,
         c->seq = (tr_kv_seq_t){ .base = n,
                                 .window_from = n - WINDOW,
                                 .window = WINDOW,
-                                .n_lists = 2,
+                                .n_tiers = 2,
                                 .window_layout = 1,
-                                .list_layout = { 1, 2 },
+                                .tier_layout = { 1, 2 },
                                 .scored = scored };
     } else {
         c->kv.table_len = pages(n, l);
@@ -189,8 +189,8 @@ cache_open(cache_t *c, const shape_t *s, uint32_t n, const double *shares,
     total = rows * c->kv.table_len;
     c->kv.tables = c->tables = need(total * sizeof(int32_t));
     c->kv.pool = need(total * c->kv.page_bytes);
-    c->kv.count = c->count = need(rows * TR_KV_LISTS_MAX * sizeof(uint32_t));
-    c->kv.victim = need(rows * TR_KV_LISTS_MAX * sizeof(tr_kv_victim_t));
+    c->kv.count = c->count = need(rows * TR_KV_TIERS_MAX * sizeof(uint32_t));
+    c->kv.victim = need(rows * TR_KV_TIERS_MAX * sizeof(tr_kv_victim_t));
     order = need(total * sizeof(int32_t));
     for (uint32_t i = 0; i < total; i++) {
         uint32_t j = next() % (i + 1);
@@ -203,12 +203,12 @@ cache_open(cache_t *c, const shape_t *s, uint32_t n, const double *shares,
             used = grant(c, r, 0, 1, n, &l[0], order, used);
             continue;
         }
-        c->count[r * TR_KV_LISTS_MAX] = high;
-        c->count[r * TR_KV_LISTS_MAX + 1] = low;
+        c->count[r * TR_KV_TIERS_MAX] = high;
+        c->count[r * TR_KV_TIERS_MAX + 1] = low;
         used = grant(c, r, 0, 1, WINDOW, &l[1], order, used);
-        used = grant(c, r, tr_kv_list_entry(&c->kv, 0, 0), 1, high, &l[1],
+        used = grant(c, r, tr_kv_tier_entry(&c->kv, 0, 0), 1, high, &l[1],
                      order, used);
-        used = grant(c, r, tr_kv_list_entry(&c->kv, 1, 0), -1, low, &l[2],
+        used = grant(c, r, tr_kv_tier_entry(&c->kv, 1, 0), -1, low, &l[2],
                      order, used);
     }
     free(order);

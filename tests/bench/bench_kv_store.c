@@ -7,12 +7,12 @@
  *
  *   dense     kv_append of one token to 16-bit pages, ns a head
  *   move      kv_append of one token to a full window: its oldest token goes to
- *             the first list in place of a token that goes to the second, ns a
+ *             the first tier in place of a token that goes to the second, ns a
  *             head
  *   prompt    kv_append of a prompt of 3,000 tokens in chunks of 512, us for
  *             all heads
  *   compress  kv_compress of that prompt: a window, and half of the other
- *             tokens in each list, us for all heads
+ *             tokens in each tier, us for all heads
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,13 +26,13 @@
 #define PROMPT 3000u
 #define CHUNK 512u
 #define WINDOW 64u
-#define LISTED 512u /* tokens of each list while steps are measured */
+#define TIERED 512u /* tokens of each tier while steps are measured */
 #define STEPS 200u
 
 typedef struct {
     const char *name;
     uint32_t layers, kv_heads, dim;
-    tr_kv_level_t window, list[2];
+    tr_kv_level_t window, tier[2];
 } shape_t;
 
 static const shape_t shapes[] = {
@@ -57,7 +57,7 @@ static const shape_t shapes[] = {
 };
 #define N_SHAPES (sizeof(shapes) / sizeof(shapes[0]))
 
-/* Slot 0 is dense, slot 1 has lists and a window. */
+/* Slot 0 is dense, slot 1 has tiers and a window. */
 typedef struct {
     const shape_t *shape;
     const tr_kernels_t *kernels;
@@ -123,8 +123,8 @@ static bed_t
 bed_open(const shape_t *shape, const tr_kernels_t *kernels, tr_stream_t stream)
 {
     bed_t b = { .shape = shape, .kernels = kernels, .stream = stream };
-    bool own = !tr_kv_level_equal(&shape->window, &shape->list[0]);
-    tr_kv_level_t levels[3] = { shape->list[0], shape->list[1], shape->window };
+    bool own = !tr_kv_level_equal(&shape->window, &shape->tier[0]);
+    tr_kv_level_t levels[3] = { shape->tier[0], shape->tier[1], shape->window };
     tr_page_wish_t wish = { shape->dim, levels, 2 + own, true, false, true };
     uint32_t heads = shape->layers * shape->kv_heads;
     size_t row = (size_t) shape->kv_heads * shape->dim;
@@ -139,7 +139,7 @@ bed_open(const shape_t *shape, const tr_kernels_t *kernels, tr_stream_t stream)
                            .head_dim = shape->dim,
                            .n_layouts = b.plan.n };
     bed_tables(&b);
-    b.count = some(2ul * heads * TR_KV_LISTS_MAX * sizeof(uint32_t));
+    b.count = some(2ul * heads * TR_KV_TIERS_MAX * sizeof(uint32_t));
     b.move = some(2ul * heads * sizeof(tr_kv_move_t));
     b.dest = some((size_t) heads * PROMPT);
     b.k = some(CHUNK * row * sizeof(float));
@@ -156,9 +156,9 @@ bed_open(const shape_t *shape, const tr_kernels_t *kernels, tr_stream_t stream)
     }
     b.seq[1] = (tr_kv_seq_t){ .base = WINDOW,
                               .window = WINDOW,
-                              .n_lists = 2,
+                              .n_tiers = 2,
                               .window_layout = own ? 3 : 1,
-                              .list_layout = { 1, 2 },
+                              .tier_layout = { 1, 2 },
                               .scored = true };
     return b;
 }
@@ -218,10 +218,10 @@ bench_move(bed_t *b)
         double start;
 
         for (uint32_t h = heads; h < 2 * heads; h++) {
-            uint32_t at = (uint32_t) rand() % LISTED;
+            uint32_t at = (uint32_t) rand() % TIERED;
 
-            b->count[h * TR_KV_LISTS_MAX] = LISTED;
-            b->count[h * TR_KV_LISTS_MAX + 1] = LISTED;
+            b->count[h * TR_KV_TIERS_MAX] = TIERED;
+            b->count[h * TR_KV_TIERS_MAX + 1] = TIERED;
             b->move[h] = (tr_kv_move_t){ .to = 0,
                                          .victim_to = 1,
                                          .leaves = 1,
@@ -229,7 +229,7 @@ bench_move(bed_t *b)
                                          .index = at,
                                          .victim_index = at,
                                          .victim_target = (uint32_t) rand()
-                                                          % LISTED };
+                                                          % TIERED };
         }
         q->base++;
         q->window_from++;

@@ -5,7 +5,7 @@
  *
  * The shape of DiffKV's figure 13: latency of memory management for a prompt
  * step (1,024 tokens a sequence: dense pages, then the plan, pages of the
- * lists, recycling) and for a generation step, over batches of 1 to 128, for
+ * tiers, recycling) and for a generation step, over batches of 1 to 128, for
  * the heads of Llama-3-8B (32 layers, 8 KV heads), without copying tokens, and
  * with a policy that reads no page.  Medians of rounds.
  *

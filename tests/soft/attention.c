@@ -341,7 +341,7 @@ tr_cuda_decode_work(const tr_device_props_t *d,
 
 /* Key and value bits that decode attention knows (decode_plan.cu). */
 static bool
-bits_listed(uint32_t key, uint32_t value)
+bits_tiered(uint32_t key, uint32_t value)
 {
     return key == 16  ? value == 16
            : key == 8 ? value == 8 || value == 4 || value == 2
@@ -356,7 +356,7 @@ plain_layouts(const tr_kv_view_t *kv)
     for (uint32_t i = 0; i < kv->n_layouts; i++) {
         const tr_kv_level_t *l = &kv->layout[i].level;
 
-        if (l->by_channel || !bits_listed(l->key_bits, l->value_bits)
+        if (l->by_channel || !bits_tiered(l->key_bits, l->value_bits)
             || (l->key_bits < 16
                 && (l->key_groups != 1 || l->value_groups != 1))) {
             return false;

@@ -281,7 +281,7 @@ entries(const swap_t *a, const tr_kv_view_t *kv, uint32_t head, uint32_t *out)
     const uint32_t *count = kv->count
                             + ((size_t) a->swap.slot * kv->layers * kv->kv_heads
                                + head)
-                                  * TR_KV_LISTS_MAX;
+                                  * TR_KV_TIERS_MAX;
     uint32_t n = 0, pages;
 
     for (uint32_t i = 0; i < a->swap.dense_pages; i++) {
@@ -294,10 +294,10 @@ entries(const swap_t *a, const tr_kv_view_t *kv, uint32_t head, uint32_t *out)
     for (uint32_t i = 0; i < pages; i++) {
         out[n++] = kv->at_window + i;
     }
-    for (uint32_t l = 0; l < q->n_lists; l++) {
-        pages = manager_ceil(count[l], kv->layout[q->list_layout[l]].tokens);
+    for (uint32_t l = 0; l < q->n_tiers; l++) {
+        pages = manager_ceil(count[l], kv->layout[q->tier_layout[l]].tokens);
         for (uint32_t i = 0; i < pages; i++) {
-            out[n++] = tr_kv_list_entry(kv, l, i);
+            out[n++] = tr_kv_tier_entry(kv, l, i);
         }
     }
     return n;

@@ -34,8 +34,8 @@ head_of(const tr_kv_view_t *kv, int32_t slot, uint32_t layer, uint32_t kv_head)
     h.kv.layers = h.kv.kv_heads = 1;
     h.kv.tables += h.head * kv->table_len;
     h.kv.seq = h.seq;
-    h.kv.count += h.head * TR_KV_LISTS_MAX;
-    h.kv.victim += h.head * TR_KV_LISTS_MAX;
+    h.kv.count += h.head * TR_KV_TIERS_MAX;
+    h.kv.victim += h.head * TR_KV_TIERS_MAX;
     h.move = kv->move[h.head];
     return h;
 }

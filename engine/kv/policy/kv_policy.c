@@ -14,7 +14,7 @@
 #include "kv_policy_parts.h"
 #include "engine/config/log.h"
 
-/* In the order in which they are listed to users. */
+/* In the order in which they are tiered to users. */
 #define POLICIES(X) \
     X(full)         \
     X(uniform)      \

@@ -1,7 +1,7 @@
 /*
  * A KV policy: what is kept of each cached token, and how exactly.
  *
- * A policy is a table of levels (best first, one list each), a window of recent
+ * A policy is a table of levels (best first, one tier each), a window of recent
  * tokens, and a rule (kernels/kv_rule.h) by which the page manager decides, on
  * the host and on a device.  It never touches page bytes.  Everything else
  * (pages, tables, kernels) is common to all policies.
@@ -44,7 +44,7 @@ struct tr_kv_policy {
         tr_kv_rule_t rule;
     };
 
-    tr_kv_level_t level[TR_KV_LISTS_MAX];
+    tr_kv_level_t level[TR_KV_TIERS_MAX];
     tr_kv_level_t window_level;
     bool digest; /* needs digests of dense pages */
 
@@ -88,10 +88,10 @@ struct tr_kv_policy_row {
      * of the prompt (window, budget): tr_kv_policy_for. */
     void (*begin)(tr_kv_policy_t *copy, uint32_t n);
     /* What a head is charged at admission for a sequence of n tokens: so many
-     * are expected in each list, tokens[0 .. n_levels).  NULL: there are no
-     * lists. */
+     * are expected in each tier, tokens[0 .. n_levels).  NULL: there are no
+     * tiers. */
     void (*charge)(const tr_kv_policy_t *p, uint32_t layer, uint32_t kv_head,
-                   uint32_t n, uint32_t tokens[TR_KV_LISTS_MAX]);
+                   uint32_t n, uint32_t tokens[TR_KV_TIERS_MAX]);
 };
 
 /* The policy for a sequence whose (first) prompt has n tokens.  The larger n,

@@ -20,7 +20,7 @@ h2o_begin(tr_kv_policy_t *copy, uint32_t n)
 
 static void
 h2o_charge(const tr_kv_policy_t *p, uint32_t layer, uint32_t kv_head,
-           uint32_t n, uint32_t tokens[TR_KV_LISTS_MAX])
+           uint32_t n, uint32_t tokens[TR_KV_TIERS_MAX])
 {
     uint32_t outside = tr_kv_outside(p, n);
 

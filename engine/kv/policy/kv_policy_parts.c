@@ -83,7 +83,7 @@ tr_kv_levels_check(tr_kv_policy_t *p, uint32_t head_dim, tr_error_t *err)
 
 void
 tr_kv_charge_all(const tr_kv_policy_t *p, uint32_t layer, uint32_t kv_head,
-                 uint32_t n, uint32_t tokens[TR_KV_LISTS_MAX])
+                 uint32_t n, uint32_t tokens[TR_KV_TIERS_MAX])
 {
     (void) layer;
     (void) kv_head;

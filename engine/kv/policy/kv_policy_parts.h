@@ -43,9 +43,9 @@ tr_status_t tr_kv_level_check(const tr_kv_policy_t *p, tr_kv_level_t *level,
 
 /* ---- charges ------------------------------------------------------------ */
 
-/* Everything goes to list 0. */
+/* Everything goes to tier 0. */
 void tr_kv_charge_all(const tr_kv_policy_t *p, uint32_t layer, uint32_t kv_head,
-                      uint32_t n, uint32_t tokens[TR_KV_LISTS_MAX]);
+                      uint32_t n, uint32_t tokens[TR_KV_TIERS_MAX]);
 
 /* Budget `index` for n tokens: in tokens, or the share of them. */
 static inline uint32_t

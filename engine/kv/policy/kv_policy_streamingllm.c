@@ -18,7 +18,7 @@ streaming_begin(tr_kv_policy_t *copy, uint32_t n)
 
 static void
 streaming_charge(const tr_kv_policy_t *p, uint32_t layer, uint32_t kv_head,
-                 uint32_t n, uint32_t tokens[TR_KV_LISTS_MAX])
+                 uint32_t n, uint32_t tokens[TR_KV_TIERS_MAX])
 {
     uint32_t outside = tr_kv_outside(p, n);
 

@@ -4,7 +4,7 @@
  * Rows at dense positions (prompts; everything under `full`) are taken in
  * tiles: one KV head with a run of query positions and all query heads of its
  * group, so that a page is read once for the group.  Before its dense tokens a
- * tile goes over what the head has in lists and window (later turns of a
+ * tile goes over what the head has in tiers and window (later turns of a
  * conversation).  With scores a tile keeps its weights, each relative to the
  * row's maximum so far.  After the last key the row's sum is known, so one
  * multiplication makes a probability of a weight, and a pass over them adds the
@@ -12,12 +12,12 @@
  * Tiles of a head do this one after the other (attention_turns.c), so that every
  * score is summed in the order of its queries.
  *
- * Rows of compressed sequences are taken by (sequence, KV head).  Lists and
+ * Rows of compressed sequences are taken by (sequence, KV head).  Tiers and
  * window are cut into parts of about a thousand tokens; a part computes its
  * logits, which stay in the workspace, their softmax relative to the part's
  * maximum, and the sum of values.  When all parts are there they are merged in
  * order, and the logits, with the sum now known, become what the scores grow by;
- * the least significant token of each list falls out of the same pass.  When
+ * the least significant token of each tier falls out of the same pass.  When
  * there are fewer heads than threads the parts are spread over threads and the
  * rest is a second phase.
  *
@@ -147,7 +147,7 @@ run_phase(tr_step_t *a, const tr_stream_t *s, tr_thread_pool_f f,
 }
 
 /* A sequence has consecutive rows at dense positions, or one row at the last
- * position of its lists. */
+ * position of its tiers. */
 static bool
 rows_valid(const tr_step_t *a, uint32_t *max_len, uint32_t *compressed)
 {

@@ -5,7 +5,7 @@
  *   attention.c          the launcher: phases, threads, workspace
  *   attention_dense.c    pieces of rows at dense positions
  *   attention_turns.c    the order in which their tiles add to scores
- *   attention_rows.c     pieces of rows over lists and window
+ *   attention_rows.c     pieces of rows over tiers and window
  *   attention_parts.c    runs and parts of a head, Quest's choice of pages
  *   attention_unpack.c   one token of a quantised page in FP32
  *   attention_c.c        all pieces in plain C, the reference
@@ -25,19 +25,19 @@
 #define TR_TILE_ROWS 96u
 #define TR_TILE_BLOCK 64u /* tokens taken together */
 
-/* Tokens of one head in pages of one layout: a list, or the window. */
+/* Tokens of one head in pages of one layout: a tier, or the window. */
 typedef struct {
     const tr_kv_layout_t *layout;
     const int32_t *pages; /* page i is pages[i * step] */
     int32_t step;
     uint32_t slots;           /* the tokens are in [0, slots), but for .. */
     uint32_t hole_from, hole; /* .. a ring's free slots, round the end */
-    int32_t list;             /* TR_KV_WINDOW for the window */
+    int32_t tier;             /* TR_KV_WINDOW for the window */
 } tr_run_t;
 
-#define TR_RUNS_MAX (TR_KV_LISTS_MAX + 1u)
+#define TR_RUNS_MAX (TR_KV_TIERS_MAX + 1u)
 
-/* Those of a head that hold tokens, lists first; returns how many. */
+/* Those of a head that hold tokens, tiers first; returns how many. */
 uint32_t tr_attention_runs(const tr_kv_view_t *kv, int32_t slot, uint32_t layer,
                            uint32_t kv_head, tr_run_t *run);
 
@@ -154,7 +154,7 @@ tr_tile_floats(size_t head_dim)
 }
 
 /* Columns that a tile has at most, blocks padded to 16: a block is a page's
- * tokens (8 or more), lists and window cover twice `base` slots. */
+ * tokens (8 or more), tiers and window cover twice `base` slots. */
 static inline uint32_t
 tr_tile_columns(uint32_t base, uint32_t dense)
 {
@@ -201,7 +201,7 @@ typedef struct {
 void tr_attention_scored(const tr_attention_tile_t *t, const tr_run_t *run,
                          uint32_t at, tr_scored_t *out);
 
-/* A row over lists and window: one head of a sequence that has one row.  Its
+/* A row over tiers and window: one head of a sequence that has one row.  Its
  * tokens are taken in tiles of 16 slots of a page; tiles are numbered through
  * the pages of all runs, and each has 16 logits. */
 typedef struct {
@@ -215,7 +215,7 @@ typedef struct {
     float scale;
     const float *sink; /* [group], or NULL */
     bool scored, by_sum;
-    tr_kv_victim_t *victim; /* [TR_KV_LISTS_MAX] */
+    tr_kv_victim_t *victim; /* [TR_KV_TIERS_MAX] */
     float *logits;          /* [group][stride] */
     size_t stride;
     float *partial; /* [parts][group][head_dim + 2]: sum of p * value, largest

@@ -209,7 +209,7 @@ part_c(const tr_attention_row_t *t, uint32_t i, float *scratch)
     }
 }
 
-/* A list's victim so far. */
+/* A tier's victim so far. */
 typedef struct {
     tr_kv_victim_t victim;
     uint32_t position;
@@ -274,8 +274,8 @@ row_score_c(const tr_attention_row_t *t, const float *lse)
             least = (least_t){ { INFINITY, 0 }, UINT32_MAX };
         }
         part_score(t, &part, lse, &least);
-        if (part.run->list >= 0) {
-            t->victim[part.run->list] = least.victim;
+        if (part.run->tier >= 0) {
+            t->victim[part.run->tier] = least.victim;
         }
     }
 }

@@ -139,7 +139,7 @@ find_victims(const tr_kv_view_t *kv, const tr_kv_seq_t *seq,
             uint32_t token = i % l->tokens, position;
             float x;
 
-            if (l->score == 0 || run[r].list < 0) {
+            if (l->score == 0 || run[r].tier < 0) {
                 break;
             }
             x = ((const float *) (page + l->score))[token];
@@ -147,9 +147,9 @@ find_victims(const tr_kv_view_t *kv, const tr_kv_seq_t *seq,
             x = seq->by_sum     ? x
                 : n == position ? 0
                                 : x / (float) (n - position);
-            if (x < victim[run[r].list].significance
-                || (x == victim[run[r].list].significance && position < at)) {
-                victim[run[r].list] = (tr_kv_victim_t){ x, i };
+            if (x < victim[run[r].tier].significance
+                || (x == victim[run[r].tier].significance && position < at)) {
+                victim[run[r].tier] = (tr_kv_victim_t){ x, i };
                 at = position;
             }
         }
@@ -160,7 +160,7 @@ void
 tr_step_victims(const tr_step_t *a, uint32_t seq)
 {
     if (!tr_step_scores(a, seq) || tr_step_rows(a, seq) > 1
-        || tr_step_seq(a, seq)->n_lists == 0) {
+        || tr_step_seq(a, seq)->n_tiers == 0) {
         return;
     }
     for (uint32_t l = 0; l < a->kv->kv_heads; l++) {

@@ -1,5 +1,5 @@
 /*
- * A row over lists and window in vectors (after attention_tile.h): its parts.
+ * A row over tiers and window in vectors (after attention_tile.h): its parts.
  * attention.c says what a part is.
  *
  * A part goes over its pages twice, first the keys, then, with the largest

@@ -19,7 +19,7 @@ window_run(const tr_kv_view_t *kv, const tr_kv_seq_t *seq, const int32_t *table,
                        .slots = slots,
                        .hole_from = seq->base % slots,
                        .hole = slots - n,
-                       .list = TR_KV_WINDOW };
+                       .tier = TR_KV_WINDOW };
 }
 
 uint32_t
@@ -31,17 +31,17 @@ tr_attention_runs(const tr_kv_view_t *kv, int32_t slot, uint32_t layer,
     const uint32_t *count;
     uint32_t n = 0;
 
-    if (seq->n_lists > 0) {
+    if (seq->n_tiers > 0) {
         count = kv->count
-                + tr_kv_head(kv, slot, layer, kv_head) * TR_KV_LISTS_MAX;
-        for (uint32_t l = 0; l < seq->n_lists; l++) {
+                + tr_kv_head(kv, slot, layer, kv_head) * TR_KV_TIERS_MAX;
+        for (uint32_t l = 0; l < seq->n_tiers; l++) {
             if (count[l] > 0) {
                 run[n++] = (tr_run_t){
-                    .layout = &kv->layout[seq->list_layout[l]],
-                    .pages = table + tr_kv_list_entry(kv, l, 0),
+                    .layout = &kv->layout[seq->tier_layout[l]],
+                    .pages = table + tr_kv_tier_entry(kv, l, 0),
                     .step = l % 2 == 0 ? 1 : -1,
                     .slots = count[l],
-                    .list = (int32_t) l
+                    .tier = (int32_t) l
                 };
             }
         }

@@ -1,6 +1,6 @@
 /*
- * What a row over lists and window adds to their scores, and the least
- * significant token of each list, in vectors (after vec_exp.h): one pass over
+ * What a row over tiers and window adds to their scores, and the least
+ * significant token of each tier, in vectors (after vec_exp.h): one pass over
  * the logits that the parts left behind.
  */
 
@@ -91,8 +91,8 @@ attention_row_score(const tr_attention_row_t *t, const float *lse)
                 score_lanes(t, part.run->layout, &at, s, lse, &least);
             }
         }
-        if (part.run->list >= 0) {
-            t->victim[part.run->list] = least_of(&least);
+        if (part.run->tier >= 0) {
+            t->victim[part.run->tier] = least_of(&least);
         }
     }
 }

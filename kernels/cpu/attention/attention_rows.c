@@ -1,5 +1,5 @@
 /*
- * Rows over lists and window: their parts, and how these are put together.
+ * Rows over tiers and window: their parts, and how these are put together.
  */
 #include "attention_step.h"
 

@@ -50,7 +50,7 @@ typedef struct {
     size_t scratch_size; /* bytes of a thread */
 } tr_step_t;
 
-/* Logits of a head in the workspace.  Lists and window cover at most twice
+/* Logits of a head in the workspace.  Tiers and window cover at most twice
  * max_len slots; pages of 8 tokens are tiles of 16, and each run may end in the
  * middle of a page. */
 static inline size_t
@@ -113,9 +113,9 @@ tr_step_clear(const tr_step_t *a, uint32_t seq, uint32_t kv_head)
     tr_kv_victim_t *v = a->kv->victim
                         + tr_kv_head(a->kv, a->rows->seq_slot[seq], a->layer,
                                      kv_head)
-                              * TR_KV_LISTS_MAX;
+                              * TR_KV_TIERS_MAX;
 
-    for (uint32_t l = 0; l < tr_step_seq(a, seq)->n_lists; l++) {
+    for (uint32_t l = 0; l < tr_step_seq(a, seq)->n_tiers; l++) {
         v[l] = (tr_kv_victim_t){ INFINITY, 0 };
     }
     return v;
@@ -149,7 +149,7 @@ const tr_attention_tile_t *tr_turns_tile(const tr_step_t *a,
 void tr_turns_score(const tr_step_t *a, uint32_t seq, uint32_t kv_head,
                     uint32_t row, uint32_t worker, float *scratch);
 
-/* ---- attention_rows.c: rows over lists and window ---- */
+/* ---- attention_rows.c: rows over tiers and window ---- */
 
 /* Parts of a sequence, in the head that has most. */
 uint32_t tr_step_parts(const tr_step_t *a, uint32_t seq);

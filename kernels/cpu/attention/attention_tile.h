@@ -18,7 +18,7 @@
  * Positions after the last query read as zeros and get weight zero, so stale
  * bytes of a page, NaN included, are never touched.
  *
- * Blocks of a list or the window go the same way, but for how keys and values
+ * Blocks of a tier or the window go the same way, but for how keys and values
  * become FP32.  They come first, and every row sees all of them.
  *
  * Included after one of vec_*.h and the definition of V_ROWS and V_VECS.

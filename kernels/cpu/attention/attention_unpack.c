@@ -1,6 +1,6 @@
 /*
  * One token of a page in FP32, whatever its level: for levels that no product
- * is written for, for prompts over lists, and for the reference.
+ * is written for, for prompts over tiers, and for the reference.
  */
 #include "attention.h"
 

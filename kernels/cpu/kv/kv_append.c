@@ -84,13 +84,13 @@ append_dense(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
     }
 }
 
-/* The place that list `to` gives to n tokens from `index` on; its page is new
+/* The place that tier `to` gives to n tokens from `index` on; its page is new
  * when they are all that it holds. */
 static tr_kv_place_t
-list_place(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
+tier_place(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
            const uint32_t *count, uint32_t to, uint32_t index, uint32_t n)
 {
-    tr_kv_place_t p = tr_kv_place_list(a->kv, table, seq, to, index);
+    tr_kv_place_t p = tr_kv_place_tier(a->kv, table, seq, to, index);
 
     if (p.at == 0 && index + n == count[to]) {
         tr_kv_page_clear(p.page, p.layout, a->kv->page_bytes);
@@ -98,7 +98,7 @@ list_place(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
     return p;
 }
 
-/* Tokens leave the window for list `to`. */
+/* Tokens leave the window for tier `to`. */
 static void
 window_leave(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
              const uint32_t *count, const tr_kv_move_t *m)
@@ -111,9 +111,9 @@ window_leave(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
                                      (m->leave_pos + i) % seq->window);
     }
     for (uint32_t i = 0; i < m->leaves; i++) {
-        tr_kv_place_t p = i == 0 ? list_place(a, table, seq, count, to,
+        tr_kv_place_t p = i == 0 ? tier_place(a, table, seq, count, to,
                                               m->index, m->leaves)
-                                 : tr_kv_place_list(a->kv, table, seq, to,
+                                 : tr_kv_place_tier(a->kv, table, seq, to,
                                                     m->index + i);
 
         if (!p.layout->level.by_channel) {
@@ -151,14 +151,14 @@ static void
 append_moved(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
              size_t head, const token_t *t)
 {
-    const uint32_t *count = a->kv->count + head * TR_KV_LISTS_MAX;
+    const uint32_t *count = a->kv->count + head * TR_KV_TIERS_MAX;
     const tr_kv_move_t *m = &a->kv->move[head];
 
     if (m->victim_from >= 0 && m->victim_to >= 0) {
-        tr_kv_place_t from = tr_kv_place_list(a->kv, table, seq,
+        tr_kv_place_t from = tr_kv_place_tier(a->kv, table, seq,
                                               (uint32_t) m->victim_from,
                                               m->victim_index);
-        tr_kv_place_t to = list_place(a, table, seq, count,
+        tr_kv_place_t to = tier_place(a, table, seq, count,
                                       (uint32_t) m->victim_to, m->victim_target,
                                       1);
 
@@ -166,7 +166,7 @@ append_moved(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
         tr_kv_mark(to, tr_kv_score(from), tr_kv_position(from));
     }
     if (m->to >= 0 && seq->window == 0) {
-        tr_kv_place_t p = list_place(a, table, seq, count, (uint32_t) m->to,
+        tr_kv_place_t p = tier_place(a, table, seq, count, (uint32_t) m->to,
                                      m->index, 1);
 
         tr_kv_put(a->codec, p, t->key, t->value);
@@ -182,12 +182,12 @@ append_moved(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
 /* ---- rows ---- */
 
 static void
-prefetch_list(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
-              int list, uint32_t index)
+prefetch_tier(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
+              int tier, uint32_t index)
 {
-    if (list >= 0) {
+    if (tier >= 0) {
         tr_kv_prefetch(
-            tr_kv_place_list(a->kv, table, seq, (uint32_t) list, index));
+            tr_kv_place_tier(a->kv, table, seq, (uint32_t) tier, index));
     }
 }
 
@@ -215,9 +215,9 @@ prefetch_row(const append_t *a, uint32_t row)
             tr_kv_prefetch(
                 tr_kv_place_window(kv, table, seq, pos % seq->window));
         }
-        prefetch_list(a, table, seq, m->to, m->index);
+        prefetch_tier(a, table, seq, m->to, m->index);
         if (m->victim_from >= 0) { /* its place is that of who comes */
-            prefetch_list(a, table, seq, m->victim_to, m->victim_target);
+            prefetch_tier(a, table, seq, m->victim_to, m->victim_target);
         }
     }
 }
@@ -290,7 +290,7 @@ append_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 
 /* ---- what is refused ---- */
 
-/* May n tokens of layout `from` (NULL: new) go to list `to`, from `index`? */
+/* May n tokens of layout `from` (NULL: new) go to tier `to`, from `index`? */
 static bool
 target_valid(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
              const uint32_t *count, const tr_kv_layout_t *from, int to,
@@ -301,17 +301,17 @@ target_valid(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
     if (to == TR_KV_NOWHERE) {
         return true;
     }
-    if (to < 0 || to >= seq->n_lists) {
+    if (to < 0 || to >= seq->n_tiers) {
         return false;
     }
-    l = &a->kv->layout[seq->list_layout[to]];
+    l = &a->kv->layout[seq->tier_layout[to]];
     if (l->level.by_channel
         && (n != TR_KV_CHANNEL_TOKENS || index % TR_KV_CHANNEL_TOKENS != 0)) {
         return false;
     }
     return (from == NULL || tr_kv_goes(from, l)) && n <= count[to]
            && index <= count[to] - n
-           && tr_kv_has_list(a->kv, table, seq, (uint32_t) to, index,
+           && tr_kv_has_tier(a->kv, table, seq, (uint32_t) to, index,
                              index + n);
 }
 
@@ -324,12 +324,12 @@ victim_valid(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
     if (m->victim_from == TR_KV_STAYS) {
         return true;
     }
-    if (m->victim_from < 0 || m->victim_from >= seq->n_lists) {
+    if (m->victim_from < 0 || m->victim_from >= seq->n_tiers) {
         return false;
     }
-    l = &a->kv->layout[seq->list_layout[m->victim_from]];
+    l = &a->kv->layout[seq->tier_layout[m->victim_from]];
     return !l->level.by_channel && m->victim_index < UINT32_MAX
-           && tr_kv_has_list(a->kv, table, seq, (uint32_t) m->victim_from,
+           && tr_kv_has_tier(a->kv, table, seq, (uint32_t) m->victim_from,
                              m->victim_index, m->victim_index + 1)
            && target_valid(a, table, seq, count, l, m->victim_to,
                            m->victim_target, 1);
@@ -339,7 +339,7 @@ static bool
 move_valid(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
            size_t head, uint32_t pos)
 {
-    const uint32_t *count = a->kv->count + head * TR_KV_LISTS_MAX;
+    const uint32_t *count = a->kv->count + head * TR_KV_TIERS_MAX;
     const tr_kv_move_t *m = &a->kv->move[head];
     uint32_t window = seq->window, slot;
 
@@ -391,7 +391,7 @@ rows_valid(const append_t *a, uint32_t i)
     first = rows->row_pos[rows->seq_row[i]];
     dense = first >= seq->base;
     if (!dense
-        && (n != 1 || first + 1 != seq->base || seq->n_lists == 0
+        && (n != 1 || first + 1 != seq->base || seq->n_tiers == 0
             || !tr_kv_seq_valid(kv, seq))) {
         return false;
     }

@@ -3,7 +3,7 @@
  * (kernels.h, tr_kv_compress_t): one task a head.  Reference: test_kv_store.c.
  *
  * All heads are looked through before the first is moved: a choice that cannot
- * be followed leaves everything as it was.  Tokens that go to a list by channel
+ * be followed leaves everything as it was.  Tokens that go to a tier by channel
  * wait until TR_KV_CHANNEL_TOKENS of them are there.
  */
 #include "kernels/cpu/cpu.h"
@@ -26,15 +26,15 @@ typedef struct {
     const compress_t *c;
     const int32_t *table, *to_table;
     const int8_t *dest; /* of the next source */
-    tr_kv_iterator_t to[TR_KV_LISTS_MAX];
+    tr_kv_iterator_t to[TR_KV_TIERS_MAX];
     /* those that wait for the rest of their tile */
-    tr_kv_place_t wait[TR_KV_LISTS_MAX][TR_KV_CHANNEL_TOKENS];
+    tr_kv_place_t wait[TR_KV_TIERS_MAX][TR_KV_CHANNEL_TOKENS];
 } head_t;
 
 /* ---- looking ---- */
 
 /* Counts the next n choices, which tokens of layout `l` have: false when one
- * of them is not allowed.  count: by list, then the window. */
+ * of them is not allowed.  count: by tier, then the window. */
 static bool
 dest_count(const compress_t *c, const int8_t *dest, uint32_t n,
            const tr_kv_layout_t *l, uint32_t *count)
@@ -46,8 +46,8 @@ dest_count(const compress_t *c, const int8_t *dest, uint32_t n,
         seen[(uint8_t) dest[i]]++;
     }
     allowed = seen[(uint8_t) TR_KV_NOWHERE];
-    for (uint32_t i = 0; i < to->n_lists; i++) {
-        if (seen[i] > 0 && !tr_kv_goes(l, &c->kv->layout[to->list_layout[i]])) {
+    for (uint32_t i = 0; i < to->n_tiers; i++) {
+        if (seen[i] > 0 && !tr_kv_goes(l, &c->kv->layout[to->tier_layout[i]])) {
             return false;
         }
         allowed += seen[i];
@@ -59,7 +59,7 @@ dest_count(const compress_t *c, const int8_t *dest, uint32_t n,
             return false;
         }
         allowed += seen[(uint8_t) TR_KV_WINDOW];
-        count[TR_KV_LISTS_MAX] += seen[(uint8_t) TR_KV_WINDOW];
+        count[TR_KV_TIERS_MAX] += seen[(uint8_t) TR_KV_WINDOW];
     }
     return allowed == n;
 }
@@ -88,11 +88,11 @@ sources_valid(const compress_t *c, size_t head, const int8_t *dest,
     const tr_kv_view_t *kv = c->kv;
     const tr_kv_seq_t *from = c->from;
     const int32_t *table = kv->tables + head * kv->table_len;
-    const uint32_t *have = kv->count + head * TR_KV_LISTS_MAX;
+    const uint32_t *have = kv->count + head * TR_KV_TIERS_MAX;
     uint32_t pos = from->base, n, left, window = 0;
     size_t all = c->c->n_dense;
 
-    for (uint32_t l = 0; l < from->n_lists; l++) {
+    for (uint32_t l = 0; l < from->n_tiers; l++) {
         all += have[l];
     }
     if (from->window > 0) {
@@ -102,11 +102,11 @@ sources_valid(const compress_t *c, size_t head, const int8_t *dest,
     if (all + window > c->c->dest_len) {
         return false;
     }
-    for (uint32_t l = 0; l < from->n_lists; l++, dest += n) {
+    for (uint32_t l = 0; l < from->n_tiers; l++, dest += n) {
         n = have[l];
-        if (!tr_kv_has_list(kv, table, from, l, 0, n)
-            || !dest_count(c, dest, n, &kv->layout[from->list_layout[l]], count)
-            || count[TR_KV_LISTS_MAX] > 0) {
+        if (!tr_kv_has_tier(kv, table, from, l, 0, n)
+            || !dest_count(c, dest, n, &kv->layout[from->tier_layout[l]], count)
+            || count[TR_KV_TIERS_MAX] > 0) {
             return false;
         }
     }
@@ -130,11 +130,11 @@ static bool
 targets_valid(const compress_t *c, const int32_t *table, const uint32_t *count)
 {
     const tr_kv_seq_t *to = c->c->to;
-    uint32_t n = count[TR_KV_LISTS_MAX], first, turn;
+    uint32_t n = count[TR_KV_TIERS_MAX], first, turn;
 
-    for (uint32_t i = 0; i < to->n_lists; i++) {
-        if (!tr_kv_has_list(&c->to, table, to, i, 0, count[i])
-            || (c->kv->layout[to->list_layout[i]].level.by_channel
+    for (uint32_t i = 0; i < to->n_tiers; i++) {
+        if (!tr_kv_has_tier(&c->to, table, to, i, 0, count[i])
+            || (c->kv->layout[to->tier_layout[i]].level.by_channel
                 && count[i] % TR_KV_CHANNEL_TOKENS != 0)) {
             return false;
         }
@@ -159,7 +159,7 @@ heads_look(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 
     (void) worker;
     for (uint32_t h = first; h < end; h++) {
-        uint32_t count[TR_KV_LISTS_MAX + 1] = { 0 };
+        uint32_t count[TR_KV_TIERS_MAX + 1] = { 0 };
 
         if (!sources_valid(c, (size_t) c->c->slot * heads + h,
                            c->c->dest + h * c->c->dest_len, count)
@@ -173,10 +173,10 @@ heads_look(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 /* ---- moving ---- */
 
 static void
-move_to_list(head_t *h, uint32_t list, tr_kv_place_t from, float score,
+move_to_tier(head_t *h, uint32_t tier, tr_kv_place_t from, float score,
              uint32_t pos)
 {
-    tr_kv_place_t p = tr_kv_iterator_next(&h->to[list]);
+    tr_kv_place_t p = tr_kv_iterator_next(&h->to[tier]);
     uint32_t i = p.at % TR_KV_CHANNEL_TOKENS;
 
     if (p.at == 0) {
@@ -185,11 +185,11 @@ move_to_list(head_t *h, uint32_t list, tr_kv_place_t from, float score,
     if (!p.layout->level.by_channel) {
         tr_kv_move(h->c->codec, from, p);
     } else {
-        h->wait[list][i] = from;
+        h->wait[tier][i] = from;
         if (i == TR_KV_CHANNEL_TOKENS - 1) {
             tr_kv_place_t tile = { p.page, p.layout, p.at - i };
 
-            tr_kv_move_tile(h->c->codec, h->wait[list], tile);
+            tr_kv_move_tile(h->c->codec, h->wait[tier], tile);
         }
     }
     tr_kv_mark(p, score, pos);
@@ -203,7 +203,7 @@ source_move(head_t *h, tr_kv_place_t from, float score, uint32_t pos)
     int8_t dest = *h->dest++;
 
     if (dest >= 0) {
-        move_to_list(h, (uint32_t) dest, from, score, pos);
+        move_to_tier(h, (uint32_t) dest, from, score, pos);
     } else if (dest == TR_KV_WINDOW) {
         tr_kv_place_t p = tr_kv_place_window(&h->c->to, h->to_table, to,
                                              pos % to->window);
@@ -257,11 +257,11 @@ head_move(head_t *h, const uint32_t *have)
     tr_kv_iterator_t it;
 
     window_clear(h);
-    for (uint32_t l = 0; l < c->c->to->n_lists; l++) {
-        h->to[l] = tr_kv_iterator_list(&c->to, h->to_table, c->c->to, l);
+    for (uint32_t l = 0; l < c->c->to->n_tiers; l++) {
+        h->to[l] = tr_kv_iterator_tier(&c->to, h->to_table, c->c->to, l);
     }
-    for (uint32_t l = 0; l < from->n_lists; l++) {
-        it = tr_kv_iterator_list(kv, h->table, from, l);
+    for (uint32_t l = 0; l < from->n_tiers; l++) {
+        it = tr_kv_iterator_tier(kv, h->table, from, l);
         for (uint32_t i = 0; i < have[l]; i++) {
             tr_kv_place_t p = tr_kv_iterator_next(&it);
 
@@ -299,7 +299,7 @@ heads_move(void *arg, uint32_t first, uint32_t end, uint32_t worker)
         h.table = kv->tables + head * kv->table_len;
         h.to_table = c->to.tables + (size_t) i * kv->table_len;
         h.dest = c->c->dest + i * c->c->dest_len;
-        head_move(&h, kv->count + head * TR_KV_LISTS_MAX);
+        head_move(&h, kv->count + head * TR_KV_TIERS_MAX);
     }
 }
 
@@ -313,7 +313,7 @@ tr_cpu_kv_compress(const tr_stream_t *s, const tr_kv_view_t *kv,
     all.to.tables = c->to_tables;
     if (kv->head_dim > TR_HEAD_DIM_MAX || kv->head_dim % 16
         || !tr_kv_seq_valid(kv, all.from) || !tr_kv_seq_valid(kv, c->to)
-        || c->to->n_lists == 0 || all.from->base > UINT32_MAX - c->n_dense
+        || c->to->n_tiers == 0 || all.from->base > UINT32_MAX - c->n_dense
         || c->to->base != all.from->base + c->n_dense) {
         return TR_KERNEL_BADARG;
     }

@@ -32,11 +32,11 @@ tr_kv_place_window(const tr_kv_view_t *kv, const int32_t *table,
 }
 
 tr_kv_place_t
-tr_kv_place_list(const tr_kv_view_t *kv, const int32_t *table,
-                 const tr_kv_seq_t *seq, uint32_t list, uint32_t index)
+tr_kv_place_tier(const tr_kv_view_t *kv, const int32_t *table,
+                 const tr_kv_seq_t *seq, uint32_t tier, uint32_t index)
 {
-    const tr_kv_layout_t *l = &kv->layout[seq->list_layout[list]];
-    uint32_t entry = tr_kv_list_entry(kv, list, index / l->tokens);
+    const tr_kv_layout_t *l = &kv->layout[seq->tier_layout[tier]];
+    uint32_t entry = tr_kv_tier_entry(kv, tier, index / l->tokens);
 
     return (tr_kv_place_t){ page_of(kv, table, entry), l, index % l->tokens };
 }
@@ -48,14 +48,14 @@ tr_kv_iterator_dense(const tr_kv_view_t *kv, const int32_t *table)
 }
 
 tr_kv_iterator_t
-tr_kv_iterator_list(const tr_kv_view_t *kv, const int32_t *table,
-                    const tr_kv_seq_t *seq, uint32_t list)
+tr_kv_iterator_tier(const tr_kv_view_t *kv, const int32_t *table,
+                    const tr_kv_seq_t *seq, uint32_t tier)
 {
     return (
         tr_kv_iterator_t){ kv,
-                           table + tr_kv_list_entry(kv, list, 0),
-                           list % 2 == 0 ? 1 : -1,
-                           { NULL, &kv->layout[seq->list_layout[list]], 0 } };
+                           table + tr_kv_tier_entry(kv, tier, 0),
+                           tier % 2 == 0 ? 1 : -1,
+                           { NULL, &kv->layout[seq->tier_layout[tier]], 0 } };
 }
 
 /* Are there pages for tokens [first, end) of a part of `len` entries, whose
@@ -102,23 +102,23 @@ tr_kv_has_window(const tr_kv_view_t *kv, const int32_t *table,
 }
 
 bool
-tr_kv_has_list(const tr_kv_view_t *kv, const int32_t *table,
-               const tr_kv_seq_t *seq, uint32_t list, uint32_t first,
+tr_kv_has_tier(const tr_kv_view_t *kv, const int32_t *table,
+               const tr_kv_seq_t *seq, uint32_t tier, uint32_t first,
                uint32_t end)
 {
-    return part_has(table + tr_kv_list_entry(kv, list, 0),
-                    list % 2 == 0 ? 1 : -1, kv->pair_len[list / 2],
-                    kv->layout[seq->list_layout[list]].tokens, first, end);
+    return part_has(table + tr_kv_tier_entry(kv, tier, 0),
+                    tier % 2 == 0 ? 1 : -1, kv->pair_len[tier / 2],
+                    kv->layout[seq->tier_layout[tier]].tokens, first, end);
 }
 
 bool
 tr_kv_seq_valid(const tr_kv_view_t *kv, const tr_kv_seq_t *seq)
 {
-    if (seq->n_lists > TR_KV_LISTS_MAX) {
+    if (seq->n_tiers > TR_KV_TIERS_MAX) {
         return false;
     }
-    for (uint32_t i = 0; i < seq->n_lists; i++) {
-        if (seq->list_layout[i] == 0 || seq->list_layout[i] >= kv->n_layouts) {
+    for (uint32_t i = 0; i < seq->n_tiers; i++) {
+        if (seq->tier_layout[i] == 0 || seq->tier_layout[i] >= kv->n_layouts) {
             return false;
         }
     }

@@ -55,16 +55,16 @@ typedef struct {
 } tr_kv_place_t;
 
 /* Where a head's token is; index: of the dense tokens, of the ring's slots or
- * of the list's tokens. */
+ * of the tier's tokens. */
 tr_kv_place_t tr_kv_place_dense(const tr_kv_view_t *kv, const int32_t *table,
                                 uint32_t index);
 tr_kv_place_t tr_kv_place_window(const tr_kv_view_t *kv, const int32_t *table,
                                  const tr_kv_seq_t *seq, uint32_t index);
-tr_kv_place_t tr_kv_place_list(const tr_kv_view_t *kv, const int32_t *table,
-                               const tr_kv_seq_t *seq, uint32_t list,
+tr_kv_place_t tr_kv_place_tier(const tr_kv_view_t *kv, const int32_t *table,
+                               const tr_kv_seq_t *seq, uint32_t tier,
                                uint32_t index);
 
-/* The places of a list, or of the dense tokens, one after the other. */
+/* The places of a tier, or of the dense tokens, one after the other. */
 typedef struct {
     const tr_kv_view_t *kv;
     const int32_t *entry; /* of the next page */
@@ -74,9 +74,9 @@ typedef struct {
 
 tr_kv_iterator_t tr_kv_iterator_dense(const tr_kv_view_t *kv,
                                       const int32_t *table);
-tr_kv_iterator_t tr_kv_iterator_list(const tr_kv_view_t *kv,
+tr_kv_iterator_t tr_kv_iterator_tier(const tr_kv_view_t *kv,
                                      const int32_t *table,
-                                     const tr_kv_seq_t *seq, uint32_t list);
+                                     const tr_kv_seq_t *seq, uint32_t tier);
 
 static inline tr_kv_place_t
 tr_kv_iterator_next(tr_kv_iterator_t *it)
@@ -98,11 +98,11 @@ bool tr_kv_has_dense(const tr_kv_view_t *kv, const int32_t *table,
                      uint32_t first, uint32_t end);
 bool tr_kv_has_window(const tr_kv_view_t *kv, const int32_t *table,
                       const tr_kv_seq_t *seq, uint32_t first, uint32_t end);
-bool tr_kv_has_list(const tr_kv_view_t *kv, const int32_t *table,
-                    const tr_kv_seq_t *seq, uint32_t list, uint32_t first,
+bool tr_kv_has_tier(const tr_kv_view_t *kv, const int32_t *table,
+                    const tr_kv_seq_t *seq, uint32_t tier, uint32_t first,
                     uint32_t end);
 
-/* Are the layouts of a slot that has lists such that tokens can go there? */
+/* Are the layouts of a slot that has tiers such that tokens can go there? */
 bool tr_kv_seq_valid(const tr_kv_view_t *kv, const tr_kv_seq_t *seq);
 
 /* May a token go from one layout to the other?  Bits never go up. */

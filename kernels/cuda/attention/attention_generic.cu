@@ -62,7 +62,7 @@ static __global__ void __launch_bounds__(LANES)
     generic_victims(&a, b, &smem, blockIdx.x, blockIdx.y);
 }
 
-/* Tiles of a head, at most: pages of 8 tokens are half tiles, and lists and
+/* Tiles of a head, at most: pages of 8 tokens are half tiles, and tiers and
  * window cover up to twice max_len slots. */
 static uint32_t
 tiles_most(const tr_cuda_generic_size_t *size)

@@ -1,6 +1,6 @@
 /*
  * attention_head.cuh: what the generic kernel is given, and where a head's
- * tokens are: its runs (lists, window, dense pages), tile by tile.
+ * tokens are: its runs (tiers, window, dense pages), tile by tile.
  */
 #ifndef TR_CUDA_ATTENTION_HEAD_CUH
 #define TR_CUDA_ATTENTION_HEAD_CUH
@@ -15,9 +15,9 @@
 #define ROWS 8u             /* queries that are scored together */
 #define LANES 128u          /* of a block */
 #define LANES_MAX 128u
-#define RUN_WINDOW TR_KV_LISTS_MAX
-#define RUN_DENSE (TR_KV_LISTS_MAX + 1u)
-#define RUNS (TR_KV_LISTS_MAX + 2u)
+#define RUN_WINDOW TR_KV_TIERS_MAX
+#define RUN_DENSE (TR_KV_TIERS_MAX + 1u)
+#define RUNS (TR_KV_TIERS_MAX + 2u)
 
 typedef struct {
     tr_kv_view_t kv; /* its layouts are below */
@@ -111,7 +111,7 @@ head_open(generic_head_t *h, const generic_args_t *a, uint32_t s,
     head = tr_kv_head(&a->kv, slot, a->layer, kv_head);
     h->table = a->kv.tables + head * a->kv.table_len;
     h->dense = h->table;
-    h->count = a->kv.count + head * TR_KV_LISTS_MAX;
+    h->count = a->kv.count + head * TR_KV_TIERS_MAX;
     h->n = a->rows.row_pos[h->first];
     h->n_dense = 0;
     return h->n >= h->seq->base
@@ -167,8 +167,8 @@ run_slots(const generic_head_t *h, uint32_t run, const tr_kv_layout_t **l)
                : q->base < q->window                       ? q->base
                                                            : q->window;
     }
-    *l = &h->a->layout[run < q->n_lists ? q->list_layout[run] : 0];
-    return run < q->n_lists ? h->count[run] : 0;
+    *l = &h->a->layout[run < q->n_tiers ? q->tier_layout[run] : 0];
+    return run < q->n_tiers ? h->count[run] : 0;
 }
 
 TR_DEVICE uint32_t
@@ -200,7 +200,7 @@ run_page(const generic_head_t *h, uint32_t run, uint32_t i)
 
     return run == RUN_DENSE    ? h->dense[i]
            : run == RUN_WINDOW ? h->table[kv->at_window + i]
-                               : h->table[tr_kv_list_entry(kv, run, i)];
+                               : h->table[tr_kv_tier_entry(kv, run, i)];
 }
 
 /* Tile i of a head: false when there are fewer. */

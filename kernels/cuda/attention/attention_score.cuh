@@ -150,14 +150,14 @@ generic_victims(const generic_args_t *a, block_t b, victim_smem_t *smem,
     generic_head_t head;
 
     if (!head_open(&head, a, s, kv_head) || !head.seq->scored
-        || head.end - head.first != 1 || head.seq->n_lists == 0) {
+        || head.end - head.first != 1 || head.seq->n_tiers == 0) {
         return;
     }
     head_query(&head, s, kv_head, head.first);
     victim = a->kv.victim
              + tr_kv_head(&a->kv, a->rows.seq_slot[s], a->layer, kv_head)
-                   * TR_KV_LISTS_MAX;
-    for (uint32_t l = 0; l < head.seq->n_lists; l++) {
+                   * TR_KV_TIERS_MAX;
+    for (uint32_t l = 0; l < head.seq->n_tiers; l++) {
         const tr_kv_layout_t *layout;
         uint32_t n = run_slots(&head, l, &layout);
         least_t best = none;

@@ -14,7 +14,7 @@
  * A head is one KV head of one sequence in one layer, with the query heads of
  * its group.  Those of sequences that take no part are left out, since a warp
  * would have to walk over them one by one.  A head's cached tokens are six
- * segments: lists 0 to 3, the window, the dense pages.  A segment's tokens come
+ * segments: tiers 0 to 3, the window, the dense pages.  A segment's tokens come
  * in tiles, 16 tokens of a level or 8 of a dense page, and the tiles of a head
  * are numbered through its segments, those of a layer through its heads.  A
  * range is a run of tiles of the layer, wherever the cuts fall; of each head in
@@ -80,7 +80,7 @@ typedef struct {
     uint32_t base, window, window_from;
     uint32_t tokens[SEGMENTS];
     uint8_t layout[SEGMENTS];
-    uint8_t flags, n_lists;
+    uint8_t flags, n_tiers;
     uint32_t tiles;
     uint32_t traces_before; /* in the layer */
 } decode_head_t;

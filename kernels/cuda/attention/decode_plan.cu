@@ -79,7 +79,7 @@ decode_work(const tr_device_props_t *d, const tr_cuda_decode_size_t *size,
 
 /* Key and value bits that attend_kernel (decode.cu) lists. */
 static bool
-bits_listed(uint32_t key, uint32_t value)
+bits_tiered(uint32_t key, uint32_t value)
 {
     return key == 16  ? value == 16
            : key == 8 ? value == 8 || value == 4 || value == 2
@@ -103,7 +103,7 @@ decode_layouts(const tr_kv_view_t *kv, decode_layouts_t *out)
         uint32_t bytes;
 
         if (l->head_dim != dim || l->level.by_channel
-            || !bits_listed(l->level.key_bits, l->level.value_bits)
+            || !bits_tiered(l->level.key_bits, l->level.value_bits)
             || (!wide
                 && (l->level.key_groups != 1 || l->level.value_groups != 1))) {
             return TR_KERNEL_BADARG;
@@ -179,7 +179,7 @@ describe(const plan_args_t &a, uint32_t layer, uint32_t i, decode_head_t &h)
     const tr_kv_seq_t s = a.kv.seq[slot];
     size_t head = ((size_t) slot * a.kv.layers + layer) * a.kv.kv_heads
                   + kv_head;
-    uint4 count = *(const uint4 *) (a.kv.count + head * TR_KV_LISTS_MAX);
+    uint4 count = *(const uint4 *) (a.kv.count + head * TR_KV_TIERS_MAX);
     uint32_t n = a.rows.row_pos[row];
 
     h.head = (uint32_t) head;
@@ -188,19 +188,19 @@ describe(const plan_args_t &a, uint32_t layer, uint32_t i, decode_head_t &h)
     h.base = s.base;
     h.window = s.window;
     h.window_from = s.window_from;
-    h.n_lists = s.n_lists;
+    h.n_tiers = s.n_tiers;
     h.flags = (uint8_t) ((s.scored ? HEAD_SCORED : 0)
                          | (s.by_sum ? HEAD_BY_SUM : 0)
                          | (n >= s.recent_from ? HEAD_RECENT : 0));
 #pragma unroll
-    for (uint32_t l = 0; l < TR_KV_LISTS_MAX; l++) {
+    for (uint32_t l = 0; l < TR_KV_TIERS_MAX; l++) {
         uint32_t tokens = l == 0   ? count.x
                           : l == 1 ? count.y
                           : l == 2 ? count.z
                                    : count.w;
 
-        h.tokens[l] = l < s.n_lists ? tokens : 0;
-        h.layout[l] = l < s.n_lists ? s.list_layout[l] : 0;
+        h.tokens[l] = l < s.n_tiers ? tokens : 0;
+        h.layout[l] = l < s.n_tiers ? s.tier_layout[l] : 0;
     }
     h.tokens[SEG_WINDOW] = s.base > s.window_from && s.window > 0
                                ? min(s.base, s.window)
@@ -225,15 +225,15 @@ describe(const plan_args_t &a, uint32_t layer, uint32_t i, decode_head_t &h)
     return sums;
 }
 
-/* Lists without tokens that could be one have no victim; no job says so. */
+/* Tiers without tokens that could be one have no victim; no job says so. */
 static __device__ __forceinline__ void
 no_victims(const plan_args_t &a, const decode_head_t &h)
 {
 #pragma unroll
-    for (uint32_t l = 0; l < TR_KV_LISTS_MAX; l++) {
-        if (l < h.n_lists && (h.flags & HEAD_SCORED)
+    for (uint32_t l = 0; l < TR_KV_TIERS_MAX; l++) {
+        if (l < h.n_tiers && (h.flags & HEAD_SCORED)
             && (h.tokens[l] == 0 || !a.layouts.of[h.layout[l]].scored)) {
-            a.kv.victim[(size_t) h.head * TR_KV_LISTS_MAX + l] = {
+            a.kv.victim[(size_t) h.head * TR_KV_TIERS_MAX + l] = {
                 __int_as_float(0x7f800000), 0
             };
         }

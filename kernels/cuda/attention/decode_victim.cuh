@@ -1,8 +1,8 @@
 /*
- * decode_victim.cuh: the least significant token of each list, which the next
+ * decode_victim.cuh: the least significant token of each tier, which the next
  * token puts to fewer bits or out (DiffKV, SOSP 2025, section 4).  Who raises a
  * row of scores leaves the least of it (decode_score.cuh); here is how two are
- * compared, and how the least of a list is found once all its rows are raised.
+ * compared, and how the least of a tier is found once all its rows are raised.
  */
 #ifndef TR_CUDA_DECODE_VICTIM_CUH
 #define TR_CUDA_DECODE_VICTIM_CUH
@@ -11,7 +11,7 @@
 #include "kernels/cuda/ptx.cuh"
 
 #define SETTLE_WARPS 8u   /* of a block that settles victims, at most */
-#define SETTLE_ROWS 32u   /* of a list, for each of them: one a lane */
+#define SETTLE_ROWS 32u   /* of a tier, for each of them: one a lane */
 #define NEVER 0x7f800000u /* bits of the significance of no token: infinity */
 
 static __device__ __forceinline__ bool
@@ -62,7 +62,7 @@ load_sought(const decode_left_t &left, uint32_t job)
     return s;
 }
 
-/* The least of what was found in rows from, from + step, .. of a list, of the
+/* The least of what was found in rows from, from + step, .. of a tier, of the
  * warp. */
 static __device__ __forceinline__ decode_victim_t
 least_found(const decode_left_t &left, const sought_t &s, uint32_t from,
@@ -82,12 +82,12 @@ least_found(const decode_left_t &left, const sought_t &s, uint32_t from,
 static __device__ __forceinline__ void
 put_victim(const decode_args_t &a, const sought_t &s, const decode_victim_t &v)
 {
-    a.kv.victim[(size_t) s.head * TR_KV_LISTS_MAX + s.segment] = {
+    a.kv.victim[(size_t) s.head * TR_KV_TIERS_MAX + s.segment] = {
         v.significance, v.index
     };
 }
 
-/* The victims of a layer's lists: job `at` and every step'th from there, of the
+/* The victims of a layer's tiers: job `at` and every step'th from there, of the
  * warp. */
 static __device__ __forceinline__ void
 settle_by_warp(const decode_args_t &a, const decode_left_t &left, uint32_t at,

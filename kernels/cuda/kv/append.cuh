@@ -24,14 +24,14 @@ page_clear(const append_t *t, place_t p)
     lanes_sync(t->w);
 }
 
-/* The place that a list gives to n tokens from `index` on; its page is new when
+/* The place that a tier gives to n tokens from `index` on; its page is new when
  * they are all that it holds. */
 TR_DEVICE place_t
-list_enter(const append_t *t, uint32_t list, uint32_t index, uint32_t n)
+tier_enter(const append_t *t, uint32_t tier, uint32_t index, uint32_t n)
 {
-    place_t p = list_place(t, list, index);
+    place_t p = tier_place(t, tier, index);
 
-    if (p.at == 0 && index + n == t->count[list]) {
+    if (p.at == 0 && index + n == t->count[tier]) {
         page_clear(t, p);
     }
     return p;
@@ -151,10 +151,10 @@ TR_DEVICE void
 victim_move(const append_t *t)
 {
     const tr_kv_move_t *m = t->move;
-    place_t from = list_place(t, (uint32_t) m->victim_from, m->victim_index);
+    place_t from = tier_place(t, (uint32_t) m->victim_from, m->victim_index);
     float score = token_score(from);
     uint32_t position = token_position(from);
-    place_t to = list_enter(t, (uint32_t) m->victim_to, m->victim_target, 1);
+    place_t to = tier_enter(t, (uint32_t) m->victim_to, m->victim_target, 1);
 
     side_move(t->w, from, to, t->side, t->smem);
     mark(t, to, score, position);
@@ -165,8 +165,8 @@ TR_DEVICE void
 window_leave(const append_t *t)
 {
     const tr_kv_move_t *m = t->move;
-    uint32_t list = (uint32_t) m->to;
-    place_t to = list_enter(t, list, m->index, m->leaves);
+    uint32_t tier = (uint32_t) m->to;
+    place_t to = tier_enter(t, tier, m->index, m->leaves);
     bool tile = to.layout->level.by_channel && t->side == KEY;
 
     if (tile) {
@@ -180,7 +180,7 @@ window_leave(const append_t *t)
     for (uint32_t i = 0; i < m->leaves; i++) {
         place_t from = window_place(t, (m->leave_pos + i) % t->seq->window);
 
-        to = list_place(t, list, m->index + i);
+        to = tier_place(t, tier, m->index + i);
         if (!tile) {
             side_move(t->w, from, to, t->side, t->smem);
         }
@@ -230,7 +230,7 @@ append_token(const append_t *t)
     if (t->seq->window != 0) {
         window_enter(t);
     } else if (m->to >= 0) {
-        place_t p = list_enter(t, (uint32_t) m->to, m->index, 1);
+        place_t p = tier_enter(t, (uint32_t) m->to, m->index, 1);
 
         row_load(t);
         side_put(t->w, p, t->side, t->smem);
@@ -288,7 +288,7 @@ append_open(append_t *t, const append_args_t *a, uint32_t layer)
     head = tr_kv_head(&a->kv, slot, layer, t->kv_head);
     t->seq = &a->kv.seq[slot];
     t->table = a->kv.tables + head * a->kv.table_len;
-    t->count = a->kv.count + head * TR_KV_LISTS_MAX;
+    t->count = a->kv.count + head * TR_KV_TIERS_MAX;
     t->move = &a->kv.move[head];
     return true;
 }
@@ -301,7 +301,7 @@ append_compressed(const append_t *t)
     append_part_t part = t->a->part;
 
     if (t->end - t->first != 1 || t->pos + 1 != t->seq->base
-        || t->seq->n_lists == 0
+        || t->seq->n_tiers == 0
         || !seq_valid(t->a->layout, t->a->kv.n_layouts, t->seq)
         || !token_valid(t) || (part != TOKENS && !move_valid(t))) {
         return false;

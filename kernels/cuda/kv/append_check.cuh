@@ -58,13 +58,13 @@ entry_has(const append_t *t, uint32_t at, int32_t step, uint32_t len,
 }
 
 TR_DEVICE bool
-list_has(const append_t *t, uint32_t list, uint32_t index)
+tier_has(const append_t *t, uint32_t tier, uint32_t index)
 {
     const tr_kv_view_t *kv = &t->a->kv;
 
-    return entry_has(t, tr_kv_list_entry(kv, list, 0), list % 2 == 0 ? 1 : -1,
-                     kv->pair_len[list / 2],
-                     index / t->a->layout[t->seq->list_layout[list]].tokens);
+    return entry_has(t, tr_kv_tier_entry(kv, tier, 0), tier % 2 == 0 ? 1 : -1,
+                     kv->pair_len[tier / 2],
+                     index / t->a->layout[t->seq->tier_layout[tier]].tokens);
 }
 
 TR_DEVICE bool
@@ -77,11 +77,11 @@ window_has(const append_t *t, uint32_t slot)
 }
 
 TR_DEVICE place_t
-list_place(const append_t *t, uint32_t list, uint32_t index)
+tier_place(const append_t *t, uint32_t tier, uint32_t index)
 {
     const tr_kv_view_t *kv = &t->a->kv;
-    const tr_kv_layout_t *l = &t->a->layout[t->seq->list_layout[list]];
-    uint32_t entry = tr_kv_list_entry(kv, list, index / l->tokens);
+    const tr_kv_layout_t *l = &t->a->layout[t->seq->tier_layout[tier]];
+    uint32_t entry = tr_kv_tier_entry(kv, tier, index / l->tokens);
     place_t p = { tr_kv_page_at(kv, t->table[entry]), l, index % l->tokens };
 
     return p;
@@ -100,19 +100,19 @@ window_place(const append_t *t, uint32_t slot)
 
 /* ---- what is refused ---------------------------------------------------- */
 
-/* Are the layouts of a sequence that has lists such that tokens can go
+/* Are the layouts of a sequence that has tiers such that tokens can go
  * there? */
 TR_DEVICE bool
 seq_valid(const tr_kv_layout_t *layout, uint32_t n_layouts,
           const tr_kv_seq_t *seq)
 {
-    bool ok = seq->n_lists <= TR_KV_LISTS_MAX;
+    bool ok = seq->n_tiers <= TR_KV_TIERS_MAX;
 
 #pragma unroll
-    for (uint32_t i = 0; i < TR_KV_LISTS_MAX; i++) { /* loaded together */
-        uint32_t l = seq->list_layout[i];
+    for (uint32_t i = 0; i < TR_KV_TIERS_MAX; i++) { /* loaded together */
+        uint32_t l = seq->tier_layout[i];
 
-        ok = ok && (i >= seq->n_lists || (l != 0 && l < n_layouts));
+        ok = ok && (i >= seq->n_tiers || (l != 0 && l < n_layouts));
     }
     return ok
            && (seq->window == 0
@@ -122,7 +122,7 @@ seq_valid(const tr_kv_layout_t *layout, uint32_t n_layouts,
                    && seq->window_from <= seq->base));
 }
 
-/* May n tokens of layout `from` (NULL: new) go to list `to`, from `index`? */
+/* May n tokens of layout `from` (NULL: new) go to tier `to`, from `index`? */
 TR_DEVICE bool
 target_valid(const append_t *t, const tr_kv_layout_t *from, int to,
              uint32_t index, uint32_t n)
@@ -132,10 +132,10 @@ target_valid(const append_t *t, const tr_kv_layout_t *from, int to,
     if (to == TR_KV_NOWHERE) {
         return true;
     }
-    if (to < 0 || to >= t->seq->n_lists) {
+    if (to < 0 || to >= t->seq->n_tiers) {
         return false;
     }
-    l = &t->a->layout[t->seq->list_layout[to]];
+    l = &t->a->layout[t->seq->tier_layout[to]];
     if (l->level.by_channel
         && (n != TR_KV_CHANNEL_TOKENS || index % TR_KV_CHANNEL_TOKENS != 0)) {
         return false;
@@ -145,7 +145,7 @@ target_valid(const append_t *t, const tr_kv_layout_t *from, int to,
         return false;
     }
     for (uint32_t i = 0; i < n; i++) {
-        if (!list_has(t, (uint32_t) to, index + i)) {
+        if (!tier_has(t, (uint32_t) to, index + i)) {
             return false;
         }
     }
@@ -161,12 +161,12 @@ victim_valid(const append_t *t)
     if (m->victim_from == TR_KV_STAYS) {
         return true;
     }
-    if (m->victim_from < 0 || m->victim_from >= t->seq->n_lists) {
+    if (m->victim_from < 0 || m->victim_from >= t->seq->n_tiers) {
         return false;
     }
-    l = &t->a->layout[t->seq->list_layout[m->victim_from]];
+    l = &t->a->layout[t->seq->tier_layout[m->victim_from]];
     return !l->level.by_channel && m->victim_index < UINT32_MAX
-           && list_has(t, (uint32_t) m->victim_from, m->victim_index)
+           && tier_has(t, (uint32_t) m->victim_from, m->victim_index)
            && target_valid(t, l, m->victim_to, m->victim_target, 1);
 }
 

@@ -35,7 +35,7 @@ fast_target(const append_t *t, place_t *p)
         ok = p->layout->digest == 0;
     } else {
         ok = t->end - t->first == 1 && t->pos + 1 == seq->base
-             && seq->n_lists != 0 && seq->window != 0
+             && seq->n_tiers != 0 && seq->window != 0
              && seq_valid(a->layout, a->kv.n_layouts, seq);
         if (!ok) {
             return false;

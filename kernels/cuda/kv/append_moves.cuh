@@ -65,7 +65,7 @@ moves_common(const append_t *t)
     const tr_kv_move_t *m = t->move;
 
     return a->fast && t->pos + 1 == seq->base && t->end - t->first == 1
-           && seq->n_lists != 0 && seq->window != 0
+           && seq->n_tiers != 0 && seq->window != 0
            && seq_valid(a->layout, a->kv.n_layouts, seq) && m->to >= TR_KV_STAYS
            && (m->to < 0 || m->leaves == 1)
            && (m->victim_from >= 0 || m->victim_from == TR_KV_STAYS)
@@ -95,24 +95,24 @@ moves_place(const append_t *t, uint32_t which)
     const tr_kv_move_t *m = t->move;
     const tr_kv_layout_t *l, *from;
     bool window = which == LEAVES;
-    int list = ((const int8_t *) m)[window ? 0 : which - 1];
-    uint32_t in = (uint32_t) list % TR_KV_LISTS_MAX, slot, page;
+    int tier = ((const int8_t *) m)[window ? 0 : which - 1];
+    uint32_t in = (uint32_t) tier % TR_KV_TIERS_MAX, slot, page;
     uint32_t entry = a->kv.at_window, len = a->kv.at_pair[0] - entry;
     int32_t id;
     moves_place_t f;
 
     f.index = ((const uint32_t *) m)[1 + which];
-    f.used = list >= 0 && (which != VICTIM_TO || m->victim_from >= 0);
-    f.ok = list < seq->n_lists;
+    f.used = tier >= 0 && (which != VICTIM_TO || m->victim_from >= 0);
+    f.ok = tier < seq->n_tiers;
     if (window) { /* it was in the ring before this step */
         f.ok = f.ok && f.index < t->pos && t->pos - f.index <= seq->window;
     }
     /* no more than that is known of one that is not used */
     l = &a->layout[window || !f.used || !f.ok ? seq->window_layout
-                                              : seq->list_layout[in]];
+                                              : seq->tier_layout[in]];
     from =
-        &a->layout[which == VICTIM_TO && f.used && m->victim_from < seq->n_lists
-                       ? seq->list_layout[m->victim_from]
+        &a->layout[which == VICTIM_TO && f.used && m->victim_from < seq->n_tiers
+                       ? seq->tier_layout[m->victim_from]
                        : seq->window_layout];
     slot = window ? f.index % seq->window : f.index;
     page = slot / l->tokens;
@@ -125,7 +125,7 @@ moves_place(const append_t *t, uint32_t which)
                && token_goes(from, l);
     }
     if (!window) {
-        entry = tr_kv_list_entry(&a->kv, in, 0);
+        entry = tr_kv_tier_entry(&a->kv, in, 0);
         len = a->kv.pair_len[in / 2];
     }
     f.ok = f.ok && page < len && fast_layout(l);

@@ -4,7 +4,7 @@
  *
  *   compress_index   a block for each job and head looks whether the choice can
  *                    be followed, and turns it round: which source each place
- *                    of a list gets
+ *                    of a tier gets
  *   compress_tiles   a warp fills 16 places (a tile of 32 by channel) of one
  *                    side, and clears what their page has beside codes
  *
@@ -17,11 +17,11 @@
 #include "append.cuh"
 
 #define INDEX_LANES 256u
-#define TARGETS (TR_KV_LISTS_MAX + 1u) /* lists, then the window */
+#define TARGETS (TR_KV_TIERS_MAX + 1u) /* tiers, then the window */
 
 /* What the index leaves of a head. */
 typedef struct {
-    uint32_t total[TR_KV_LISTS_MAX]; /* tokens that go to each list */
+    uint32_t total[TR_KV_TIERS_MAX]; /* tokens that go to each tier */
 } compress_head_t;
 
 typedef struct {
@@ -31,7 +31,7 @@ typedef struct {
     uint32_t max_len;
     uint32_t *refused;
     compress_head_t *head; /* [n][layers * kv_heads] */
-    uint32_t *order; /* [n][layers * kv_heads][max_len] sources, by list */
+    uint32_t *order; /* [n][layers * kv_heads][max_len] sources, by tier */
 } compress_args_t;
 
 /* What the lanes of a block share. */
@@ -49,7 +49,7 @@ typedef struct {
     const int32_t *table, *to_table;
     const int8_t *dest;
     const uint32_t *have;
-    uint32_t listed, windowed, all; /* sources: in lists, in the window, all */
+    uint32_t tiered, windowed, all; /* sources: in tiers, in the window, all */
     compress_head_t *head;
     uint32_t *order;
 } compress_t;
@@ -67,7 +67,7 @@ compress_open(compress_t *c, const compress_args_t *a, uint32_t j, uint32_t h)
     const tr_kv_view_t *kv = &a->kv;
     uint32_t heads = kv->layers * kv->kv_heads;
     size_t head, mine = (size_t) j * heads + h;
-    uint64_t listed = 0;
+    uint64_t tiered = 0;
 
     c->a = a;
     c->job = &a->jobs[j];
@@ -77,27 +77,27 @@ compress_open(compress_t *c, const compress_args_t *a, uint32_t j, uint32_t h)
     c->table = kv->tables + head * kv->table_len;
     c->to_table = c->job->to_tables + (size_t) h * kv->table_len;
     c->dest = c->job->dest + h * c->job->dest_len;
-    c->have = kv->count + head * TR_KV_LISTS_MAX;
+    c->have = kv->count + head * TR_KV_TIERS_MAX;
     c->head = a->head + mine;
     c->order = a->order + mine * a->max_len;
     if (!seq_valid(a->layout, kv->n_layouts, c->from)
-        || !seq_valid(a->layout, kv->n_layouts, c->to) || c->to->n_lists == 0
+        || !seq_valid(a->layout, kv->n_layouts, c->to) || c->to->n_tiers == 0
         || c->from->base > UINT32_MAX - c->job->n_dense
         || c->to->base != c->from->base + c->job->n_dense
         || c->to->window_from > c->to->base) {
         return false;
     }
-    for (uint32_t l = 0; l < c->from->n_lists; l++) {
-        listed += c->have[l];
+    for (uint32_t l = 0; l < c->from->n_tiers; l++) {
+        tiered += c->have[l];
     }
     c->windowed = c->from->window > 0 ? c->from->base - c->from->window_from
                                       : 0;
-    if (listed + c->windowed + c->job->n_dense > c->job->dest_len
-        || listed + c->windowed + c->job->n_dense > a->max_len) {
+    if (tiered + c->windowed + c->job->n_dense > c->job->dest_len
+        || tiered + c->windowed + c->job->n_dense > a->max_len) {
         return false;
     }
-    c->listed = (uint32_t) listed;
-    c->all = c->listed + c->windowed + c->job->n_dense;
+    c->tiered = (uint32_t) tiered;
+    c->all = c->tiered + c->windowed + c->job->n_dense;
     return true;
 }
 
@@ -111,19 +111,19 @@ source_place(const compress_t *c, uint32_t i, uint32_t *position, float *score)
     place_t p = { NULL, NULL, i };
     uint32_t l = 0, entry, later;
 
-    if (i < c->listed) {
+    if (i < c->tiered) {
         for (; p.at >= c->have[l]; l++) {
             p.at -= c->have[l];
         }
-        p.layout = &c->a->layout[c->from->list_layout[l]];
-        entry = tr_kv_list_entry(kv, l, p.at / p.layout->tokens);
-    } else if (i < c->listed + c->windowed) {
-        *position = c->from->window_from + (i - c->listed);
+        p.layout = &c->a->layout[c->from->tier_layout[l]];
+        entry = tr_kv_tier_entry(kv, l, p.at / p.layout->tokens);
+    } else if (i < c->tiered + c->windowed) {
+        *position = c->from->window_from + (i - c->tiered);
         p.at = *position % c->from->window;
         p.layout = &c->a->layout[c->from->window_layout];
         entry = kv->at_window + p.at / p.layout->tokens;
     } else {
-        p.at = i - c->listed - c->windowed;
+        p.at = i - c->tiered - c->windowed;
         *position = c->from->base + p.at;
         later = c->job->n_dense - 1 - p.at;
         p.layout = &c->a->layout[0];
@@ -132,9 +132,9 @@ source_place(const compress_t *c, uint32_t i, uint32_t *position, float *score)
     p.page = tr_kv_page_at(kv, c->table[entry]);
     p.at %= p.layout->tokens;
     *score = token_score(p);
-    if (i < c->listed) {
+    if (i < c->tiered) {
         *position = token_position(p);
-    } else if (i >= c->listed + c->windowed && c->job->observe > 0) {
+    } else if (i >= c->tiered + c->windowed && c->job->observe > 0) {
         /* the last queries paid it, as if all had */
         *score = p.layout->recent ? tr_kv_observed(
                      ((const float *) (p.page + p.layout->recent))[p.at], later,
@@ -149,16 +149,16 @@ source_layout(const compress_t *c, uint32_t i)
 {
     uint32_t l = 0;
 
-    if (i >= c->listed + c->windowed) {
+    if (i >= c->tiered + c->windowed) {
         return &c->a->layout[0];
     }
-    if (i >= c->listed) {
+    if (i >= c->tiered) {
         return &c->a->layout[c->from->window_layout];
     }
     for (; i >= c->have[l]; l++) {
         i -= c->have[l];
     }
-    return &c->a->layout[c->from->list_layout[l]];
+    return &c->a->layout[c->from->tier_layout[l]];
 }
 
 #endif

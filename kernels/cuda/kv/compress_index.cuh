@@ -1,6 +1,6 @@
 /*
  * compress_index.cuh: may a choice be followed, and which source does each
- * place of a list get?  See compress.cuh.
+ * place of a tier get?  See compress.cuh.
  */
 #ifndef TR_CUDA_COMPRESS_INDEX_CUH
 #define TR_CUDA_COMPRESS_INDEX_CUH
@@ -9,7 +9,7 @@
 
 /* ---- looking ------------------------------------------------------------ */
 
-/* Where source i goes, TR_KV_LISTS_MAX for the window; TARGETS: nowhere; more:
+/* Where source i goes, TR_KV_TIERS_MAX for the window; TARGETS: nowhere; more:
  * that is not allowed. */
 TR_DEVICE uint32_t
 source_target(const compress_t *c, uint32_t i)
@@ -18,11 +18,11 @@ source_target(const compress_t *c, uint32_t i)
     const tr_kv_seq_t *to = c->to;
     int8_t dest = c->dest[i];
 
-    if (i >= c->listed && to->window > 0) {
+    if (i >= c->tiered && to->window > 0) {
         uint32_t first = c->windowed > 0 ? c->from->window_from : c->from->base;
 
         if ((dest == TR_KV_WINDOW)
-            != (first + (i - c->listed) >= to->window_from)) {
+            != (first + (i - c->tiered) >= to->window_from)) {
             return TARGETS + 1;
         }
     }
@@ -30,13 +30,13 @@ source_target(const compress_t *c, uint32_t i)
         return TARGETS;
     }
     if (dest == TR_KV_WINDOW) {
-        return i >= c->listed && to->window > 0
+        return i >= c->tiered && to->window > 0
                        && token_goes(l, &c->a->layout[to->window_layout])
-                   ? TR_KV_LISTS_MAX
+                   ? TR_KV_TIERS_MAX
                    : TARGETS + 1;
     }
-    return dest >= 0 && dest < to->n_lists
-                   && token_goes(l, &c->a->layout[to->list_layout[dest]])
+    return dest >= 0 && dest < to->n_tiers
+                   && token_goes(l, &c->a->layout[to->tier_layout[dest]])
                ? (uint32_t) dest
                : TARGETS + 1;
 }
@@ -63,16 +63,16 @@ part_has(block_t b, const int32_t *row, int32_t step, uint32_t len,
 }
 
 TR_DEVICE bool
-lists_have(block_t b, const compress_t *c, const int32_t *table,
+tiers_have(block_t b, const compress_t *c, const int32_t *table,
            const tr_kv_seq_t *seq, const uint32_t *n)
 {
     const tr_kv_view_t *kv = &c->a->kv;
     bool ok = true;
 
-    for (uint32_t l = 0; l < seq->n_lists; l++) {
-        ok = part_has(b, table + tr_kv_list_entry(kv, l, 0),
+    for (uint32_t l = 0; l < seq->n_tiers; l++) {
+        ok = part_has(b, table + tr_kv_tier_entry(kv, l, 0),
                       l % 2 == 0 ? 1 : -1, kv->pair_len[l / 2],
-                      c->a->layout[seq->list_layout[l]].tokens, 0, n[l])
+                      c->a->layout[seq->tier_layout[l]].tokens, 0, n[l])
              && ok;
     }
     return ok;
@@ -122,18 +122,18 @@ TR_DEVICE bool
 targets_valid(block_t b, const compress_t *c, const index_smem_t *smem)
 {
     const tr_kv_seq_t *to = c->to;
-    bool ok = lists_have(b, c, c->to_table, to, smem->total)
+    bool ok = tiers_have(b, c, c->to_table, to, smem->total)
               & window_complete(b, c, c->to_table, to);
 
-    for (uint32_t l = 0; l < to->n_lists; l++) {
-        if (c->a->layout[to->list_layout[l]].level.by_channel
+    for (uint32_t l = 0; l < to->n_tiers; l++) {
+        if (c->a->layout[to->tier_layout[l]].level.by_channel
             && smem->total[l] % TR_KV_CHANNEL_TOKENS != 0) {
             ok = false;
         }
     }
     return ok
            && (to->window == 0
-               || smem->total[TR_KV_LISTS_MAX] == to->base - to->window_from);
+               || smem->total[TR_KV_TIERS_MAX] == to->base - to->window_from);
 }
 
 /* Head h of job j. */
@@ -163,7 +163,7 @@ compress_index(const compress_args_t *a, block_t b, index_smem_t *smem,
     if (!lane_count(&c, first, end, count)
         || !part_has(b, c.table, 1, a->kv.at_window, a->layout[0].tokens, 0,
                      c.job->n_dense)
-        || !lists_have(b, &c, c.table, c.from, c.have)
+        || !tiers_have(b, &c, c.table, c.from, c.have)
         || !window_complete(b, &c, c.table, c.from)) {
         flag_raise(&smem->bad);
     }
@@ -190,8 +190,8 @@ compress_index(const compress_args_t *a, block_t b, index_smem_t *smem,
         }
         return;
     }
-    for (uint32_t t = 1; t < TR_KV_LISTS_MAX; t++) {
-        for (uint32_t u = 0; u < t; u++) { /* lists before it */
+    for (uint32_t t = 1; t < TR_KV_TIERS_MAX; t++) {
+        for (uint32_t u = 0; u < t; u++) { /* tiers before it */
             count[t] += smem->total[u];
         }
     }
@@ -200,7 +200,7 @@ compress_index(const compress_args_t *a, block_t b, index_smem_t *smem,
             c.order[count[c.dest[i]]++] = i;
         }
     }
-    for (uint32_t t = b.lane; t < TR_KV_LISTS_MAX; t += b.lanes) {
+    for (uint32_t t = b.lane; t < TR_KV_TIERS_MAX; t += b.lanes) {
         c.head->total[t] = smem->total[t];
     }
 }

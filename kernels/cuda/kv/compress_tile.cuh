@@ -58,16 +58,16 @@ tile_fill(warp_t w, place_t to, uint32_t n, side_t side, tile_smem_t *smem)
     lanes_sync(w);
 }
 
-/* Tile i of list l, whose sources are at c->order[first ..]. */
+/* Tile i of tier l, whose sources are at c->order[first ..]. */
 TR_DEVICE void
-list_tile(const compress_t *c, warp_t w, tile_smem_t *smem, side_t side,
+tier_tile(const compress_t *c, warp_t w, tile_smem_t *smem, side_t side,
           uint32_t l, uint32_t i, uint32_t first)
 {
-    const tr_kv_layout_t *layout = &c->a->layout[c->to->list_layout[l]];
+    const tr_kv_layout_t *layout = &c->a->layout[c->to->tier_layout[l]];
     uint32_t tiles = page_tiles(layout), page = i / tiles;
     uint32_t at = page * layout->tokens + i % tiles * tile_tokens(layout);
     uint32_t n = (page + 1) * layout->tokens, total = c->head->total[l];
-    uint32_t entry = tr_kv_list_entry(&c->a->kv, l, page);
+    uint32_t entry = tr_kv_tier_entry(&c->a->kv, l, page);
     place_t to = { tr_kv_page_at(&c->a->kv, c->to_table[entry]), layout,
                    at % layout->tokens };
     bool last;
@@ -137,7 +137,7 @@ window_tile(const compress_t *c, warp_t w, tile_smem_t *smem, side_t side,
         if (at + k >= to->window || age >= used) {
             continue;
         }
-        smem->token.from[k] = source_place(c, c->listed + (position - first),
+        smem->token.from[k] = source_place(c, c->tiered + (position - first),
                                            &position, &score);
         if (side == VALUE) {
             token_mark(p, score, position);
@@ -146,7 +146,7 @@ window_tile(const compress_t *c, warp_t w, tile_smem_t *smem, side_t side,
     tile_fill(w, dest, n, side, smem);
 }
 
-/* Tile i of a head, lists first; false: there are no more. */
+/* Tile i of a head, tiers first; false: there are no more. */
 TR_DEVICE bool
 head_tile_move(const compress_t *c, warp_t w, tile_smem_t *smem, side_t side,
                uint32_t i)
@@ -154,14 +154,14 @@ head_tile_move(const compress_t *c, warp_t w, tile_smem_t *smem, side_t side,
     const tr_kv_layout_t *l;
     uint32_t first = 0, tiles;
 
-    for (uint32_t t = 0; t < c->to->n_lists; t++) {
+    for (uint32_t t = 0; t < c->to->n_tiers; t++) {
         uint32_t n = c->head->total[t];
 
-        l = &c->a->layout[c->to->list_layout[t]];
+        l = &c->a->layout[c->to->tier_layout[t]];
         tiles = n / l->tokens * page_tiles(l)
                 + (n % l->tokens + tile_tokens(l) - 1) / tile_tokens(l);
         if (i < tiles) {
-            list_tile(c, w, smem, side, t, i, first);
+            tier_tile(c, w, smem, side, t, i, first);
             return true;
         }
         i -= tiles;

@@ -12,7 +12,7 @@
 #include <cuda_runtime.h>
 
 #define THREADS 256u
-#define PARTS (TR_KV_LISTS_MAX + 2u)
+#define PARTS (TR_KV_TIERS_MAX + 2u)
 #define BLOCKS_HEAD 4u /* that share a head's pages */
 
 typedef struct {
@@ -44,13 +44,13 @@ part_pages(const swap_args_t &a, uint32_t h, uint32_t part, uint32_t *entry,
             tokens = a.tokens[seq->window_layout];
             n = min(seq->base, seq->window);
         }
-    } else if (part - 2 < seq->n_lists) {
+    } else if (part - 2 < seq->n_tiers) {
         uint32_t l = part - 2;
 
-        *entry = tr_kv_list_entry(kv, l, 0);
+        *entry = tr_kv_tier_entry(kv, l, 0);
         *step = l % 2 == 0 ? 1 : -1;
-        tokens = a.tokens[seq->list_layout[l]];
-        n = kv->count[((size_t) a.swap.slot * heads + h) * TR_KV_LISTS_MAX + l];
+        tokens = a.tokens[seq->tier_layout[l]];
+        n = kv->count[((size_t) a.swap.slot * heads + h) * TR_KV_TIERS_MAX + l];
     }
     return (n + tokens - 1) / tokens;
 }

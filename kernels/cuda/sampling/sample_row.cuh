@@ -54,7 +54,7 @@ left_share(const field_t *f, float logit, uint64_t order)
 
 /* From the list. */
 TR_DEVICE void
-draw_listed(block_t b, sample_smem_t *smem, const field_t *f, uint64_t bits)
+draw_tiered(block_t b, sample_smem_t *smem, const field_t *f, uint64_t bits)
 {
     uint64_t sum = 0, total, target;
 
@@ -178,7 +178,7 @@ draw_token(block_t b, sample_smem_t *smem, const tr_cuda_wish_t *w,
         f.least_share = (uint64_t) ceil((double) w->min_p * (double) ONE);
     }
     if (s.whole) {
-        draw_listed(b, smem, &f, bits);
+        draw_tiered(b, smem, &f, bits);
     } else {
         draw_anywhere(b, smem, &f, bits);
     }

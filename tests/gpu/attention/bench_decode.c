@@ -231,7 +231,7 @@ fill_tables(setup_t *s, const case_t *x)
     size_t heads = (size_t) x->seqs * LAYERS * x->kv_heads;
     size_t pages[TR_KV_LAYOUTS_MAX] = { 0 }, first = 0;
     tr_kv_seq_t *seq = calloc(x->seqs, sizeof(*seq));
-    uint32_t *count = calloc(heads * TR_KV_LISTS_MAX, 4), longest = 0;
+    uint32_t *count = calloc(heads * TR_KV_TIERS_MAX, 4), longest = 0;
     uint32_t *pos = calloc(x->seqs + 1, 4), *row = calloc(x->seqs + 1, 4);
     int32_t *slot = calloc(x->seqs, 4), *table;
     uint8_t *layout;
@@ -255,12 +255,12 @@ fill_tables(setup_t *s, const case_t *x)
         row[i + 1] = i + 1;
         pos[i] = len - 1;
         seq[i].scored = x->n_levels > 0;
-        seq[i].n_lists = (uint8_t) x->n_levels;
+        seq[i].n_tiers = (uint8_t) x->n_levels;
         seq[i].base = x->n_levels > 0 ? len : 0;
         seq[i].window_from = seq[i].base;
         seq[i].recent_from = UINT32_MAX;
         for (uint32_t l = 0; l < x->n_levels; l++) {
-            seq[i].list_layout[l] = (uint8_t) (l + 1);
+            seq[i].tier_layout[l] = (uint8_t) (l + 1);
         }
         for (uint32_t h = 0; h < LAYERS * x->kv_heads; h++) {
             size_t head = (size_t) i * LAYERS * x->kv_heads + h;
@@ -274,10 +274,10 @@ fill_tables(setup_t *s, const case_t *x)
 
                 left -= tokens;
                 if (k > 0) {
-                    count[head * TR_KV_LISTS_MAX + l] = tokens;
+                    count[head * TR_KV_TIERS_MAX + l] = tokens;
                 }
                 for (uint32_t p = 0; p * per < tokens; p++) {
-                    uint32_t e = k == 0 ? p : tr_kv_list_entry(v, l, p);
+                    uint32_t e = k == 0 ? p : tr_kv_tier_entry(v, l, p);
 
                     layout[head * v->table_len + e] = (uint8_t) (k + 1);
                     pages[k]++;
@@ -310,9 +310,9 @@ fill_tables(setup_t *s, const case_t *x)
     v->pool = fill_pool(s, pages);
     v->tables = device_array(table, heads * v->table_len * 4);
     v->seq = device_array(seq, x->seqs * sizeof(*seq));
-    v->count = device_array(count, heads * TR_KV_LISTS_MAX * 4);
+    v->count = device_array(count, heads * TR_KV_TIERS_MAX * 4);
     v->victim = device_array(NULL,
-                             heads * TR_KV_LISTS_MAX * sizeof(tr_kv_victim_t));
+                             heads * TR_KV_TIERS_MAX * sizeof(tr_kv_victim_t));
     s->rows.n_rows = s->rows.n_seqs = x->seqs;
     s->rows.row_pos = device_array(pos, x->seqs * 4);
     s->rows.seq_slot = device_array(slot, x->seqs * 4);

@@ -101,22 +101,22 @@ fill(case_t *c, uint32_t s, int32_t *entry, uint32_t layout, uint32_t t,
     put_marks(l, page, t, position);
 }
 
-/* Where a sequence's tokens are: listed positions are [0, window_from). */
+/* Where a sequence's tokens are: tiered positions are [0, window_from). */
 static void
 choose_sequence(case_t *c, uint32_t s)
 {
     fixture_t *b = &c->fixture;
     tr_kv_seq_t *q = &b->seq[s];
     uint32_t levels = b->plan.n - 1, kind = levels ? random_below(4) : 0;
-    uint32_t listed = b->max_len / 4, dense = 0, last;
+    uint32_t tiered = b->max_len / 4, dense = 0, last;
 
     *q = (tr_kv_seq_t){ .by_sum = random_below(2) == 0 };
     if (kind > 0) {
-        q->n_lists = (uint8_t) (1 + random_below(levels < 4 ? levels : 4));
-        for (uint32_t l = 0; l < q->n_lists; l++) {
-            q->list_layout[l] = (uint8_t) (1 + random_below(levels));
+        q->n_tiers = (uint8_t) (1 + random_below(levels < 4 ? levels : 4));
+        for (uint32_t l = 0; l < q->n_tiers; l++) {
+            q->tier_layout[l] = (uint8_t) (1 + random_below(levels));
         }
-        q->base = q->window_from = 1 + random_below(listed);
+        q->base = q->window_from = 1 + random_below(tiered);
         q->window_layout = (uint8_t) (1 + random_below(levels));
         if (random_below(3) > 0
             && !b->plan.layout[q->window_layout].level.by_channel) {
@@ -146,18 +146,18 @@ fill_head(case_t *c, uint32_t s, uint32_t h)
     fixture_t *b = &c->fixture;
     const tr_kv_seq_t *q = &b->seq[s];
     int32_t *row = fixture_row(b, s, h);
-    uint32_t *count = b->count + fixture_head(b, s, h) * TR_KV_LISTS_MAX;
+    uint32_t *count = b->count + fixture_head(b, s, h) * TR_KV_TIERS_MAX;
     uint32_t position = 0, per, others = q->window_from;
 
     others -= others > 0 && q->window == 0; /* the last is the query's own */
-    for (uint32_t l = 0; l < q->n_lists; l++) {
-        uint32_t n = random_below(others / q->n_lists + 1);
+    for (uint32_t l = 0; l < q->n_tiers; l++) {
+        uint32_t n = random_below(others / q->n_tiers + 1);
 
-        per = b->plan.layout[q->list_layout[l]].tokens;
+        per = b->plan.layout[q->tier_layout[l]].tokens;
         if (q->window == 0 && b->dense[s] == 0 && l == 0) {
             n++; /* the query's own token */
         }
-        if (b->plan.layout[q->list_layout[l]].level.by_channel) {
+        if (b->plan.layout[q->tier_layout[l]].level.by_channel) {
             n -= n % TR_KV_CHANNEL_TOKENS;
         }
         count[l] = n;
@@ -165,8 +165,8 @@ fill_head(case_t *c, uint32_t s, uint32_t h)
             uint32_t at = l == 0 && i == n / 2 && q->window == 0 ? q->base - 1
                                                                  : position++;
 
-            fill(c, s, row + tr_kv_list_entry(&b->host, l, i / per),
-                 q->list_layout[l], i % per, at);
+            fill(c, s, row + tr_kv_tier_entry(&b->host, l, i / per),
+                 q->tier_layout[l], i % per, at);
         }
     }
     for (uint32_t p = q->window_from; q->window && p < q->base; p++) {
@@ -289,9 +289,9 @@ case_open(case_t *c, const fixture_side_t *side)
     make_rows(c);
     c->before = malloc(b->pages * b->host.page_bytes);
     memcpy(c->before, b->host.pool, b->pages * b->host.page_bytes);
-    c->victim = malloc(heads * TR_KV_LISTS_MAX * sizeof(*c->victim));
-    b->host.victim = malloc(heads * TR_KV_LISTS_MAX * sizeof(*c->victim));
-    b->other.victim = fixture_room(heads * TR_KV_LISTS_MAX
+    c->victim = malloc(heads * TR_KV_TIERS_MAX * sizeof(*c->victim));
+    b->host.victim = malloc(heads * TR_KV_TIERS_MAX * sizeof(*c->victim));
+    b->other.victim = fixture_room(heads * TR_KV_TIERS_MAX
                                    * sizeof(*c->victim));
     fixture_sync(b);
 }

@@ -26,7 +26,7 @@ typedef struct {
     tr_kv_victim_t *victim;
 } case_t;
 
-/* Sequences of all kinds: dense, lists with and without a window, all three;
+/* Sequences of all kinds: dense, tiers with and without a window, all three;
  * some scored, some of Quest; rows for all of them. */
 void case_open(case_t *c, const fixture_side_t *side);
 void case_close(case_t *c);

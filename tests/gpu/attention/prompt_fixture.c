@@ -368,7 +368,7 @@ want_head(const case_t *c, want_t *w, const double *q, uint32_t keys, double *p,
 }
 
 static void
-want_list(const case_t *c, uint32_t s, uint32_t kv_head, want_t *w)
+want_tier(const case_t *c, uint32_t s, uint32_t kv_head, want_t *w)
 {
     uint32_t first = c->seq_row[s], rows = c->seq_row[s + 1] - first;
 
@@ -421,7 +421,7 @@ case_open(case_t *c)
     c->want = calloc(c->rows.n_seqs * c->kv_heads, sizeof(*c->want));
     for (uint32_t i = 0; i < c->rows.n_seqs * c->kv_heads; i++) {
         if (c->slot[i / c->kv_heads] >= 0) {
-            want_list(c, i / c->kv_heads, i % c->kv_heads, &c->want[i]);
+            want_tier(c, i / c->kv_heads, i % c->kv_heads, &c->want[i]);
         }
     }
 }

@@ -34,7 +34,7 @@ choose_shape(cache_shape_t *w, uint32_t round)
     w->seqs = 1 + random_below(7);
     w->n_levels = random_below(5);
     w->dense_scored = random_below(2) == 0;
-    w->max_list = 1 + random_below(random_below(3) == 0 ? 1500 : 200);
+    w->max_tier = 1 + random_below(random_below(3) == 0 ? 1500 : 200);
     w->max_dense = 1 + random_below(random_below(3) == 0 ? 1500 : 200);
     w->max_window = random_below(100);
     w->wild = random_below(2) == 0;
@@ -44,23 +44,23 @@ choose_shape(cache_shape_t *w, uint32_t round)
         w->seqs = 1;
         w->layers = 1 + random_below(3);
         w->n_levels = 1 + random_below(2);
-        w->max_list = 9000 + random_below(12000);
+        w->max_tier = 9000 + random_below(12000);
     }
     for (uint32_t i = 0; i < w->n_levels; i++) { /* distinct */
         w->level[i] = levels[(round + i * (round % 2 == 0 ? 1 : n - 1)) % n];
     }
-    if (random_below(8) == 0) { /* lists of several jobs and many pages */
+    if (random_below(8) == 0) { /* tiers of several jobs and many pages */
         w->kv_heads = 1;
         w->heads = group;
         w->seqs = 1 + random_below(2);
-        w->max_list = 1500 + random_below(4000);
+        w->max_tier = 1500 + random_below(4000);
     }
     if (random_below(8) == 0) { /* more heads than the plan has threads */
         w->kv_heads = 4;
         w->heads = group * w->kv_heads;
         w->layers = 1 + random_below(2);
         w->seqs = 260 + random_below(60);
-        w->max_list = w->max_dense = 1 + random_below(40);
+        w->max_tier = w->max_dense = 1 + random_below(40);
         w->max_window = random_below(10);
     }
     if (random_below(4) == 0) { /* a policy without scores */

@@ -1,7 +1,7 @@
 /*
  * The generic attention kernel against the CPU backend in plain C: all head
  * sizes, groups of up to 32, levels of every kind, rows of one sequence by the
- * dozen, lists, windows and dense pages together, scores and victims, Quest;
+ * dozen, tiers, windows and dense pages together, scores and victims, Quest;
  * free places are NaN.  Then once more cut differently: the same bits.
  *
  *   test_generic [rounds [seed]]
@@ -26,7 +26,7 @@ reset_other(case_t *c)
 {
     fixture_t *b = &c->fixture;
     size_t n = (size_t) FIXTURE_SLOTS * b->host.layers * b->host.kv_heads
-               * TR_KV_LISTS_MAX * sizeof(*c->victim);
+               * TR_KV_TIERS_MAX * sizeof(*c->victim);
 
     memset(c->victim, 0xff, n);
     fixture_put(b->other.victim, c->victim, n);
@@ -221,23 +221,23 @@ check_victims(case_t *c, uint32_t s, uint32_t kv_head, const uint8_t *pool)
     int32_t slot = c->slot[s];
     const tr_kv_seq_t *q = &b->seq[slot];
     size_t head = tr_kv_head(&b->host, slot, c->layer, kv_head);
-    const tr_kv_victim_t *got = c->victim + head * TR_KV_LISTS_MAX;
+    const tr_kv_victim_t *got = c->victim + head * TR_KV_TIERS_MAX;
     const int32_t *row = b->tables + head * b->host.table_len;
     uint32_t n = c->pos[c->seq_row[s]];
 
     if (!q->scored || c->seq_row[s + 1] - c->seq_row[s] != 1) {
         return true;
     }
-    for (uint32_t l = 0; l < q->n_lists; l++) {
-        const tr_kv_layout_t *at = &b->plan.layout[q->list_layout[l]];
+    for (uint32_t l = 0; l < q->n_tiers; l++) {
+        const tr_kv_layout_t *at = &b->plan.layout[q->tier_layout[l]];
         tr_kv_victim_t want = { INFINITY, 0 };
         uint32_t least = UINT32_MAX;
 
         for (uint32_t i = 0;
-             at->score && i < b->count[head * TR_KV_LISTS_MAX + l]; i++) {
+             at->score && i < b->count[head * TR_KV_TIERS_MAX + l]; i++) {
             const uint8_t
                 *page = pool
-                        + row[tr_kv_list_entry(&b->host, l, i / at->tokens)]
+                        + row[tr_kv_tier_entry(&b->host, l, i / at->tokens)]
                               * b->host.page_bytes;
             uint32_t position;
             float x;
@@ -255,7 +255,7 @@ check_victims(case_t *c, uint32_t s, uint32_t kv_head, const uint8_t *pool)
         }
         if (got[l].index != want.index
             || !(got[l].significance == want.significance)) {
-            printf("victim of list %u: %u (%g), expected %u (%g)\n", l,
+            printf("victim of tier %u: %u (%g), expected %u (%g)\n", l,
                    got[l].index, (double) got[l].significance, want.index,
                    (double) want.significance);
             return false;
@@ -271,7 +271,7 @@ check(case_t *c, const float *want, const uint8_t *got_out)
     fixture_t *b = &c->fixture;
     size_t bytes = b->pages * b->host.page_bytes;
     size_t victims = (size_t) FIXTURE_SLOTS * b->host.layers * b->host.kv_heads
-                     * TR_KV_LISTS_MAX * sizeof(*c->victim);
+                     * TR_KV_TIERS_MAX * sizeof(*c->victim);
     uint8_t *got = malloc(bytes), skipped[ROWS_MAX] = { 0 };
     bool ok = true;
 
@@ -359,9 +359,9 @@ one_round(const fixture_side_t *side)
         for (uint32_t s = 0; s < FIXTURE_SLOTS; s++) {
             const tr_kv_seq_t *q = &c->fixture.seq[s];
 
-            printf("  %u: base %u, window %u from %u, lists %u, dense %u, "
+            printf("  %u: base %u, window %u from %u, tiers %u, dense %u, "
                    "scored %d, rows %u\n",
-                   s, q->base, q->window, q->window_from, q->n_lists,
+                   s, q->base, q->window, q->window_from, q->n_tiers,
                    c->fixture.dense[s], q->scored,
                    c->seq_row[s + 1] - c->seq_row[s]);
         }

@@ -9,7 +9,7 @@
  * with BATCH only these.
  * Medians of 20 runs.  A step is one CUDA graph: a launch a layer, with the
  * moves of each layer in it, or of all layers in one launch before; every head
- * does the most that a step can ask: the victim of the upper list is
+ * does the most that a step can ask: the victim of the upper tier is
  * downgraded, a token leaves the window for its place, the new one enters.
  * "bytes" are those of the numbers that go in and of the codes that come out.
  */
@@ -127,7 +127,7 @@ no_refusal(const uint32_t *refused, const char *what)
 
 /* A view whose every head has `dense` + 1 + `per_list` * 2 pages of its own. */
 static void
-view_make(bench_t *b, uint32_t slots, uint32_t dense, uint32_t per_list)
+view_make(bench_t *b, uint32_t slots, uint32_t dense, uint32_t per_tier)
 {
     tr_page_wish_t wish = { DIM, levels, 2, true, false, true };
     tr_kv_view_t *v = &b->view;
@@ -147,8 +147,8 @@ view_make(bench_t *b, uint32_t slots, uint32_t dense, uint32_t per_list)
     v->layout = b->plan.layout;
     v->at_window = dense;
     v->at_pair[0] = dense + 1;
-    v->pair_len[0] = 2 * per_list;
-    v->at_pair[1] = v->table_len = dense + 1 + 2 * per_list;
+    v->pair_len[0] = 2 * per_tier;
+    v->at_pair[1] = v->table_len = dense + 1 + 2 * per_tier;
     pages = rows * v->table_len;
     tables = malloc(pages * 4);
     for (size_t i = 0; i < pages; i++) {
@@ -229,20 +229,20 @@ moves_make(bench_t *b, uint32_t batch)
     size_t heads = (size_t) batch * b->layers * KV_HEADS;
     tr_kv_move_t *m = calloc(heads, sizeof(*m));
     tr_kv_seq_t *seq = calloc(batch, sizeof(*seq));
-    uint32_t *count = calloc(heads * TR_KV_LISTS_MAX, 4);
+    uint32_t *count = calloc(heads * TR_KV_TIERS_MAX, 4);
 
     for (uint32_t s = 0; s < batch; s++) {
         seq[s] = (tr_kv_seq_t){ .base = 1000,
                                 .window_from = 1000 - WINDOW,
                                 .window = WINDOW,
-                                .n_lists = 2,
+                                .n_tiers = 2,
                                 .window_layout = 1,
-                                .list_layout = { 1, 2 },
+                                .tier_layout = { 1, 2 },
                                 .scored = true };
     }
     for (size_t h = 0; h < heads; h++) {
-        count[h * TR_KV_LISTS_MAX] = b->plan.layout[1].tokens;
-        count[h * TR_KV_LISTS_MAX + 1] = b->plan.layout[2].tokens;
+        count[h * TR_KV_TIERS_MAX] = b->plan.layout[1].tokens;
+        count[h * TR_KV_TIERS_MAX + 1] = b->plan.layout[2].tokens;
         m[h].victim_index = random_below(b->plan.layout[1].tokens);
         m[h].victim_to = 1;
         m[h].victim_target = random_below(b->plan.layout[2].tokens);
@@ -252,7 +252,7 @@ moves_make(bench_t *b, uint32_t batch)
     }
     b->view.move = array(b, m, heads * sizeof(*m));
     b->view.seq = array(b, seq, batch * sizeof(*seq));
-    b->view.count = array(b, count, heads * TR_KV_LISTS_MAX * 4);
+    b->view.count = array(b, count, heads * TR_KV_TIERS_MAX * 4);
     free(m);
     free(seq);
     free(count);
@@ -360,9 +360,9 @@ bench_compress(bench_t *b, uint32_t slots)
     tr_kv_seq_t to = { .base = PROMPT,
                        .window_from = PROMPT - WINDOW,
                        .window = WINDOW,
-                       .n_lists = 2,
+                       .n_tiers = 2,
                        .window_layout = 1,
-                       .list_layout = { 1, 2 },
+                       .tier_layout = { 1, 2 },
                        .scored = true };
     tr_kv_seq_t *seqs = calloc(slots, sizeof(*seqs));
     int8_t *dest = malloc((size_t) HEADS * PROMPT);
@@ -378,14 +378,14 @@ bench_compress(bench_t *b, uint32_t slots)
     view_make(b, slots, PROMPT / per + 1,
               PROMPT / b->plan.layout[1].tokens + 1);
     for (size_t i = 0; i < (size_t) HEADS * PROMPT; i++) {
-        uint32_t x = random_below(10), list = x < 3 ? 0 : x < 8 ? 1 : 2;
+        uint32_t x = random_below(10), tier = x < 3 ? 0 : x < 8 ? 1 : 2;
 
-        dest[i] = list == 2 ? TR_KV_NOWHERE : (int8_t) list;
+        dest[i] = tier == 2 ? TR_KV_NOWHERE : (int8_t) tier;
         if (i % PROMPT >= PROMPT - WINDOW) {
             dest[i] = TR_KV_WINDOW;
-            list = 0;
+            tier = 0;
         }
-        kept[list]++;
+        kept[tier]++;
     }
     for (uint32_t s = 0; s < slots; s++) {
         seqs[s] = from;

@@ -59,8 +59,8 @@ fill_kernel(const __grid_constant__ tr_kv_manager_t m)
         fill_run(m, row, q->window_layout, m.view.at_window, 1,
                  min(q->base, q->window), salt + 1);
     }
-    for (uint32_t l = 0; l < q->n_lists; l++) {
-        fill_run(m, row, q->list_layout[l], tr_kv_list_entry(&m.view, l, 0),
+    for (uint32_t l = 0; l < q->n_tiers; l++) {
+        fill_run(m, row, q->tier_layout[l], tr_kv_tier_entry(&m.view, l, 0),
                  l % 2 == 0 ? 1 : -1, manager_counts(&m, slot, head)[l],
                  salt + 2 + l);
     }

@@ -136,13 +136,13 @@ fixture_place(const tr_kv_view_t *v, const int32_t *row, uint32_t layout,
 }
 
 static fixture_place_t
-fixture_listed(const tr_kv_view_t *v, const tr_kv_seq_t *q, const int32_t *row,
+fixture_tiered(const tr_kv_view_t *v, const tr_kv_seq_t *q, const int32_t *row,
                uint32_t l, uint32_t i)
 {
-    uint32_t tokens = v->layout[q->list_layout[l]].tokens;
+    uint32_t tokens = v->layout[q->tier_layout[l]].tokens;
 
-    return fixture_place(v, row, q->list_layout[l],
-                         tr_kv_list_entry(v, l, i / tokens), i % tokens);
+    return fixture_place(v, row, q->tier_layout[l],
+                         tr_kv_tier_entry(v, l, i / tokens), i % tokens);
 }
 
 static fixture_place_t
@@ -195,10 +195,10 @@ fixture_append(const tr_kv_view_t *v, int32_t slot, uint32_t head)
     const tr_kv_move_t *m = &v->move[at];
 
     if (m->victim_from >= 0 && m->victim_to >= 0) {
-        fixture_place_t p = fixture_listed(v, q, row, (uint32_t) m->victim_from,
+        fixture_place_t p = fixture_tiered(v, q, row, (uint32_t) m->victim_from,
                                            m->victim_index);
 
-        fixture_put(fixture_listed(v, q, row, (uint32_t) m->victim_to,
+        fixture_put(fixture_tiered(v, q, row, (uint32_t) m->victim_to,
                                    m->victim_target),
                     fixture_score(p), fixture_position(p, 0));
     }
@@ -208,7 +208,7 @@ fixture_append(const tr_kv_view_t *v, int32_t slot, uint32_t head)
                           : fixture_score(
                               fixture_windowed(v, q, row, m->leave_pos + i));
 
-        fixture_put(fixture_listed(v, q, row, (uint32_t) m->to, m->index + i),
+        fixture_put(fixture_tiered(v, q, row, (uint32_t) m->to, m->index + i),
                     score, m->leave_pos + i);
     }
     if (q->window != 0) {
@@ -234,7 +234,7 @@ fixture_compress_one(const tr_kv_view_t *v, const tr_kv_compress_t *c,
     if (dest == TR_KV_WINDOW) {
         fixture_put(fixture_windowed(v, c->to, row, pos), score, pos);
     } else if (dest >= 0) {
-        fixture_put(fixture_listed(v, c->to, row, (uint32_t) dest,
+        fixture_put(fixture_tiered(v, c->to, row, (uint32_t) dest,
                                    count[dest]++),
                     score, pos);
     }
@@ -254,12 +254,12 @@ fixture_compress(const tr_stream_t *stream, const tr_kv_view_t *v,
         const int32_t *row = v->tables + at * v->table_len;
         const int32_t *to = c->to_tables + (size_t) head * v->table_len;
         const int8_t *dest = c->dest + head * c->dest_len;
-        uint32_t count[TR_KV_LISTS_MAX] = { 0 }, i;
+        uint32_t count[TR_KV_TIERS_MAX] = { 0 }, i;
 
-        for (uint32_t l = 0; l < q->n_lists; l++) {
-            for (i = 0; i < v->count[at * TR_KV_LISTS_MAX + l]; i++) {
+        for (uint32_t l = 0; l < q->n_tiers; l++) {
+            for (i = 0; i < v->count[at * TR_KV_TIERS_MAX + l]; i++) {
                 fixture_compress_one(v, c, to, *dest++,
-                                     fixture_listed(v, q, row, l, i), i, false,
+                                     fixture_tiered(v, q, row, l, i), i, false,
                                      count);
             }
         }
@@ -336,13 +336,13 @@ fixture_attend_head(const tr_kv_cache_t *kv, int32_t slot, uint32_t head,
     const uint32_t *count = manager_counts(&kv->m, slot, head);
     uint32_t dense = kv->m.slot[slot].tokens - q->base;
 
-    for (uint32_t l = 0; l < q->n_lists; l++) {
+    for (uint32_t l = 0; l < q->n_tiers; l++) {
         tr_kv_victim_t best = { __builtin_inff(), 0 };
         uint32_t least = 0;
 
         for (uint32_t i = 0;
-             i < count[l] && v->layout[q->list_layout[l]].score != 0; i++) {
-            fixture_place_t p = fixture_listed(v, q, row, l, i);
+             i < count[l] && v->layout[q->tier_layout[l]].score != 0; i++) {
+            fixture_place_t p = fixture_tiered(v, q, row, l, i);
             uint32_t pos = fixture_position(p, 0);
             float own;
 
@@ -357,7 +357,7 @@ fixture_attend_head(const tr_kv_cache_t *kv, int32_t slot, uint32_t head,
                 least = pos;
             }
         }
-        v->victim[manager_head(&kv->m, slot, head) * TR_KV_LISTS_MAX + l] =
+        v->victim[manager_head(&kv->m, slot, head) * TR_KV_TIERS_MAX + l] =
             best;
     }
     for (uint32_t i = q->window_from; i < q->base && q->window != 0; i++) {
@@ -407,7 +407,7 @@ fixture_compare_head(fixture_t *w, int32_t slot, uint32_t head)
     const tr_kv_cache_t *kv = w->kv;
     const int32_t *mine = manager_row(&kv->m, slot, head);
     const int32_t *theirs = manager_row(&w->mirror, slot, head);
-    size_t at = manager_head(&kv->m, slot, head) * TR_KV_LISTS_MAX;
+    size_t at = manager_head(&kv->m, slot, head) * TR_KV_TIERS_MAX;
     manager_run_t run[MANAGER_RUNS];
     uint32_t n, i, j, held = 0, entries = 0;
 
@@ -431,12 +431,12 @@ fixture_compare_head(fixture_t *w, int32_t slot, uint32_t head)
     FIXTURE_SAME(w,
                  memcmp(manager_counts(&kv->m, slot, head),
                         manager_counts(&w->mirror, slot, head),
-                        TR_KV_LISTS_MAX * 4)
+                        TR_KV_TIERS_MAX * 4)
                      == 0,
                  "slot %d head %u", slot, head);
     FIXTURE_SAME(w,
                  memcmp(kv->m.victim + at, w->mirror.victim + at,
-                        TR_KV_LISTS_MAX * sizeof(tr_kv_victim_t))
+                        TR_KV_TIERS_MAX * sizeof(tr_kv_victim_t))
                      == 0,
                  "slot %d head %u", slot, head);
 }

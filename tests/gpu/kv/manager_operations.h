@@ -205,7 +205,7 @@ fixture_step(fixture_t *w)
         }
     }
     memcpy(w->mirror.victim, w->kv->m.victim,
-           (size_t) w->slots * w->kv->heads * TR_KV_LISTS_MAX
+           (size_t) w->slots * w->kv->heads * TR_KV_TIERS_MAX
                * sizeof(tr_kv_victim_t));
     w->device->arrays(w->device->arg);
 }
@@ -217,7 +217,7 @@ fixture_sources(const fixture_t *w, const tr_kv_job_t *j, uint32_t head)
     const uint32_t *count = manager_counts(&w->mirror, j->slot, head);
     size_t n = j->n_dense;
 
-    for (uint32_t l = 0; l < j->from.n_lists; l++) {
+    for (uint32_t l = 0; l < j->from.n_tiers; l++) {
         n += count[l];
     }
     return n + (j->from.window != 0 ? j->from.base - j->from.window_from : 0);
@@ -454,7 +454,7 @@ fixture_tally(fixture_t *w)
         const tr_kv_tally_t *t = &w->mirror.tally[i];
         const tr_kv_slot_t *s = &w->kv->m.slot[i];
         const tr_kv_seq_t *q = &w->kv->m.seq[i];
-        uint32_t listed[TR_KV_LISTS_MAX] = { 0 }, edge[TR_KV_EDGES] = { 0 };
+        uint32_t tiered[TR_KV_TIERS_MAX] = { 0 }, edge[TR_KV_EDGES] = { 0 };
         uint32_t grows = s->rule.leaves > 1 ? s->rule.leaves : 1;
 
         FIXTURE_SAME(w, t->open == s->open, "slot %u", i);
@@ -462,15 +462,15 @@ fixture_tally(fixture_t *w)
             continue;
         }
         for (uint32_t h = 0; h < w->kv->heads; h++) {
-            for (uint32_t l = 0; l < TR_KV_LISTS_MAX; l++) {
-                listed[l] += manager_counts(&w->kv->m, (int32_t) i, h)[l];
+            for (uint32_t l = 0; l < TR_KV_TIERS_MAX; l++) {
+                tiered[l] += manager_counts(&w->kv->m, (int32_t) i, h)[l];
             }
             for (uint32_t k = 0; k < TR_KV_EDGES; k++) {
                 bool on = false;
 
-                for (uint32_t l = 0; l < q->n_lists; l++) {
+                for (uint32_t l = 0; l < q->n_tiers; l++) {
                     uint32_t
-                        each = w->kv->plan.layout[q->list_layout[l]].tokens,
+                        each = w->kv->plan.layout[q->tier_layout[l]].tokens,
                         have = manager_counts(&w->kv->m, (int32_t) i, h)[l];
 
                     on = on
@@ -485,7 +485,7 @@ fixture_tally(fixture_t *w)
                          && t->pages == s->pages && t->dense == s->dense
                          && t->out == s->out && t->base == q->base
                          && t->window_from == q->window_from
-                         && memcmp(t->listed, listed, sizeof(listed)) == 0
+                         && memcmp(t->tiered, tiered, sizeof(tiered)) == 0
                          && memcmp(t->edge, edge, sizeof(edge)) == 0,
                      "slot %u: %u tokens, tally %u", i, s->tokens, t->tokens);
     }

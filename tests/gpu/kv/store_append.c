@@ -64,7 +64,7 @@ rows_make(fixture_t *b, const uint32_t *n, step_rows_t *r)
         if (n[s] == 0) {
             continue;
         }
-        if (b->dense[s] == 0 && q->n_lists > 0 && n[s] == UINT32_MAX) {
+        if (b->dense[s] == 0 && q->n_tiers > 0 && n[s] == UINT32_MAX) {
             first = q->base - 1; /* a step of a compressed sequence */
         }
         r->slot[seqs] = (int32_t) s;
@@ -201,42 +201,42 @@ store_dense(fixture_t *b, const uint32_t *n)
 
 /* ---- steps -------------------------------------------------------------- */
 
-/* Victim of a head, perhaps; returns its list, or -1. */
+/* Victim of a head, perhaps; returns its tier, or -1. */
 static int
 choose_victim(fixture_t *b, uint32_t s, const tr_kv_seq_t *q, int32_t *row,
               uint32_t *count, tr_kv_move_t *m)
 {
-    uint32_t from = random_below(q->n_lists), to = random_below(q->n_lists);
-    const tr_kv_layout_t *l = &b->plan.layout[q->list_layout[to]];
+    uint32_t from = random_below(q->n_tiers), to = random_below(q->n_tiers);
+    const tr_kv_layout_t *l = &b->plan.layout[q->tier_layout[to]];
 
     (void) s;
     if (random_below(2) || count[from] == 0
-        || b->plan.layout[q->list_layout[from]].level.by_channel) {
+        || b->plan.layout[q->tier_layout[from]].level.by_channel) {
         return -1;
     }
     m->victim_from = (int8_t) from;
     m->victim_index = random_below(count[from]);
     m->victim_to = TR_KV_NOWHERE;
     if (to != from && !l->level.by_channel
-        && store_goes(b, q->list_layout[from], q->list_layout[to])
+        && store_goes(b, q->tier_layout[from], q->tier_layout[to])
         && random_below(4) > 0) {
         m->victim_to = (int8_t) to;
         m->victim_target = count[to]++;
         fixture_page(b,
                      row
-                         + tr_kv_list_entry(&b->host, to,
+                         + tr_kv_tier_entry(&b->host, to,
                                             m->victim_target / l->tokens),
-                     q->list_layout[to]);
+                     q->tier_layout[to]);
     }
     return (int) from;
 }
 
-/* Who leaves a head goes to a list, or nowhere. */
+/* Who leaves a head goes to a tier, or nowhere. */
 static void
 choose_leave(fixture_t *b, const tr_kv_seq_t *q, int32_t *row, uint32_t *count,
              tr_kv_move_t *m, int victim)
 {
-    uint32_t to = random_below(q->n_lists), layout = q->list_layout[to];
+    uint32_t to = random_below(q->n_tiers), layout = q->tier_layout[to];
     const tr_kv_layout_t *l = &b->plan.layout[layout];
 
     m->to = TR_KV_NOWHERE;
@@ -256,7 +256,7 @@ choose_leave(fixture_t *b, const tr_kv_seq_t *q, int32_t *row, uint32_t *count,
     }
     for (uint32_t i = 0; i < m->leaves; i++) {
         fixture_page(
-            b, row + tr_kv_list_entry(&b->host, to, (m->index + i) / l->tokens),
+            b, row + tr_kv_tier_entry(&b->host, to, (m->index + i) / l->tokens),
             layout);
     }
 }
@@ -282,7 +282,7 @@ choose_moves(fixture_t *b, uint32_t s)
     for (uint32_t h = 0; h < b->host.layers * b->host.kv_heads; h++) {
         size_t head = fixture_head(b, s, h);
         tr_kv_move_t *m = &b->move[head];
-        uint32_t *count = b->count + head * TR_KV_LISTS_MAX;
+        uint32_t *count = b->count + head * TR_KV_TIERS_MAX;
         int32_t *row = fixture_row(b, s, h);
         int victim;
 
@@ -310,7 +310,7 @@ static void
 spoil(fixture_t *b, uint32_t s, size_t head)
 {
     const tr_kv_seq_t *q = &b->seq[s];
-    const uint32_t *count = b->count + head * TR_KV_LISTS_MAX;
+    const uint32_t *count = b->count + head * TR_KV_TIERS_MAX;
     tr_kv_move_t *m = &b->move[head];
     bool goes = m->to >= 0;
     int32_t *row = b->tables + head * b->host.table_len;
@@ -350,7 +350,7 @@ spoil(fixture_t *b, uint32_t s, size_t head)
         }
         break;
     case 5:
-        m->to = (int8_t) q->n_lists;
+        m->to = (int8_t) q->n_tiers;
         m->leaves = 1;
         return;
     }
@@ -410,7 +410,7 @@ store_step(fixture_t *b)
     bool some = false;
 
     for (uint32_t s = 0; s < FIXTURE_SLOTS; s++) {
-        if (b->seq[s].n_lists > 0 && b->dense[s] == 0 && random_below(5) > 0) {
+        if (b->seq[s].n_tiers > 0 && b->dense[s] == 0 && random_below(5) > 0) {
             choose_moves(b, s);
             n[s] = UINT32_MAX;
             some = true;

@@ -18,10 +18,10 @@ choose_target(const fixture_t *b, uint32_t s, tr_kv_seq_t *to)
 
     *to = *from;
     to->base = from->base + b->dense[s];
-    if (from->n_lists == 0 || random_below(2)) {
-        to->n_lists = (uint8_t) (1 + random_below(levels));
-        for (uint32_t l = 0; l < to->n_lists; l++) {
-            to->list_layout[l] = (uint8_t) (1 + random_below(levels));
+    if (from->n_tiers == 0 || random_below(2)) {
+        to->n_tiers = (uint8_t) (1 + random_below(levels));
+        for (uint32_t l = 0; l < to->n_tiers; l++) {
+            to->tier_layout[l] = (uint8_t) (1 + random_below(levels));
         }
     }
     to->window = random_below(4) == 0 ? 0 : 1 + random_below(80);
@@ -40,15 +40,15 @@ choose_target(const fixture_t *b, uint32_t s, tr_kv_seq_t *to)
 /* Layout of source i of a head. */
 static uint32_t
 source_layout(const fixture_t *b, uint32_t s, const uint32_t *have, uint32_t i,
-              uint32_t *list)
+              uint32_t *tier)
 {
     const tr_kv_seq_t *from = &b->seq[s];
 
-    for (*list = 0; *list < from->n_lists; ++*list) {
-        if (i < have[*list]) {
-            return from->list_layout[*list];
+    for (*tier = 0; *tier < from->n_tiers; ++*tier) {
+        if (i < have[*tier]) {
+            return from->tier_layout[*tier];
         }
-        i -= have[*list];
+        i -= have[*tier];
     }
     if (from->window > 0 && i < from->base - from->window_from) {
         return from->window_layout;
@@ -56,41 +56,41 @@ source_layout(const fixture_t *b, uint32_t s, const uint32_t *have, uint32_t i,
     return 0;
 }
 
-/* Chooses for all sources of a head; counts what goes to each list. */
+/* Chooses for all sources of a head; counts what goes to each tier. */
 static void
 choose_dest(const fixture_t *b, uint32_t s, uint32_t h, const tr_kv_seq_t *to,
             int8_t *dest, uint32_t *count)
 {
     const tr_kv_seq_t *from = &b->seq[s];
-    const uint32_t *have = b->count + fixture_head(b, s, h) * TR_KV_LISTS_MAX;
-    uint32_t listed = 0, all, pos, keep = random_below(3), drop;
+    const uint32_t *have = b->count + fixture_head(b, s, h) * TR_KV_TIERS_MAX;
+    uint32_t tiered = 0, all, pos, keep = random_below(3), drop;
 
-    for (uint32_t l = 0; l < from->n_lists; l++) {
-        listed += have[l];
+    for (uint32_t l = 0; l < from->n_tiers; l++) {
+        tiered += have[l];
     }
     pos = from->window > 0 ? from->window_from : from->base;
-    all = listed + to->base - pos;
+    all = tiered + to->base - pos;
     drop = random_below(2) ? 0 : random_below(100);
-    memset(count, 0, 4 * TR_KV_LISTS_MAX);
+    memset(count, 0, 4 * TR_KV_TIERS_MAX);
     for (uint32_t i = 0; i < all; i++) {
-        uint32_t list, layout = source_layout(b, s, have, i, &list);
-        uint32_t want = keep ? (list + keep) % to->n_lists
-                             : random_below(to->n_lists);
+        uint32_t tier, layout = source_layout(b, s, have, i, &tier);
+        uint32_t want = keep ? (tier + keep) % to->n_tiers
+                             : random_below(to->n_tiers);
 
         dest[i] = TR_KV_NOWHERE;
-        if (to->window > 0 && i >= listed
-            && pos + (i - listed) >= to->window_from) {
+        if (to->window > 0 && i >= tiered
+            && pos + (i - tiered) >= to->window_from) {
             dest[i] = TR_KV_WINDOW;
         } else if (random_below(100) >= drop
-                   && store_goes(b, layout, to->list_layout[want])) {
+                   && store_goes(b, layout, to->tier_layout[want])) {
             dest[i] = (int8_t) want;
             count[want]++;
         }
     }
-    for (uint32_t l = 0; l < to->n_lists; l++) { /* whole tiles by channel */
+    for (uint32_t l = 0; l < to->n_tiers; l++) { /* whole tiles by channel */
         uint32_t over = count[l] % TR_KV_CHANNEL_TOKENS;
 
-        if (!b->plan.layout[to->list_layout[l]].level.by_channel) {
+        if (!b->plan.layout[to->tier_layout[l]].level.by_channel) {
             continue;
         }
         count[l] -= over;
@@ -109,12 +109,12 @@ target_pages(fixture_t *b, const tr_kv_seq_t *to, int32_t *row,
              const uint32_t *count)
 {
     memset(row, 0xff, b->host.table_len * 4ul);
-    for (uint32_t l = 0; l < to->n_lists; l++) {
-        uint32_t layout = to->list_layout[l];
+    for (uint32_t l = 0; l < to->n_tiers; l++) {
+        uint32_t layout = to->tier_layout[l];
         uint32_t per = b->plan.layout[layout].tokens;
 
         for (uint32_t i = 0; i < (count[l] + per - 1) / per; i++) {
-            fixture_page(b, row + tr_kv_list_entry(&b->host, l, i), layout);
+            fixture_page(b, row + tr_kv_tier_entry(&b->host, l, i), layout);
         }
     }
     for (uint32_t p = to->window_from; to->window && p < to->base; p++) {
@@ -131,7 +131,7 @@ typedef struct {
     tr_kv_compress_t host, other;
     int32_t *tables;
     int8_t *dest;
-    uint32_t *count; /* [heads][TR_KV_LISTS_MAX] */
+    uint32_t *count; /* [heads][TR_KV_TIERS_MAX] */
 } job_t;
 
 static void
@@ -143,10 +143,10 @@ job_make(fixture_t *b, uint32_t s, job_t *j)
     choose_target(b, s, &j->to);
     j->tables = malloc((size_t) heads * b->host.table_len * 4);
     j->dest = malloc((size_t) heads * len);
-    j->count = malloc((size_t) heads * TR_KV_LISTS_MAX * 4);
+    j->count = malloc((size_t) heads * TR_KV_TIERS_MAX * 4);
     memset(j->dest, 77, (size_t) heads * len);
     for (uint32_t h = 0; h < heads; h++) {
-        uint32_t *count = j->count + h * TR_KV_LISTS_MAX;
+        uint32_t *count = j->count + h * TR_KV_TIERS_MAX;
 
         choose_dest(b, s, h, &j->to, j->dest + (size_t) h * len, count);
         target_pages(b, &j->to, j->tables + (size_t) h * b->host.table_len,
@@ -188,10 +188,10 @@ job_install(fixture_t *b, uint32_t s, job_t *j)
         fixture_give_back(b, row, 0, b->host.table_len);
         memcpy(row, j->tables + (size_t) h * b->host.table_len,
                b->host.table_len * 4ul);
-        memcpy(b->count + fixture_head(b, s, h) * TR_KV_LISTS_MAX,
-               j->count + h * TR_KV_LISTS_MAX, 4 * TR_KV_LISTS_MAX);
-        for (uint32_t l = 0; l < j->to.n_lists; l++) {
-            store_moved += j->count[h * TR_KV_LISTS_MAX + l];
+        memcpy(b->count + fixture_head(b, s, h) * TR_KV_TIERS_MAX,
+               j->count + h * TR_KV_TIERS_MAX, 4 * TR_KV_TIERS_MAX);
+        for (uint32_t l = 0; l < j->to.n_tiers; l++) {
+            store_moved += j->count[h * TR_KV_TIERS_MAX + l];
         }
     }
     b->seq[s] = j->to;
@@ -298,8 +298,8 @@ job_needs_pages(const fixture_t *b, const job_t *j)
     for (uint32_t h = 0; h < b->host.layers * b->host.kv_heads; h++) {
         uint32_t n = 0;
 
-        for (uint32_t l = 0; l < j->to.n_lists; l++) {
-            n += j->count[h * TR_KV_LISTS_MAX + l];
+        for (uint32_t l = 0; l < j->to.n_tiers; l++) {
+            n += j->count[h * TR_KV_TIERS_MAX + l];
         }
         if (n == 0) {
             return false;

@@ -142,7 +142,7 @@ fixture_open(fixture_t *b, const fixture_side_t *side)
     b->pages = (uint32_t) heads * v->table_len * 2 / 3;
     b->tables = room(heads * v->table_len * 4);
     memset(b->tables, 0xff, heads * v->table_len * 4);
-    b->count = room(heads * TR_KV_LISTS_MAX * 4);
+    b->count = room(heads * TR_KV_TIERS_MAX * 4);
     b->move = room(heads * sizeof(tr_kv_move_t));
     b->free_page = room(b->pages * 4ul);
     b->layout_of = room(b->pages);
@@ -161,7 +161,7 @@ fixture_open(fixture_t *b, const fixture_side_t *side)
     b->other = *v;
     b->other.pool = fixture_room(b->pages * v->page_bytes);
     b->other.tables = fixture_room(heads * v->table_len * 4);
-    b->other.count = fixture_room(heads * TR_KV_LISTS_MAX * 4);
+    b->other.count = fixture_room(heads * TR_KV_TIERS_MAX * 4);
     b->other.move = fixture_room(heads * sizeof(tr_kv_move_t));
     b->other.seq = fixture_room(sizeof(b->seq));
     fixture_put(b->other.pool, v->pool, b->pages * v->page_bytes);
@@ -229,7 +229,7 @@ fixture_sync(fixture_t *b)
 
     fixture_put((void *) b->other.tables, b->tables,
                 heads * b->host.table_len * 4);
-    fixture_put((void *) b->other.count, b->count, heads * TR_KV_LISTS_MAX * 4);
+    fixture_put((void *) b->other.count, b->count, heads * TR_KV_TIERS_MAX * 4);
     fixture_put((void *) b->other.move, b->move, heads * sizeof(tr_kv_move_t));
     fixture_put((void *) b->other.seq, b->seq, sizeof(b->seq));
 }

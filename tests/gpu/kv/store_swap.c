@@ -16,7 +16,7 @@ slot_entries(fixture_t *b, uint32_t s, uint32_t dense_pages, int32_t **entry)
 
     for (uint32_t h = 0; h < b->host.layers * b->host.kv_heads; h++) {
         const uint32_t *count = b->count
-                                + fixture_head(b, s, h) * TR_KV_LISTS_MAX;
+                                + fixture_head(b, s, h) * TR_KV_TIERS_MAX;
         int32_t *row = fixture_row(b, s, h);
 
         for (uint32_t i = 0; i < dense_pages; i++) {
@@ -31,11 +31,11 @@ slot_entries(fixture_t *b, uint32_t s, uint32_t dense_pages, int32_t **entry)
                 fixture_page(b, entry[n - 1], q->window_layout);
             }
         }
-        for (uint32_t l = 0; l < q->n_lists; l++) {
-            uint32_t per = b->plan.layout[q->list_layout[l]].tokens;
+        for (uint32_t l = 0; l < q->n_tiers; l++) {
+            uint32_t per = b->plan.layout[q->tier_layout[l]].tokens;
 
             for (uint32_t i = 0; i < (count[l] + per - 1) / per; i++) {
-                entry[n++] = row + tr_kv_list_entry(&b->host, l, i);
+                entry[n++] = row + tr_kv_tier_entry(&b->host, l, i);
             }
         }
     }

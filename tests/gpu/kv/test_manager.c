@@ -102,7 +102,7 @@ gpu_arrays(void *arg)
     size_t heads = (size_t) g->m.size.slots * g->m.heads;
 
     cuda_ok(cudaMemcpy(g->m.victim, g->mirror->victim,
-                       heads * TR_KV_LISTS_MAX * sizeof(tr_kv_victim_t),
+                       heads * TR_KV_TIERS_MAX * sizeof(tr_kv_victim_t),
                        cudaMemcpyHostToDevice),
             "victims");
     cuda_ok(cudaMemcpy(g->m.tables, g->mirror->tables,

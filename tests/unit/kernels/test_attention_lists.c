@@ -1,5 +1,5 @@
 /*
- * Attention of compressed sequences: one row over lists of several levels and
+ * Attention of compressed sequences: one row over tiers of several levels and
  * the window, against double precision over the dequantised values; scores and
  * victims likewise.  Every level, head sizes 64 to 256, query groups 1 to 32,
  * 1 to 32,768 tokens, heads of very different lengths, scales from 1e-6 to 1e4,
@@ -49,7 +49,7 @@ static const levels_t level_sets[] = {
 };
 #define N_SETS (sizeof(level_sets) / sizeof(level_sets[0]))
 
-/* Slot i: a window, and lists of very different lengths. */
+/* Slot i: a window, and tiers of very different lengths. */
 static void
 fill_slot(bed_t *b, int32_t slot, uint32_t n_levels, uint32_t len)
 {
@@ -64,12 +64,12 @@ fill_slot(bed_t *b, int32_t slot, uint32_t n_levels, uint32_t len)
     *s = (tr_kv_seq_t){ .base = b->first + len,
                         .window_from = b->first + from,
                         .window = window,
-                        .n_lists = (uint8_t) n_levels,
+                        .n_tiers = (uint8_t) n_levels,
                         .window_layout = 1,
                         .scored = true,
                         .by_sum = slot == 2 };
     for (uint32_t l = 0; l < n_levels; l++) {
-        s->list_layout[l] = (uint8_t) (l + 1);
+        s->tier_layout[l] = (uint8_t) (l + 1);
     }
     for (uint32_t kv_head = 0; kv_head < b->kv.kv_heads; kv_head++) {
         size_t head = tr_kv_head(&b->kv, slot, BED_LAYER, kv_head);
@@ -82,7 +82,7 @@ fill_slot(bed_t *b, int32_t slot, uint32_t n_levels, uint32_t len)
             if (window == 0 && l == 0 && n == 0) {
                 n = 1; /* the row's own token, say */
             }
-            b->count[head * TR_KV_LISTS_MAX + l] = n;
+            b->count[head * TR_KV_TIERS_MAX + l] = n;
             left -= n;
         }
         bed_fill_head(b, slot, kv_head, window == 0 ? len : from, len);
@@ -179,7 +179,7 @@ one_bed(const tr_kernels_t *k, const bed_wish_t *w)
     out = bed_alloc(BED_SLOTS * width * sizeof(float));
     again = bed_alloc(BED_SLOTS * width * sizeof(float));
     after = bed_alloc(b.pool_bytes);
-    victims = (size_t) BED_SLOTS * BED_LAYERS * w->kv_heads * TR_KV_LISTS_MAX;
+    victims = (size_t) BED_SLOTS * BED_LAYERS * w->kv_heads * TR_KV_TIERS_MAX;
     victim = bed_alloc(victims * sizeof(*victim));
     bed_run(&b, k, 3, part, BED_SLOTS, q, out);
     for (int32_t i = 0; i < BED_SLOTS; i++) {
@@ -302,8 +302,8 @@ test_ties(void **state)
         }
         bed_open(&b, &w, &rng);
         fill_slot(&b, 0, 2, 300);
-        b.count[tr_kv_head(&b.kv, 0, BED_LAYER, 0) * TR_KV_LISTS_MAX] = 150;
-        b.count[tr_kv_head(&b.kv, 0, BED_LAYER, 0) * TR_KV_LISTS_MAX + 1] = 0;
+        b.count[tr_kv_head(&b.kv, 0, BED_LAYER, 0) * TR_KV_TIERS_MAX] = 150;
+        b.count[tr_kv_head(&b.kv, 0, BED_LAYER, 0) * TR_KV_TIERS_MAX + 1] = 0;
         b.seq[0].by_sum = true;
         bed_fill_head(&b, 0, 0, b.seq[0].window_from, 300);
         n = bed_tokens(&b, 0, 0, 0, t);
@@ -318,7 +318,7 @@ test_ties(void **state)
         }
         q = queries(&b, 1);
         bed_run(&b, k, 2, &part, 1, q, out);
-        n = (uint32_t) tr_kv_head(&b.kv, 0, BED_LAYER, 0) * TR_KV_LISTS_MAX;
+        n = (uint32_t) tr_kv_head(&b.kv, 0, BED_LAYER, 0) * TR_KV_TIERS_MAX;
         assert_true(b.victim[n].significance == 1e9f);
         assert_int_equal(b.victim[n].index, index);
         assert_true(b.victim[n + 1].significance == INFINITY);

@@ -1,7 +1,7 @@
 /*
  * What prompts add to scores, and Quest's partial reading.  A prompt's scores
  * (and those of its last queries) against double precision, over dense pages
- * and over lists and a window of earlier turns; bit for bit the same however
+ * and over tiers and a window of earlier turns; bit for bit the same however
  * the prompt is cut into chunks, whatever stands beside it, with any number of
  * threads; each instruction set.
  */
@@ -18,7 +18,7 @@ static const tr_kv_level_t levels[] = { { 16, 16, 1, 1, 0, 1, 0 },
                                         { 4, 2, 1, 1, 0, 0, 0 },
                                         { 4, 8, 2, 1, 0, 1, 0 } };
 
-/* `n` dense tokens after `base` positions in lists and window. */
+/* `n` dense tokens after `base` positions in tiers and window. */
 static void
 fill_slot(bed_t *b, int32_t slot, uint32_t base, uint32_t n)
 {
@@ -28,9 +28,9 @@ fill_slot(bed_t *b, int32_t slot, uint32_t base, uint32_t n)
     *s = (tr_kv_seq_t){ .base = base,
                         .window_from = base - window,
                         .window = window,
-                        .n_lists = base > 0 ? 4 : 0,
+                        .n_tiers = base > 0 ? 4 : 0,
                         .window_layout = 2,
-                        .list_layout = { 1, 2, 3, 4 },
+                        .tier_layout = { 1, 2, 3, 4 },
                         .scored = true,
                         .by_sum = rig_below(&rng, 2) == 1,
                         .recent_from = base + rig_below(&rng, n) };
@@ -38,10 +38,10 @@ fill_slot(bed_t *b, int32_t slot, uint32_t base, uint32_t n)
         size_t head = tr_kv_head(&b->kv, slot, BED_LAYER, kv_head);
         uint32_t left = base - window;
 
-        for (uint32_t l = 0; l < s->n_lists; l++) {
+        for (uint32_t l = 0; l < s->n_tiers; l++) {
             uint32_t some = rig_below(&rng, left + 1);
 
-            b->count[head * TR_KV_LISTS_MAX + l] = some;
+            b->count[head * TR_KV_TIERS_MAX + l] = some;
             left -= some;
         }
         bed_fill_head(b, slot, kv_head, base - window, base + n);

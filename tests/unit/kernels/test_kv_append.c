@@ -1,7 +1,7 @@
 /*
  * kv_append and kv_compress through the backend's table: sequences that are
  * prompts, are compressed, generate, and are prompts again, under a policy that
- * moves tokens at random, against lists of kv_model.h.  What must be refused is
+ * moves tokens at random, against tiers of kv_model.h.  What must be refused is
  * test_kv_append_bad.c.
  */
 #include "tests/unit/fixtures/kv_append_play.h"
@@ -35,7 +35,7 @@ test_sequences(void **state)
                 n[s] = dense ? 1 + rig_below(&rng, 60) : 1;
                 n[s] = n[s] < left[s] ? n[s] : left[s];
                 /* one token alone would be a step of a compressed slot */
-                if (dense && b->seq[s].n_lists && b->len[s] == b->seq[s].base
+                if (dense && b->seq[s].n_tiers && b->len[s] == b->seq[s].base
                     && n[s] == 1) {
                     n[s] = left[s] = 2;
                 }

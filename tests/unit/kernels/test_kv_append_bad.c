@@ -4,7 +4,7 @@
  */
 #include "tests/unit/fixtures/kv_append_play.h"
 
-/* A slot with lists and window, ready for a step of one token. */
+/* A slot with tiers and window, ready for a step of one token. */
 static bed_t *
 bed_ready(const case_t *c, uint32_t len)
 {
@@ -62,7 +62,7 @@ test_bad_steps(void **state)
     seq = b->seq[0];
     before = pool_copy(b);
     for (uint32_t i = 0; i < 26; i++) {
-        uint32_t *count = &b->count[(HEADS - 1) * TR_KV_LISTS_MAX], had;
+        uint32_t *count = &b->count[(HEADS - 1) * TR_KV_TIERS_MAX], had;
         uint32_t n_rows = 1;
         int32_t *row = row_of(b, 0, HEADS - 1), saved = row[b->kv.at_window];
 
@@ -86,13 +86,13 @@ test_bad_steps(void **state)
         case 14: m->victim_index = LEN_MAX * 16; break;
         case 15: m->victim_target += 1; break;
         case 16: m->victim_from = 1; m->victim_to = 0; break; /* bits go up */
-        case 17: b->seq[0].list_layout[0] = 9; break;
-        case 18: b->seq[0].list_layout[1] = 0; break;
+        case 17: b->seq[0].tier_layout[0] = 9; break;
+        case 18: b->seq[0].tier_layout[1] = 0; break;
         case 19: b->seq[0].window_layout = 9; break;
         case 20: b->seq[0].window_from -= 1; break;
         case 21: n_rows = 2; break;
-        case 22: b->seq[0].n_lists = 0; break;
-        case 23: b->seq[0].n_lists = 5; break;
+        case 22: b->seq[0].n_tiers = 0; break;
+        case 23: b->seq[0].n_tiers = 5; break;
         case 24: m->index = count[m->to] = 0; break;
         default: row[b->kv.at_window] = -1; break; /* one page a window */
         }
@@ -111,13 +111,13 @@ test_bad_steps(void **state)
     bed_close(b);
 }
 
-/* Lists by channel have no victims, and take whole tiles. */
+/* Tiers by channel have no victims, and take whole tiles. */
 static void
 test_bad_tiles(void **state)
 {
     bed_t *b = bed_ready(&cases[6], 180);
     tr_kv_move_t *m = &b->move[HEADS - 1], good;
-    uint32_t last = b->count[(HEADS - 1) * TR_KV_LISTS_MAX] - 32;
+    uint32_t last = b->count[(HEADS - 1) * TR_KV_TIERS_MAX] - 32;
     uint8_t *before;
 
     (void) state;
@@ -233,23 +233,23 @@ test_bad_plans(void **state)
     memcpy(row, row_of(b, 0, 0), sizeof(int32_t) * b->kv.table_len);
     before = pool_copy(b);
     REFUSED("too little room for choices", p.c.dest_len = p.n - 1);
-    REFUSED("an unknown list", b->dest[p.n / 2] = 2);
+    REFUSED("an unknown tier", b->dest[p.n / 2] = 2);
     REFUSED("an unknown place", b->dest[p.n / 2] = -4);
     REFUSED("STAYS", b->dest[p.n / 2] = TR_KV_STAYS);
     REFUSED("bits that go up", b->dest[b->count[0]] = 0);
-    REFUSED("a listed token for the window", b->dest[0] = TR_KV_WINDOW);
+    REFUSED("a tiered token for the window", b->dest[0] = TR_KV_WINDOW);
     REFUSED("a window with a hole", b->dest[p.n - 1] = 0);
     REFUSED("a window that is too long", b->to.window_from--);
     REFUSED("an old token for the window", b->dest[p.n - 30] = TR_KV_WINDOW);
     REFUSED("an old token for a new one in the window",
             b->dest[p.n - 30] = TR_KV_WINDOW, b->dest[p.n - 1] = 0);
     REFUSED("a base elsewhere", b->to.base++);
-    REFUSED("no lists", b->to.n_lists = 0);
-    REFUSED("too many lists", b->to.n_lists = 5);
-    REFUSED("a list without layout", b->to.list_layout[1] = 0);
-    REFUSED("a layout too many", b->to.list_layout[1] = 9);
+    REFUSED("no tiers", b->to.n_tiers = 0);
+    REFUSED("too many tiers", b->to.n_tiers = 5);
+    REFUSED("a tier without layout", b->to.tier_layout[1] = 0);
+    REFUSED("a layout too many", b->to.tier_layout[1] = 9);
     REFUSED("a window without layout", b->to.window_layout = 9);
-    REFUSED("a list without page", memset(b->to_tables + b->kv.at_pair[0], 0xff,
+    REFUSED("a tier without page", memset(b->to_tables + b->kv.at_pair[0], 0xff,
                                           4 * b->kv.pair_len[0]));
     REFUSED("a window without page", b->to_tables[b->kv.at_window] = -1);
     REFUSED("a source without page", row_of(b, 0, 0)[b->kv.at_pair[0]] = -1);
@@ -264,15 +264,15 @@ test_bad_plans(void **state)
     b = bed_ready(&cases[0], 180);
     append(b, (uint32_t[]){ 10, 0, 0 });
     p = plan_good(b);
-    b->to.window = 100; /* begins among tokens that are in lists */
+    b->to.window = 100; /* begins among tokens that are in tiers */
     b->to.window_from = b->to.base - 100;
     for (uint32_t i = 0; i < HEADS; i++) {
-        const uint32_t *had = &b->count[i * TR_KV_LISTS_MAX];
+        const uint32_t *had = &b->count[i * TR_KV_TIERS_MAX];
 
         memset(b->dest + i * p.c.dest_len + had[0] + had[1], TR_KV_WINDOW,
                b->to.base - b->seq[0].window_from);
     }
-    refused(&p, "a window of tokens that are listed");
+    refused(&p, "a window of tokens that are tiered");
     p = plan_good(b);
     b->dest[p.n - 30] = TR_KV_WINDOW; /* it was in the old window */
     b->dest[p.n - 1] = 0;

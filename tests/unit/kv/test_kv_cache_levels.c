@@ -32,7 +32,7 @@ significance_of(uint32_t position)
 
 static void
 half_charge(const tr_kv_policy_t *p, uint32_t layer, uint32_t kv_head,
-            uint32_t n, uint32_t tokens[TR_KV_LISTS_MAX])
+            uint32_t n, uint32_t tokens[TR_KV_TIERS_MAX])
 {
     (void) p;
     (void) layer;
@@ -204,17 +204,17 @@ usage_in_another_plan(void **state)
     tr_kv_cache_free(kv);
 }
 
-/* Tokens at 16 bits are apart from the highest level, in the window and in list
+/* Tokens at 16 bits are apart from the highest level, in the window and in tier
  * 0 alike; and averages over heads sum up. */
 static void
 usage_in_tokens(void **state)
 {
     static const tr_kv_level_t exact = { 16, 16, 1, 1, 0, 1, 0 };
-    tr_kv_policy_t windowed = tens, listed = tens, uneven = tens;
+    tr_kv_policy_t windowed = tens, tiered = tens, uneven = tens;
     const tr_kv_policy_t *const policies[] = { &windowed };
     tr_kv_cache_t *kv;
     tr_kv_usage_t u;
-    tr_kv_standing_t at = { .dense = 3, .window = 6, .listed = { 4, 5 } };
+    tr_kv_standing_t at = { .dense = 3, .window = 6, .tiered = { 4, 5 } };
     int32_t a;
 
     (void) state;
@@ -230,8 +230,8 @@ usage_in_tokens(void **state)
     tr_kv_usage(kv, a, &u);
     assert_int_equal(u.at_full + u.at_high + u.at_low + u.pruned, 1011);
 
-    listed.level[0] = listed.window_level = exact;
-    tr_kv_usage_fill(kv, &listed, 10, 0, &at, &u);
+    tiered.level[0] = tiered.window_level = exact;
+    tr_kv_usage_fill(kv, &tiered, 10, 0, &at, &u);
     assert_int_equal(u.at_full, 4); /* 13 of three heads */
     assert_int_equal(u.at_high, 0);
     assert_int_equal(u.at_low, 2); /* up to 18 of 30 */
@@ -509,7 +509,7 @@ wrong_levels_are_fatal(void **state)
     tr_kv_cache_free(kv);
 }
 
-/* From now on the first list has room for ten tokens, the second for all. */
+/* From now on the first tier has room for ten tokens, the second for all. */
 static void
 ten_high(tr_kv_cache_t *kv, int32_t slot)
 {
@@ -544,7 +544,7 @@ candidate_against_victim(void **state)
     kv = make(policies, 1, 1, 100, 50, 0);
     a = compressed(kv, NULL, 20); /* 0..9 high, 10..19 in the window */
     m = &kv->m.move[manager_head(&kv->m, a, 0)];
-    v = &kv->m.victim[manager_head(&kv->m, a, 0) * TR_KV_LISTS_MAX];
+    v = &kv->m.victim[manager_head(&kv->m, a, 0) * TR_KV_TIERS_MAX];
 
     /* 10 leaves; token 3 is less significant: it makes room */
     v[0] = (tr_kv_victim_t){ 0.25f, 3 };
@@ -583,7 +583,7 @@ candidate_against_victim(void **state)
     assert_int_equal(m->victim_from, 0);
     assert_int_equal(m->victim_target, 2);
 
-    /* an empty list: who comes is its own victim */
+    /* an empty tier: who comes is its own victim */
     manager_counts(&kv->m, a, 0)[0] = 0;
     v[0] = (tr_kv_victim_t){ INFINITY, 0 };
     set_score(kv, a, 13, 100);

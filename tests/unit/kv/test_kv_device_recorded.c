@@ -439,7 +439,7 @@ compress(run_t *r, who_t *w)
     note_cache(r);
 }
 
-/* Whose next rows stand in dense pages, or are moves of lists. */
+/* Whose next rows stand in dense pages, or are moves of tiers. */
 static bool
 is_dense(const run_t *r, const who_t *w)
 {

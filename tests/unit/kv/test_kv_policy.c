@@ -100,7 +100,7 @@ decide(const tr_kv_policy_t *p, prompt_t *c)
     const tr_kv_rule_t *r = &p->rule;
     uint64_t key[N_MAX];
     manager_prompt_t s = { .n = c->n, .key = key };
-    float t[TR_KV_LISTS_MAX];
+    float t[TR_KV_TIERS_MAX];
     tr_kv_mark_t m[N_MAX];
     uint32_t ranks, counting = 0;
 
@@ -277,11 +277,11 @@ test_charge(void **state)
         tr_kv_policy_t *p = make(some[i]), at;
 
         for (uint32_t n = 1; n < 100000; n = n * 3 / 2 + 1) {
-            uint32_t tokens[TR_KV_LISTS_MAX] = { 0 }, sum = 0;
+            uint32_t tokens[TR_KV_TIERS_MAX] = { 0 }, sum = 0;
 
             tr_kv_policy_for(p, n, &at);
             at.row->charge(&at, 1, 1, n, tokens);
-            for (uint32_t l = 0; l < TR_KV_LISTS_MAX; l++) {
+            for (uint32_t l = 0; l < TR_KV_TIERS_MAX; l++) {
                 assert_true(l < p->n_levels || tokens[l] == 0);
                 sum += tokens[l];
             }
@@ -296,7 +296,7 @@ test_static(void **state)
 {
     tr_kv_policy_t *p = make("static:high=0.1,low=0.2,window=1");
     prompt_t *c = prompt_of(40, 40, 0.5f); /* 4 high, 8 low */
-    uint32_t count[TR_KV_LISTS_MAX] = { 3, 8 };
+    uint32_t count[TR_KV_TIERS_MAX] = { 3, 8 };
     tr_kv_mark_t m = mark(39, 40, 0);
 
     (void) state;
@@ -316,7 +316,7 @@ test_static(void **state)
                                  : (i >= 29 && i < 37 ? 1 : TR_KV_NOWHERE));
         }
     }
-    /* 11 of 12: there is room, the list's least goes down when it is over 4 */
+    /* 11 of 12: there is room, the tier's least goes down when it is over 4 */
     assert_int_equal(tr_kv_rule_leave(&p->rule, &m, count), 0);
     count[0]++;
     assert_int_equal(tr_kv_rule_downgrade(&p->rule, 0, &m, count), TR_KV_STAYS);
@@ -414,7 +414,7 @@ test_h2o(void **state)
 {
     tr_kv_policy_t *p = make("h2o:budget=0.2"), at;
     prompt_t *c = prompt_of(90, 100, 0);
-    uint32_t count[TR_KV_LISTS_MAX] = { 10 };
+    uint32_t count[TR_KV_TIERS_MAX] = { 10 };
 
     (void) state;
     tr_kv_policy_for(p, 100, &at);

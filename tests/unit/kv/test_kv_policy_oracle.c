@@ -126,7 +126,7 @@ append(rig_t *r, uint32_t from, uint32_t to)
     }
 }
 
-/* The page and the place in it of a token of a head: list l, the window
+/* The page and the place in it of a token of a head: tier l, the window
  * (position) or dense pages (position). */
 static uint8_t *
 page_of(const rig_t *r, uint32_t head, int place, uint32_t i,
@@ -147,8 +147,8 @@ page_of(const rig_t *r, uint32_t head, int place, uint32_t i,
         i -= q->base;
         entry = i / (*layout)->tokens;
     } else {
-        *layout = &v->layout[q->list_layout[place]];
-        entry = tr_kv_list_entry(v, (uint32_t) place, i / (*layout)->tokens);
+        *layout = &v->layout[q->tier_layout[place]];
+        entry = tr_kv_tier_entry(v, (uint32_t) place, i / (*layout)->tokens);
     }
     *at = i % (*layout)->tokens;
     assert_true(row[entry] >= 0);
@@ -174,15 +174,15 @@ position_of(const uint8_t *page, const tr_kv_layout_t *layout, uint32_t at)
     return tr_kv_position_at(layout, page, at);
 }
 
-/* The lists of one head: pays their tokens and finds their victims. */
+/* The tiers of one head: pays their tokens and finds their victims. */
 static void
-attend_lists(rig_t *r, uint32_t head, uint32_t n)
+attend_tiers(rig_t *r, uint32_t head, uint32_t n)
 {
     const tr_kv_view_t *v = &r->view;
     size_t base = tr_kv_head(v, r->slot, head / KV_HEADS, head % KV_HEADS)
-                  * TR_KV_LISTS_MAX;
+                  * TR_KV_TIERS_MAX;
 
-    for (uint32_t l = 0; l < v->seq[r->slot].n_lists; l++) {
+    for (uint32_t l = 0; l < v->seq[r->slot].n_tiers; l++) {
         tr_kv_victim_t victim = { INFINITY, 0 };
         uint32_t lowest = 0;
 
@@ -192,7 +192,7 @@ attend_lists(rig_t *r, uint32_t head, uint32_t n)
             uint8_t *page = page_of(r, head, (int) l, i, &layout, &at);
             float score, significance;
 
-            if (layout->score == 0) { /* nobody leaves this list */
+            if (layout->score == 0) { /* nobody leaves this tier */
                 break;
             }
             t = position_of(page, layout, at);
@@ -221,7 +221,7 @@ attend(rig_t *r, uint32_t n)
     uint32_t at;
 
     for (uint32_t head = 0; head < HEADS; head++) {
-        attend_lists(r, head, n);
+        attend_tiers(r, head, n);
         for (uint32_t t = q->window_from; t < q->base && t < n; t++) {
             uint8_t *page = page_of(r, head, IN_WINDOW, t, &layout, &at);
 
@@ -248,7 +248,7 @@ attend(rig_t *r, uint32_t n)
     }
 }
 
-/* A list without positions: takes those that the oracle has there, and says
+/* A tier without positions: takes those that the oracle has there, and says
  * how many they are. */
 static uint32_t
 find_all(const rig_t *r, uint32_t head, int l, int *found)
@@ -275,14 +275,14 @@ compare(const rig_t *r, const char *when)
     assert_int_equal(q->base, r->oracle->length);
     for (uint32_t head = 0; head < HEADS; head++) {
         size_t base = tr_kv_head(v, r->slot, head / KV_HEADS, head % KV_HEADS)
-                      * TR_KV_LISTS_MAX;
+                      * TR_KV_TIERS_MAX;
         int found[TOKENS_MAX];
 
         for (uint32_t t = 0; t < q->base; t++) {
             found[t] = t >= q->window_from ? IN_WINDOW : GONE;
         }
-        for (int l = 0; l < q->n_lists; l++) {
-            if (v->layout[q->list_layout[l]].position == 0) {
+        for (int l = 0; l < q->n_tiers; l++) {
+            if (v->layout[q->tier_layout[l]].position == 0) {
                 assert_int_equal(v->count[base + (uint32_t) l],
                                  find_all(r, head, l, found));
                 continue;
@@ -566,7 +566,7 @@ test_h2o(void **state)
     account(50000);
 }
 
-/* A long text with every pattern in turn: lists of several pages. */
+/* A long text with every pattern in turn: tiers of several pages. */
 static void
 test_long(void **state)
 {

@@ -38,18 +38,18 @@ load_prompts(const char *dir, prompt_t prompts[PROMPTS])
 {
     char path[400];
     json_error_t je;
-    json_t *root, *list;
+    json_t *root, *tier;
 
     snprintf(path, sizeof(path), "%s/golden.json", dir);
     root = json_load_file(path, 0, &je);
     assert_non_null(root);
-    list = json_object_get(root, "prompts");
-    assert_int_equal(json_array_size(list), PROMPTS);
+    tier = json_object_get(root, "prompts");
+    assert_int_equal(json_array_size(tier), PROMPTS);
     for (uint32_t i = 0; i < PROMPTS; i++) {
         prompt_t *p = &prompts[i];
         json_t *ids, *greedy;
 
-        p->json = json_array_get(list, i);
+        p->json = json_array_get(tier, i);
         ids = json_object_get(p->json, "ids");
         greedy = json_object_get(p->json, "greedy");
         p->n = (uint32_t) json_array_size(ids);
@@ -93,7 +93,7 @@ compare(const float *x, json_t *at, const char *what)
     return worst;
 }
 
-/* Every position's logits against both lists of a prompt. */
+/* Every position's logits against both tiers of a prompt. */
 static double
 compare_all(const float *logits, const prompt_t *p, const char *what)
 {
