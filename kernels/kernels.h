@@ -141,7 +141,7 @@ struct tr_kernels {
      *
      * TR_KERNEL_BADARG, and nothing is written: a place outside its part of the
      * table, or without page; a target beyond `count`; layout 0 for a tier or
-     * the window; a victim or the window by channel; bits that go up. */
+     * the window; a candidate or the window by channel; bits that go up. */
     int (*kv_append)(const tr_stream_t *s, const tr_kv_view_t *kv,
                      uint32_t layer, const tr_rows_t *rows, const float *k,
                      const float *v, size_t ld, const float *angles);
@@ -158,7 +158,7 @@ struct tr_kernels {
     /* out[r][h] = softmax(scale * q[r][h] . K) V over what KV head h / (heads /
      * kv_heads) caches of the row's sequence: all its tiers, its window, and dense
      * positions [base, row_pos[r]]; q and out: [rows][heads * head_dim], q
-     * rotated.  Adds to scores, and sets the victims of heads with tiers when
+     * rotated.  Adds to scores, and sets the candidates of heads with tiers when
      * the sequence has one row.  Bytes of the cache that hold no such token
      * are never used, whatever they hold.  head_dim: a multiple of 16 up to
      * TR_HEAD_DIM_MAX; heads / kv_heads up to TR_GROUP_MAX.

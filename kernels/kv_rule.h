@@ -39,7 +39,7 @@ typedef enum {
                         * TR_KV_CHANNEL_TOKENS; of a prompt so many go to   \
                         * tiers that their number is a multiple of it */ \
     bool scored;        /* needs scores */                                     \
-    bool by_sum;        /* victims by sum instead of mean (tr_kv_seq_t) */     \
+    bool by_sum;        /* candidates by sum instead of mean (tr_kv_seq_t) */  \
     bool base_position; /* threshold base: position + 1, else N */             \
     uint32_t observe;   /* 0, or scores of prompts count only this many of  \
                          * the last queries (TR_KV_OBSERVATION_WINDOW) */  \
@@ -181,9 +181,9 @@ tr_kv_mark_level(const tr_kv_rule_t *r, const tr_kv_mark_t *m)
  * significant token of `tier`. */
 TR_HD int
 tr_kv_threshold_downgrade(const tr_kv_rule_t *r, uint32_t tier,
-                          const tr_kv_mark_t *victim)
+                          const tr_kv_mark_t *candidate)
 {
-    int level = tr_kv_mark_level(r, victim);
+    int level = tr_kv_mark_level(r, candidate);
 
     return level >= 0 && level <= (int) tier ? TR_KV_STAYS : level;
 }
@@ -223,16 +223,17 @@ tr_kv_share_leave(const tr_kv_rule_t *r, const tr_kv_mark_t *token,
 
 TR_HD int
 tr_kv_share_downgrade(const tr_kv_rule_t *r, uint32_t tier,
-                      const tr_kv_mark_t *victim, const uint32_t *count)
+                      const tr_kv_mark_t *candidate, const uint32_t *count)
 {
     uint32_t last = r->n_levels - 1;
 
     if (tier < last) {
-        return count[0] > tr_kv_share_upto(r, 0, victim->length) ? 1
-                                                                 : TR_KV_STAYS;
+        return count[0] > tr_kv_share_upto(r, 0, candidate->length)
+                   ? 1
+                   : TR_KV_STAYS;
     }
     return tr_kv_share_held(r, count)
-                   > tr_kv_share_upto(r, last, victim->length)
+                   > tr_kv_share_upto(r, last, candidate->length)
                ? TR_KV_NOWHERE
                : TR_KV_STAYS;
 }
@@ -240,7 +241,7 @@ tr_kv_share_downgrade(const tr_kv_rule_t *r, uint32_t tier,
 /* ---- ranks -------------------------------------------------------------- */
 
 /* A token by value, then by position: the larger is better, so that of equals
- * the lowest position goes first, as victims do.  What is not above 0 counts
+ * the lowest position goes first, as candidates do.  What is not above 0 counts
  * as 0. */
 TR_HD uint64_t
 tr_kv_rank_key(float value, uint32_t position)
@@ -313,13 +314,13 @@ tr_kv_rule_leave(const tr_kv_rule_t *r, const tr_kv_mark_t *token,
 /* Decision 3: what becomes of the least significant token of `tier`. */
 TR_HD int
 tr_kv_rule_downgrade(const tr_kv_rule_t *r, uint32_t tier,
-                     const tr_kv_mark_t *victim, const uint32_t *count)
+                     const tr_kv_mark_t *candidate, const uint32_t *count)
 {
     switch (r->kind) {
     case TR_KV_RULE_THRESHOLD:
-        return tr_kv_threshold_downgrade(r, tier, victim);
+        return tr_kv_threshold_downgrade(r, tier, candidate);
     case TR_KV_RULE_SHARE:
-        return tr_kv_share_downgrade(r, tier, victim, count);
+        return tr_kv_share_downgrade(r, tier, candidate, count);
     case TR_KV_RULE_BUDGET:
         return tr_kv_pick(count, tier) > r->budget[1] ? TR_KV_NOWHERE
                                                       : TR_KV_STAYS;

@@ -1,7 +1,7 @@
 /*
  * kv_view.h: the KV cache as kernels see it: a pool of pages (kv_layout.h), the
  * table of each slot's pages, and where a token is.  All arrays are borrowed
- * from the manager of pages and, with a GPU, live on the device; only `victim`
+ * from the manager of pages and, with a GPU, live on the device; only `candidate`
  * and the pages' contents are written by kernels.  A "head" is a (slot, layer,
  * KV head).
  *
@@ -49,7 +49,7 @@ typedef struct {
     uint8_t window_layout; /* index of a layout */
     uint8_t tier_layout[TR_KV_TIERS_MAX];
     bool scored; /* attention updates scores */
-    bool by_sum; /* the victim is the token of least score, else the
+    bool by_sum; /* the candidate is the token of least score, else the
                             * one of least score / (n - position) */
     uint32_t recent_from;
     /* Quest: a decode step reads, in layers >= read_layer, only the read_pages
@@ -59,28 +59,29 @@ typedef struct {
 } tr_kv_seq_t;
 
 /* What kv_append does to one head when the token at position base - 1 comes,
- * decided before the step.  In this order: the victim goes from its tier to
+ * decided before the step.  In this order: the candidate goes from its tier to
  * another (or nowhere), `leaves` tokens from position leave_pos on go from the
  * window to tier `to` (or nowhere) at [index, index + leaves), the new token
  * is stored in the window.  Without a window the new token itself is the one
- * that leaves.  index may be the place that the victim left. */
+ * that leaves.  index may be the place that the candidate left. */
 typedef struct {
-    int8_t to;          /* tier, TR_KV_NOWHERE, TR_KV_STAYS: nobody leaves */
-    int8_t victim_from; /* tier, TR_KV_STAYS: nobody */
-    int8_t victim_to;   /* tier, TR_KV_NOWHERE */
-    uint8_t leaves;     /* 1, or TR_KV_CHANNEL_TOKENS to a tier by channel,
+    int8_t to;             /* tier, TR_KV_NOWHERE, TR_KV_STAYS: nobody leaves */
+    int8_t candidate_from; /* tier, TR_KV_STAYS: nobody */
+    int8_t candidate_to;   /* tier, TR_KV_NOWHERE */
+    uint8_t leaves;        /* 1, or TR_KV_CHANNEL_TOKENS to a tier by channel,
                          * whose index is then a multiple of it */
     uint32_t leave_pos;
     uint32_t index;
-    uint32_t victim_index;  /* in victim_from */
-    uint32_t victim_target; /* in victim_to */
+    uint32_t candidate_index;  /* in candidate_from */
+    uint32_t candidate_target; /* in candidate_to */
 } tr_kv_move_t;
 
-/* The least significant token of a tier, as of the last query. */
+/* The eviction candidate of a tier: its least significant token, as of the last
+ * query. */
 typedef struct {
     float significance; /* see by_sum; +infinity when the tier is empty */
     uint32_t index;     /* of equals, the one of lowest position */
-} tr_kv_victim_t;
+} tr_kv_candidate_t;
 
 typedef struct {
     uint8_t *pool; /* [pages][page_bytes], 64-byte aligned */
@@ -95,7 +96,8 @@ typedef struct {
     const uint32_t *count;  /* [slots][layers][kv_heads][TR_KV_TIERS_MAX], of a
                                * step: as they are after its moves */
     const tr_kv_move_t *move; /* [slots][layers][kv_heads] */
-    tr_kv_victim_t *victim;   /* [slots][layers][kv_heads][TR_KV_TIERS_MAX] */
+    tr_kv_candidate_t
+        *candidate; /* [slots][layers][kv_heads][TR_KV_TIERS_MAX] */
     /* [layers], or NULL: a query sees that many positions, its own included; 0:
      * all.  The heads of such a layer keep all in dense pages: base is 0 there,
      * nothing is scored. */

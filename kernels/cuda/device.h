@@ -375,7 +375,7 @@ int tr_cuda_convert(const tr_cuda_stream_t *s, const void *from,
  *
  *   tr_cuda_decode_plan      once: shares the work of every layer out
  *   tr_cuda_decode, ..       once a layer, in their order: outputs, the scores
- *                            of the layer before, and victims of the one before
+ *                            of the layer before, and candidates of the one before
  *                            that
  *   tr_cuda_decode_score     once: what is left of the last layers
  */
@@ -395,7 +395,7 @@ size_t tr_cuda_decode_work(const tr_device_props_t *d,
                            const tr_cuda_decode_size_t *size);
 
 /* Reads counts and sequences of all layers and shares their pages out over the
- * multiprocessors, by bytes; sets the victims of tiers that have none.
+ * multiprocessors, by bytes; sets the candidates of tiers that have none.
  * Sequences with more than one row, or with seq_slot < 0, are left out: their
  * outputs and scores are not touched.  What is launched behind it with leave to
  * begin early (launch.cuh) may do so at once; when it begins, all in front of
@@ -427,11 +427,11 @@ typedef struct {
  * is ten times as many parts to store and reduce (33 MB a layer of 64 x 4096
  * tokens, whose pages of K4V2 have 243).
  *
- * The rest of tr_kernels_t.attention, scores and victims, comes a layer later:
+ * The rest of tr_kernels_t.attention, scores and candidates, comes a layer later:
  * layers are decoded in their order, each once behind a plan or behind
  * tr_cuda_decode_score, in one stream or in ones that wait (events); decode of
  * a layer adds to the scores of the one before what its tokens were given, and
- * sets the victims of the one before that.  Until then the pages, tables and
+ * sets the candidates of the one before that.  Until then the pages, tables and
  * sequences of scored sequences stay as they are in that layer; kv, rows, size
  * and work are the same.  (In a kernel that streams pages, warps come to their
  * ends at different times, which this fills.)  Of layers but the first, tables
@@ -448,7 +448,7 @@ int tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                    const tr_cuda_decode_size_t *size, void *work);
 
 /* Behind tr_cuda_decode of the last layer, kv->layers - 1: its scores, its
- * victims, and those of the layer before.  Without scored sequences it does
+ * candidates, and those of the layer before.  Without scored sequences it does
  * nothing and may be left out. */
 int tr_cuda_decode_score(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                          const tr_rows_t *rows,
@@ -569,7 +569,7 @@ size_t tr_cuda_kv_compress_work(const tr_kv_view_t *kv, uint32_t n,
                                 uint32_t max_len);
 
 /* The moves of a step's rows in all layers at once, before the first layer's
- * kv_append: victims, and who leaves a window.  They depend on no token of the
+ * kv_append: candidates, and who leaves a window.  They depend on no token of the
  * step, and one launch hides what 32 would wait for.  Appends with `moved` then
  * store the tokens alone; what is refused here loses its move, not its token.
  * beside: the launch just before it is this step's tr_cuda_decode_plan, which

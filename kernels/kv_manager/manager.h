@@ -166,7 +166,7 @@ struct tr_kv_wish;
 
 /* Arrays in the one block of memory that the caller gave, of the device or here.
  * A plain value that may be copied.  All are written by the manager's programs
- * alone, except: `victim` by attention, `tables` by who moves a slot out or in
+ * alone, except: `candidate` by attention, `tables` by who moves a slot out or in
  * (give, take), and pages' contents by kernels. */
 typedef struct {
     tr_kv_view_t view; /* for all kernels; layouts as in the view given */
@@ -202,13 +202,13 @@ typedef struct {
     uint32_t *owner; /* [pages] slot by page, UINT32_MAX: free */
 
     /* slots, as kernels see them: kernels.h */
-    int32_t *tables;        /* [slots][heads][table_len], -1: no page */
-    tr_kv_seq_t *seq;       /* [slots] */
-    uint32_t *count;        /* [slots][heads][TR_KV_TIERS_MAX] */
-    tr_kv_move_t *move;     /* [slots][heads] of the last step that was granted,
+    int32_t *tables;    /* [slots][heads][table_len], -1: no page */
+    tr_kv_seq_t *seq;   /* [slots] */
+    uint32_t *count;    /* [slots][heads][TR_KV_TIERS_MAX] */
+    tr_kv_move_t *move; /* [slots][heads] of the last step that was granted,
                              * or asked for */
-    tr_kv_victim_t *victim; /* [slots][heads][TR_KV_TIERS_MAX] */
-    struct tr_kv_slot *slot; /* [slots] and beyond that: manager_core.h */
+    tr_kv_candidate_t *candidate; /* [slots][heads][TR_KV_TIERS_MAX] */
+    struct tr_kv_slot *slot;      /* [slots] and beyond that: manager_core.h */
 
     /* of one launch */
     struct tr_kv_wish *wish; /* [slots] by request */

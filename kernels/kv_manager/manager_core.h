@@ -150,7 +150,7 @@ typedef struct tr_kv_wish {
 /* What becomes of one head at the end of a prompt. */
 typedef struct tr_kv_head_plan {
     uint32_t count[TR_KV_TIERS_MAX];
-    tr_kv_victim_t victim[TR_KV_TIERS_MAX];
+    tr_kv_candidate_t candidate[TR_KV_TIERS_MAX];
     uint32_t pages, old_pages;
     uint32_t before, old_before; /* those of the heads before it */
 } tr_kv_head_plan_t;
@@ -256,7 +256,7 @@ manager_lay(const tr_kv_view_t *shape, const tr_kv_manager_size_t *size,
     TAKE(tables, int32_t, rows * shape->table_len);
     TAKE(count, uint32_t, rows * TR_KV_TIERS_MAX);
     TAKE(move, tr_kv_move_t, rows);
-    TAKE(victim, tr_kv_victim_t, rows * TR_KV_TIERS_MAX);
+    TAKE(candidate, tr_kv_candidate_t, rows * TR_KV_TIERS_MAX);
     TAKE(want, int8_t, rows);
     TAKE(part, uint32_t, (size_t) size->slots * m->chunks);
     TAKE(before, uint32_t, rows);
@@ -270,7 +270,7 @@ manager_lay(const tr_kv_view_t *shape, const tr_kv_manager_size_t *size,
     m->view.seq = m->seq;
     m->view.count = m->count;
     m->view.move = m->move;
-    m->view.victim = m->victim;
+    m->view.candidate = m->candidate;
     return at;
 }
 

@@ -101,7 +101,7 @@ typedef struct {
     uint32_t count[TR_KV_TIERS_MAX];
     tr_kv_mark_t mark; /* of the least significant token of tier `to` */
     int to;            /* where the leaving token goes */
-    bool look;      /* that token is the tier's victim, not the leaving one: */
+    bool look; /* that token is the tier's candidate, not the leaving one: */
     uint32_t index; /* its place in the tier, */
     uint32_t entry; /* and the page's in the table */
 } manager_half_t;
@@ -113,26 +113,27 @@ manager_float(const tr_kv_manager_t *m, int32_t page, uint32_t offset)
                                             + offset);
 }
 
-/* victim[tier] of an array that may be in registers (tr_kv_pick). */
-TR_HD tr_kv_victim_t
-manager_pick_victim(const tr_kv_victim_t victim[TR_KV_TIERS_MAX], int tier)
+/* candidate[tier] of an array that may be in registers (tr_kv_pick). */
+TR_HD tr_kv_candidate_t
+manager_pick_candidate(const tr_kv_candidate_t candidate[TR_KV_TIERS_MAX],
+                       int tier)
 {
 #ifdef __CUDA_ARCH__
-    tr_kv_victim_t v = victim[0];
+    tr_kv_candidate_t v = candidate[0];
 
     TR_KV_UNROLL
     for (int l = 1; l < (int) TR_KV_TIERS_MAX; l++) {
-        v.significance = l == tier ? victim[l].significance : v.significance;
-        v.index = l == tier ? victim[l].index : v.index;
+        v.significance = l == tier ? candidate[l].significance : v.significance;
+        v.index = l == tier ? candidate[l].index : v.index;
     }
     return v;
 #else
-    return victim[tier];
+    return candidate[tier];
 #endif
 }
 
 /* Where the leaving token goes, and who is the least significant of that tier:
- * it, or one that is already there, which manager_look reads.  Counts and victims
+ * it, or one that is already there, which manager_look reads.  Counts and candidates
  * are read first, so that they come from memory together with the score. */
 TR_HD void
 manager_leave(const tr_kv_manager_t *m, const manager_wish_t *w, uint32_t head,
@@ -141,15 +142,15 @@ manager_leave(const tr_kv_manager_t *m, const manager_wish_t *w, uint32_t head,
     const tr_kv_seq_t *q = &m->seq[w->slot];
     const int32_t *row = manager_row(m, w->slot, head);
     const uint32_t *count = manager_counts(m, w->slot, head);
-    const tr_kv_victim_t *victims = m->victim
-                                    + manager_head(m, w->slot, head)
-                                          * TR_KV_TIERS_MAX;
-    tr_kv_victim_t victim[TR_KV_TIERS_MAX], least;
+    const tr_kv_candidate_t *candidates = m->candidate
+                                          + manager_head(m, w->slot, head)
+                                                * TR_KV_TIERS_MAX;
+    tr_kv_candidate_t candidate[TR_KV_TIERS_MAX], least;
     float own;
 
     for (uint32_t l = 0; l < TR_KV_TIERS_MAX; l++) {
         h->count[l] = count[l];
-        victim[l] = victims[l];
+        candidate[l] = candidates[l];
     }
     h->mark.layer = head / m->view.kv_heads;
     h->mark.kv_head = head % m->view.kv_heads;
@@ -165,7 +166,7 @@ manager_leave(const tr_kv_manager_t *m, const manager_wish_t *w, uint32_t head,
     if (h->to < 0 || m->place[q->tier_layout[h->to]].score == 0) {
         return;
     }
-    least = manager_pick_victim(victim, h->to);
+    least = manager_pick_candidate(candidate, h->to);
     own = q->by_sum ? h->mark.score
                     : tr_kv_significance(h->mark.score, w->leave_pos, w->n);
     /* of equals the lowest position: those in the tier came before */
@@ -198,7 +199,7 @@ manager_look_ahead(const tr_kv_manager_t *m, const manager_wish_t *w,
     }
 }
 
-/* The tier's victim in place of the leaving token's mark. */
+/* The tier's candidate in place of the leaving token's mark. */
 TR_HD void
 manager_look(const tr_kv_manager_t *m, const manager_wish_t *w, uint32_t head,
              manager_half_t *h)
@@ -221,10 +222,10 @@ manager_apply(const tr_kv_move_t *move, uint32_t *count)
     if (move->to >= 0) {
         count[move->to] += move->leaves;
     }
-    if (move->victim_from >= 0) {
-        count[move->victim_from]--;
-        if (move->victim_to >= 0) {
-            count[move->victim_to]++;
+    if (move->candidate_from >= 0) {
+        count[move->candidate_from]--;
+        if (move->candidate_to >= 0) {
+            count[move->candidate_to]++;
         }
     }
 }
@@ -260,11 +261,12 @@ manager_move(const tr_kv_manager_t *m, const manager_wish_t *w,
     if (down != TR_KV_STAYS) {
         grows = down;
         if (h->look) { /* it makes room for the one that comes */
-            move->victim_from = (int8_t) h->to;
-            move->victim_to = (int8_t) down;
-            move->victim_index = h->index;
-            move->victim_target = down >= 0 ? tr_kv_pick(count, (uint32_t) down)
-                                            : 0;
+            move->candidate_from = (int8_t) h->to;
+            move->candidate_to = (int8_t) down;
+            move->candidate_index = h->index;
+            move->candidate_target = down >= 0
+                                         ? tr_kv_pick(count, (uint32_t) down)
+                                         : 0;
             move->index = h->index;
         } else { /* it is the one that comes */
             move->to = (int8_t) down;
@@ -287,8 +289,8 @@ manager_no_move(void)
 
     memset(&move, 0, sizeof(move));
     move.to = TR_KV_STAYS;
-    move.victim_from = TR_KV_STAYS;
-    move.victim_to = TR_KV_NOWHERE;
+    move.candidate_from = TR_KV_STAYS;
+    move.candidate_to = TR_KV_NOWHERE;
     return move;
 }
 

@@ -3,7 +3,7 @@
  * once (manager.h, plan_prompts and install_prompts).
  *
  *   classify block (request, head): what each token becomes (dest), tokens and
- *            victims by tier, pages before and after
+ *            candidates by tier, pages before and after
  *   total    one block a request, the last of its classify: pages of all heads,
  *            and of the heads before each
  *   admit    one block, the last of total: which requests get their pages
@@ -136,14 +136,14 @@ manager_plan_tiers(const tr_kv_manager_t *m, uint32_t head,
 
     memset(h, 0, sizeof(*h));
     for (l = 0; l < TR_KV_TIERS_MAX; l++) {
-        h->victim[l].significance = manager_infinity();
+        h->candidate[l].significance = manager_infinity();
         if (l >= j->to.n_tiers) {
             continue;
         }
         h->count[l] = s->tokens[l][0];
         if (j->to.scored && m->place[j->to.tier_layout[l]].score != 0) {
-            h->victim[l].significance = s->least[l][0];
-            h->victim[l].index = s->index[l];
+            h->candidate[l].significance = s->least[l][0];
+            h->candidate[l].index = s->index[l];
         }
     }
     n = manager_runs(m, &j->to, h->count, 0, run);
@@ -209,7 +209,7 @@ manager_classify(const tr_kv_manager_t *m, const tr_kv_complete_t *c,
         }
         s->index[l] = 0;
     }
-    EACH (k, s->job.to.scored ? s->n : 0) { /* the victims' places */
+    EACH (k, s->job.to.scored ? s->n : 0) { /* the candidates' places */
         if (dest[k] >= 0 && s->least_at[dest[k]][0] > k) {
             MANAGER_ADD(&s->index[dest[k]], 1);
         }
@@ -389,8 +389,8 @@ manager_install_head(const tr_kv_manager_t *m, uint32_t i, uint32_t head,
     manager_count_runs(run, n, lane, true, s);
     for (uint32_t l = lane; l < TR_KV_TIERS_MAX; l += MANAGER_WARP) {
         manager_counts(m, j->slot, head)[l] = h->count[l];
-        m->victim[manager_head(m, j->slot, head) * TR_KV_TIERS_MAX + l] =
-            h->victim[l];
+        m->candidate[manager_head(m, j->slot, head) * TR_KV_TIERS_MAX + l] =
+            h->candidate[l];
     }
 }
 

@@ -1,7 +1,7 @@
 /*
  * manager_slot.h: slots of the page manager come and go.
  *
- *   open    block (request): counts, victims, sequence
+ *   open    block (request): counts, candidates, sequence
  *   begin   one thread a request: a prompt is now computed
  *   release block (request): where each head's pages come to, and the slot is
  *           closed
@@ -42,8 +42,8 @@ manager_open(const tr_kv_manager_t *m, const tr_kv_open_t *open)
                 && open->rule.n_levels == open->seq.n_tiers;
 
     EACH (i, good ? m->heads * TR_KV_TIERS_MAX : 0) {
-        tr_kv_victim_t *v = m->victim
-                            + manager_head(m, slot, 0) * TR_KV_TIERS_MAX + i;
+        tr_kv_candidate_t *v = m->candidate
+                               + manager_head(m, slot, 0) * TR_KV_TIERS_MAX + i;
 
         manager_counts(m, slot, 0)[i] = 0;
         v->significance = manager_infinity();

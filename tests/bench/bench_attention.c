@@ -12,7 +12,7 @@
  *   decode    one token at 512 to 32,000 tokens.  full: dense 16-bit pages
  *             without scores.  diffkv: a window of 64 and tiers 8/4 and 4/2
  *             with the given shares of the tokens, the rest pruned; scores and
- *             victims included.
+ *             candidates included.
  *   prompt    a chunk of 512 tokens that ends at the given length, without and
  *             with scores.
  */
@@ -44,7 +44,7 @@ typedef struct {
     tr_kv_seq_t seq;
     int32_t *tables;
     uint32_t *count;
-    tr_kv_victim_t *victim;
+    tr_kv_candidate_t *candidate;
 } cache_t;
 
 typedef struct {
@@ -190,7 +190,7 @@ cache_open(cache_t *c, const shape_t *s, uint32_t n, const double *shares,
     c->kv.tables = c->tables = need(total * sizeof(int32_t));
     c->kv.pool = need(total * c->kv.page_bytes);
     c->kv.count = c->count = need(rows * TR_KV_TIERS_MAX * sizeof(uint32_t));
-    c->kv.victim = need(rows * TR_KV_TIERS_MAX * sizeof(tr_kv_victim_t));
+    c->kv.candidate = need(rows * TR_KV_TIERS_MAX * sizeof(tr_kv_candidate_t));
     order = need(total * sizeof(int32_t));
     for (uint32_t i = 0; i < total; i++) {
         uint32_t j = next() % (i + 1);
@@ -220,7 +220,7 @@ cache_close(cache_t *c)
     free(c->kv.pool);
     free(c->tables);
     free(c->count);
-    free(c->kv.victim);
+    free(c->kv.candidate);
 }
 
 /* Seconds of all layers for n rows that end at position `end`. */

@@ -223,13 +223,13 @@ bench_move(bed_t *b)
             b->count[h * TR_KV_TIERS_MAX] = TIERED;
             b->count[h * TR_KV_TIERS_MAX + 1] = TIERED;
             b->move[h] = (tr_kv_move_t){ .to = 0,
-                                         .victim_to = 1,
+                                         .candidate_to = 1,
                                          .leaves = 1,
                                          .leave_pos = q->window_from,
                                          .index = at,
-                                         .victim_index = at,
-                                         .victim_target = (uint32_t) rand()
-                                                          % TIERED };
+                                         .candidate_index = at,
+                                         .candidate_target = (uint32_t) rand()
+                                                             % TIERED };
         }
         q->base++;
         q->window_from++;

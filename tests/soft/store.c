@@ -35,7 +35,7 @@ head_of(const tr_kv_view_t *kv, int32_t slot, uint32_t layer, uint32_t kv_head)
     h.kv.tables += h.head * kv->table_len;
     h.kv.seq = h.seq;
     h.kv.count += h.head * TR_KV_TIERS_MAX;
-    h.kv.victim += h.head * TR_KV_TIERS_MAX;
+    h.kv.candidate += h.head * TR_KV_TIERS_MAX;
     h.move = kv->move[h.head];
     return h;
 }
@@ -99,7 +99,7 @@ append_head(const append_t *a, const tr_kv_view_t *kv, const numbers_t *x,
     head_t h = head_of(kv, a->rows.seq_slot[seq], a->layer, kv_head);
 
     if (a->in.moved && a->rows.row_pos[row] < h.seq->base) {
-        h.move.victim_from = TR_KV_STAYS;
+        h.move.candidate_from = TR_KV_STAYS;
         if (h.seq->window > 0) {
             h.move.to = TR_KV_STAYS;
         }

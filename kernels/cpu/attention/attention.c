@@ -202,7 +202,7 @@ tr_cpu_attention(const tr_stream_t *s, const tr_kv_view_t *kv, uint32_t layer,
     run_phase(&a, s, first_phase, first_pieces);
     run_phase(&a, s, second_phase, second_pieces);
     for (uint32_t i = 0; i < rows->n_seqs; i++) {
-        tr_step_victims(&a, i);
+        tr_step_candidates(&a, i);
     }
     return TR_KERNEL_OK;
 }

@@ -15,7 +15,7 @@
  *   attention_list.h     vector code: parts of a row over lists and window
  *   attention_key.h, attention_value.h, attention_field.h
  *                        their logits, values, products with codes
- *   attention_row.h      vector code: scores and victims of such a row
+ *   attention_row.h      vector code: scores and candidates of such a row
  */
 #ifndef TR_KERNELS_CPU_ATTENTION_H
 #define TR_KERNELS_CPU_ATTENTION_H
@@ -215,8 +215,8 @@ typedef struct {
     float scale;
     const float *sink; /* [group], or NULL */
     bool scored, by_sum;
-    tr_kv_victim_t *victim; /* [TR_KV_TIERS_MAX] */
-    float *logits;          /* [group][stride] */
+    tr_kv_candidate_t *candidate; /* [TR_KV_TIERS_MAX] */
+    float *logits;                /* [group][stride] */
     size_t stride;
     float *partial; /* [parts][group][head_dim + 2]: sum of p * value, largest
                       * logit, sum of p */
@@ -292,7 +292,7 @@ typedef struct tr_attention_isa {
     void (*score)(const tr_attention_tile_t *t, float *scratch);
     /* part i of a row: its logits and its partial result */
     void (*part)(const tr_attention_row_t *t, uint32_t i, float *scratch);
-    /* adds to the scores of a row's tokens and finds its victims; lse:
+    /* adds to the scores of a row's tokens and finds its candidates; lse:
      * [group] */
     void (*row_score)(const tr_attention_row_t *t, const float *lse);
     /* upper bounds of the logits in a dense page, the maximum over a group:

@@ -209,9 +209,9 @@ part_c(const tr_attention_row_t *t, uint32_t i, float *scratch)
     }
 }
 
-/* A tier's victim so far. */
+/* A tier's candidate so far. */
 typedef struct {
-    tr_kv_victim_t victim;
+    tr_kv_candidate_t candidate;
     uint32_t position;
 } least_t;
 
@@ -227,10 +227,10 @@ score_token(const tr_attention_row_t *t, const tr_kv_layout_t *l,
     later = t->position - position;
     *score += later == 0 ? 0 : p; /* the query's own token */
     significance = t->by_sum ? *score : later == 0 ? 0 : *score / (float) later;
-    if (significance < least->victim.significance
-        || (significance == least->victim.significance
+    if (significance < least->candidate.significance
+        || (significance == least->candidate.significance
             && position < least->position)) {
-        least->victim = (tr_kv_victim_t){ significance, at->slot + i };
+        least->candidate = (tr_kv_candidate_t){ significance, at->slot + i };
         least->position = position;
     }
 }
@@ -275,7 +275,7 @@ row_score_c(const tr_attention_row_t *t, const float *lse)
         }
         part_score(t, &part, lse, &least);
         if (part.run->tier >= 0) {
-            t->victim[part.run->tier] = least.victim;
+            t->candidate[part.run->tier] = least.candidate;
         }
     }
 }

@@ -124,11 +124,11 @@ tr_step_tile(const tr_step_t *a, uint32_t seq, uint32_t i, uint32_t next,
     }
 }
 
-/* Victims of a head whose scores are up to date; `n` is the last position. */
+/* Candidates of a head whose scores are up to date; `n` is the last position. */
 static void
-find_victims(const tr_kv_view_t *kv, const tr_kv_seq_t *seq,
-             const tr_run_t *run, uint32_t n_runs, uint32_t n,
-             tr_kv_victim_t *victim)
+find_candidates(const tr_kv_view_t *kv, const tr_kv_seq_t *seq,
+                const tr_run_t *run, uint32_t n_runs, uint32_t n,
+                tr_kv_candidate_t *candidate)
 {
     for (uint32_t r = 0; r < n_runs; r++) {
         const tr_kv_layout_t *l = run[r].layout;
@@ -147,9 +147,10 @@ find_victims(const tr_kv_view_t *kv, const tr_kv_seq_t *seq,
             x = seq->by_sum     ? x
                 : n == position ? 0
                                 : x / (float) (n - position);
-            if (x < victim[run[r].tier].significance
-                || (x == victim[run[r].tier].significance && position < at)) {
-                victim[run[r].tier] = (tr_kv_victim_t){ x, i };
+            if (x < candidate[run[r].tier].significance
+                || (x == candidate[run[r].tier].significance
+                    && position < at)) {
+                candidate[run[r].tier] = (tr_kv_candidate_t){ x, i };
                 at = position;
             }
         }
@@ -157,7 +158,7 @@ find_victims(const tr_kv_view_t *kv, const tr_kv_seq_t *seq,
 }
 
 void
-tr_step_victims(const tr_step_t *a, uint32_t seq)
+tr_step_candidates(const tr_step_t *a, uint32_t seq)
 {
     if (!tr_step_scores(a, seq) || tr_step_rows(a, seq) > 1
         || tr_step_seq(a, seq)->n_tiers == 0) {
@@ -168,7 +169,7 @@ tr_step_victims(const tr_step_t *a, uint32_t seq)
         uint32_t n = tr_attention_runs(a->kv, a->rows->seq_slot[seq], a->layer,
                                        l, run);
 
-        find_victims(a->kv, tr_step_seq(a, seq), run, n, tr_step_pos(a, seq),
-                     tr_step_clear(a, seq, l));
+        find_candidates(a->kv, tr_step_seq(a, seq), run, n, tr_step_pos(a, seq),
+                        tr_step_clear(a, seq, l));
     }
 }

@@ -48,7 +48,7 @@ score_lanes(const tr_attention_row_t *t, const tr_kv_layout_t *l,
                             least->slot);
 }
 
-static tr_kv_victim_t
+static tr_kv_candidate_t
 least_of(const least_t *least)
 {
     float significance[V_WIDTH];
@@ -65,7 +65,7 @@ least_of(const least_t *least)
             best = i;
         }
     }
-    return (tr_kv_victim_t){ significance[best], (uint32_t) slot[best] };
+    return (tr_kv_candidate_t){ significance[best], (uint32_t) slot[best] };
 }
 
 static void
@@ -92,7 +92,7 @@ attention_row_score(const tr_attention_row_t *t, const float *lse)
             }
         }
         if (part.run->tier >= 0) {
-            t->victim[part.run->tier] = least_of(&least);
+            t->candidate[part.run->tier] = least_of(&least);
         }
     }
 }

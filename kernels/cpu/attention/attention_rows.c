@@ -23,7 +23,7 @@ make_row(const tr_step_t *a, uint32_t seq, uint32_t kv_head, uint8_t *work,
     t->sink = tr_step_sink(a, kv_head);
     t->scored = s->scored;
     t->by_sum = s->by_sum;
-    t->victim = NULL;
+    t->candidate = NULL;
     t->next = NULL;
     t->stride = stride;
     t->logits = (float *) work;
@@ -73,7 +73,7 @@ finish_row(const tr_step_t *a, uint32_t seq, uint32_t kv_head,
 
     merge_parts(t, tr_row_parts(t), lse);
     if (t->scored) {
-        t->victim = tr_step_clear(a, seq, kv_head);
+        t->candidate = tr_step_clear(a, seq, kv_head);
         a->isa->row_score(t, lse);
     }
 }

@@ -106,17 +106,17 @@ tr_step_scores(const tr_step_t *a, uint32_t seq)
            && tr_step_seq(a, seq)->scored;
 }
 
-/* The victims of a head, none so far. */
-static inline tr_kv_victim_t *
+/* The candidates of a head, none so far. */
+static inline tr_kv_candidate_t *
 tr_step_clear(const tr_step_t *a, uint32_t seq, uint32_t kv_head)
 {
-    tr_kv_victim_t *v = a->kv->victim
-                        + tr_kv_head(a->kv, a->rows->seq_slot[seq], a->layer,
-                                     kv_head)
-                              * TR_KV_TIERS_MAX;
+    tr_kv_candidate_t *v = a->kv->candidate
+                           + tr_kv_head(a->kv, a->rows->seq_slot[seq], a->layer,
+                                        kv_head)
+                                 * TR_KV_TIERS_MAX;
 
     for (uint32_t l = 0; l < tr_step_seq(a, seq)->n_tiers; l++) {
-        v[l] = (tr_kv_victim_t){ INFINITY, 0 };
+        v[l] = (tr_kv_candidate_t){ INFINITY, 0 };
     }
     return v;
 }
@@ -132,8 +132,8 @@ uint32_t tr_step_tiles(const tr_step_t *a, uint32_t seq);
  * thread will probably take then. */
 void tr_step_tile(const tr_step_t *a, uint32_t seq, uint32_t i, uint32_t next,
                   uint32_t worker, uint8_t *scratch);
-/* The single row of a later turn sets victims, too. */
-void tr_step_victims(const tr_step_t *a, uint32_t seq);
+/* The single row of a later turn sets candidates, too. */
+void tr_step_candidates(const tr_step_t *a, uint32_t seq);
 
 /* ---- attention_turns.c: the order in which tiles are scored ---- */
 

@@ -154,13 +154,13 @@ append_moved(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
     const uint32_t *count = a->kv->count + head * TR_KV_TIERS_MAX;
     const tr_kv_move_t *m = &a->kv->move[head];
 
-    if (m->victim_from >= 0 && m->victim_to >= 0) {
+    if (m->candidate_from >= 0 && m->candidate_to >= 0) {
         tr_kv_place_t from = tr_kv_place_tier(a->kv, table, seq,
-                                              (uint32_t) m->victim_from,
-                                              m->victim_index);
+                                              (uint32_t) m->candidate_from,
+                                              m->candidate_index);
         tr_kv_place_t to = tier_place(a, table, seq, count,
-                                      (uint32_t) m->victim_to, m->victim_target,
-                                      1);
+                                      (uint32_t) m->candidate_to,
+                                      m->candidate_target, 1);
 
         tr_kv_move(a->codec, from, to);
         tr_kv_mark(to, tr_kv_score(from), tr_kv_position(from));
@@ -216,8 +216,8 @@ prefetch_row(const append_t *a, uint32_t row)
                 tr_kv_place_window(kv, table, seq, pos % seq->window));
         }
         prefetch_tier(a, table, seq, m->to, m->index);
-        if (m->victim_from >= 0) { /* its place is that of who comes */
-            prefetch_tier(a, table, seq, m->victim_to, m->victim_target);
+        if (m->candidate_from >= 0) { /* its place is that of who comes */
+            prefetch_tier(a, table, seq, m->candidate_to, m->candidate_target);
         }
     }
 }
@@ -316,23 +316,23 @@ target_valid(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
 }
 
 static bool
-victim_valid(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
-             const uint32_t *count, const tr_kv_move_t *m)
+candidate_valid(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
+                const uint32_t *count, const tr_kv_move_t *m)
 {
     const tr_kv_layout_t *l;
 
-    if (m->victim_from == TR_KV_STAYS) {
+    if (m->candidate_from == TR_KV_STAYS) {
         return true;
     }
-    if (m->victim_from < 0 || m->victim_from >= seq->n_tiers) {
+    if (m->candidate_from < 0 || m->candidate_from >= seq->n_tiers) {
         return false;
     }
-    l = &a->kv->layout[seq->tier_layout[m->victim_from]];
-    return !l->level.by_channel && m->victim_index < UINT32_MAX
-           && tr_kv_has_tier(a->kv, table, seq, (uint32_t) m->victim_from,
-                             m->victim_index, m->victim_index + 1)
-           && target_valid(a, table, seq, count, l, m->victim_to,
-                           m->victim_target, 1);
+    l = &a->kv->layout[seq->tier_layout[m->candidate_from]];
+    return !l->level.by_channel && m->candidate_index < UINT32_MAX
+           && tr_kv_has_tier(a->kv, table, seq, (uint32_t) m->candidate_from,
+                             m->candidate_index, m->candidate_index + 1)
+           && target_valid(a, table, seq, count, l, m->candidate_to,
+                           m->candidate_target, 1);
 }
 
 static bool
@@ -343,7 +343,7 @@ move_valid(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
     const tr_kv_move_t *m = &a->kv->move[head];
     uint32_t window = seq->window, slot;
 
-    if (!victim_valid(a, table, seq, count, m)) {
+    if (!candidate_valid(a, table, seq, count, m)) {
         return false;
     }
     if (window == 0) {

@@ -54,12 +54,12 @@ static __global__ void __launch_bounds__(LANES)
 }
 
 static __global__ void __launch_bounds__(LANES)
-    victims_kernel(const __grid_constant__ generic_args_t a)
+    candidates_kernel(const __grid_constant__ generic_args_t a)
 {
-    __shared__ victim_smem_t smem;
+    __shared__ candidate_smem_t smem;
     block_t b = { threadIdx.x, LANES };
 
-    generic_victims(&a, b, &smem, blockIdx.x, blockIdx.y);
+    generic_candidates(&a, b, &smem, blockIdx.x, blockIdx.y);
 }
 
 /* Tiles of a head, at most: pages of 8 tokens are half tiles, and tiers and
@@ -148,6 +148,7 @@ tr_cuda_attention(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     merge_kernel<<<dim3(rows->n_seqs, pieces), LANES, 0, stream>>>(a);
     score_kernel<<<dim3(rows->n_seqs, kv->kv_heads, tiles), LANES, 0, stream>>>(
         a);
-    victims_kernel<<<dim3(rows->n_seqs, kv->kv_heads), LANES, 0, stream>>>(a);
+    candidates_kernel<<<dim3(rows->n_seqs, kv->kv_heads), LANES, 0, stream>>>(
+        a);
     return tr_cuda_check();
 }

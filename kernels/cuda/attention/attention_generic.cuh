@@ -7,7 +7,7 @@
  *                    16 tokens, keys and values unpacked to FP32
  *   generic_merge    the parts of a row that blocks shared
  *   generic_score    16 tokens: what the queries of a sequence add, in order
- *   generic_victims  the least significant token of each tier of a head
+ *   generic_candidates  the least significant token of each tier of a head
  *
  * A head's tokens are tiles: those of tiers, window, dense pages.  A part is
  * part_tiles of them, from fixed places.  Parts are softmaxes of their own that

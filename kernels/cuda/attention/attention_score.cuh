@@ -120,7 +120,7 @@ generic_score(const generic_args_t *a, block_t b, score_smem_t *smem,
     return true;
 }
 
-/* ---- victims ------------------------------------------------------------ */
+/* ---- candidates ------------------------------------------------------------ */
 
 typedef struct {
     float significance;
@@ -129,7 +129,7 @@ typedef struct {
 
 typedef struct {
     least_t of[LANES_MAX];
-} victim_smem_t;
+} candidate_smem_t;
 
 TR_DEVICE void
 least_take(least_t *best, least_t x)
@@ -142,11 +142,11 @@ least_take(least_t *best, least_t x)
 }
 
 TR_DEVICE void
-generic_victims(const generic_args_t *a, block_t b, victim_smem_t *smem,
-                uint32_t s, uint32_t kv_head)
+generic_candidates(const generic_args_t *a, block_t b, candidate_smem_t *smem,
+                   uint32_t s, uint32_t kv_head)
 {
     const least_t none = { INFINITY, 0, UINT32_MAX };
-    tr_kv_victim_t *victim;
+    tr_kv_candidate_t *candidate;
     generic_head_t head;
 
     if (!head_open(&head, a, s, kv_head) || !head.seq->scored
@@ -154,9 +154,9 @@ generic_victims(const generic_args_t *a, block_t b, victim_smem_t *smem,
         return;
     }
     head_query(&head, s, kv_head, head.first);
-    victim = a->kv.victim
-             + tr_kv_head(&a->kv, a->rows.seq_slot[s], a->layer, kv_head)
-                   * TR_KV_TIERS_MAX;
+    candidate = a->kv.candidate
+                + tr_kv_head(&a->kv, a->rows.seq_slot[s], a->layer, kv_head)
+                      * TR_KV_TIERS_MAX;
     for (uint32_t l = 0; l < head.seq->n_tiers; l++) {
         const tr_kv_layout_t *layout;
         uint32_t n = run_slots(&head, l, &layout);
@@ -182,8 +182,8 @@ generic_victims(const generic_args_t *a, block_t b, victim_smem_t *smem,
             for (uint32_t i = 1; i < b.lanes; i++) {
                 least_take(&best, smem->of[i]);
             }
-            victim[l].significance = best.significance;
-            victim[l].index = best.index;
+            candidate[l].significance = best.significance;
+            candidate[l].index = best.index;
         }
         lanes_sync(b);
     }

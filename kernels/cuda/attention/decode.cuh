@@ -7,8 +7,8 @@
  *   attend  (decode.cu, once a layer) one warp works off a range; nobody waits
  *           for anybody.  Warps that are done raise scores of the layer before
  *   reduce  (decode_reduce.cu, right behind) makes outputs of what the warps
- *           found, and victims of two layers before
- *   score   (decode_score.cu, once a step) scores of the last layer, victims of
+ *           found, and candidates of two layers before
+ *   score   (decode_score.cu, once a step) scores of the last layer, candidates of
  *           the last two
  *
  * A head is one KV head of one sequence in one layer, with the query heads of
@@ -74,7 +74,7 @@ typedef struct {
 
 /* One head of a step; 16 words. */
 typedef struct {
-    uint32_t head; /* tr_kv_head: row of tables, counts and victims */
+    uint32_t head; /* tr_kv_head: row of tables, counts and candidates */
     uint32_t row;  /* of q and out */
     uint32_t n;    /* position of the query */
     uint32_t base, window, window_from;
@@ -133,7 +133,7 @@ static_assert(sizeof(decode_job_t) == 32, "8 words");
 typedef struct {
     float significance;
     uint32_t position, index, pad;
-} decode_victim_t;
+} decode_candidate_t;
 
 /* The parts of a head, which ranges first .. last leave; of one that has none,
  * last + 1 is first. */
@@ -157,7 +157,7 @@ typedef struct {
     uint32_t *weights; /* [traces]: of a tile of 16 [group][8], of which word g
                         * has tokens g, g + 8; of 8 [group][4], by two */
     float *maxima;     /* [group] each: see decode_maximum */
-    decode_victim_t *find; /* [rows] by whoever raises its scores */
+    decode_candidate_t *find; /* [rows] by whoever raises its scores */
 } decode_left_t;
 
 /* The workspace. */
@@ -200,7 +200,7 @@ typedef struct {
     uint32_t layer;
     bool scored;          /* some layout is */
     uint32_t jobs;        /* of a layer with scores, at most */
-    bool few_jobs;        /* so that a block settles the victim of each */
+    bool few_jobs;        /* so that a block settles the candidate of each */
     bool short_positions; /* of 2 bytes, in all layouts */
     const void *q;
     void *out;
@@ -219,9 +219,9 @@ bool decode_args(const tr_device_props_t *d, const tr_kv_view_t *kv,
                  decode_args_t *out);
 int decode_reduce(const tr_cuda_stream_t *s, const decode_args_t *a,
                   uint32_t n_seqs);
-/* Blocks that settle a layer's victims: one a head where there are few, else of
+/* Blocks that settle a layer's candidates: one a head where there are few, else of
  * so many warps that have one each. */
-uint32_t decode_victim_blocks(const decode_args_t *a, uint32_t warps);
+uint32_t decode_candidate_blocks(const decode_args_t *a, uint32_t warps);
 
 /* Tiles of a segment. */
 static __host__ __device__ __forceinline__ uint32_t

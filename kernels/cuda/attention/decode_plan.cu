@@ -70,7 +70,7 @@ decode_work(const tr_device_props_t *d, const tr_cuda_decode_size_t *size,
         TAKE(w.left[i].total, float, (heads * GROUP));
         TAKE(w.left[i].weights, uint32_t, traces * group * 4);
         TAKE(w.left[i].maxima, float, (traces * group));
-        TAKE(w.left[i].find, decode_victim_t, rows);
+        TAKE(w.left[i].find, decode_candidate_t, rows);
     }
 #undef TAKE
     w.bytes = end;
@@ -225,15 +225,15 @@ describe(const plan_args_t &a, uint32_t layer, uint32_t i, decode_head_t &h)
     return sums;
 }
 
-/* Tiers without tokens that could be one have no victim; no job says so. */
+/* Tiers without tokens that could be one have no candidate; no job says so. */
 static __device__ __forceinline__ void
-no_victims(const plan_args_t &a, const decode_head_t &h)
+no_candidates(const plan_args_t &a, const decode_head_t &h)
 {
 #pragma unroll
     for (uint32_t l = 0; l < TR_KV_TIERS_MAX; l++) {
         if (l < h.n_tiers && (h.flags & HEAD_SCORED)
             && (h.tokens[l] == 0 || !a.layouts.of[h.layout[l]].scored)) {
-            a.kv.victim[(size_t) h.head * TR_KV_TIERS_MAX + l] = {
+            a.kv.candidate[(size_t) h.head * TR_KV_TIERS_MAX + l] = {
                 __int_as_float(0x7f800000), 0
             };
         }
@@ -434,7 +434,7 @@ static __global__ void __launch_bounds__(THREADS)
             span[at.live].kv_head = i % a.kv.kv_heads;
             before[at.live] = at.cost;
             list_jobs(a, at.live, h, job + at.jobs, at.rows);
-            no_victims(a, h);
+            no_candidates(a, h);
         }
         sums = plus(sums, all);
     }

@@ -2,7 +2,7 @@
  * Split-KV reduction: the outputs of decode attention, from the parts of each
  * query head.  A warp reduces a head where there are many heads; else a block;
  * else, where few heads have hundreds of parts, a block each 32 elements.
- * Behind these come blocks for victims of two layers before: attention of the
+ * Behind these come blocks for candidates of two layers before: attention of the
  * layer before has raised the last of those scores.
  *
  * The kernel starts while the attend kernel still runs, where the device can do
@@ -16,7 +16,7 @@
 
 static_assert(REDUCE_WARPS <= SETTLE_WARPS, "settle_by_block has room for all");
 
-/* Nobody raises scores any more of the layer whose victims were settled: its
+/* Nobody raises scores any more of the layer whose candidates were settled: its
  * piles are full again. i: of the blocks that settle them. */
 static __device__ __forceinline__ void
 end_scores(const decode_args_t &a, uint32_t i)
@@ -75,16 +75,16 @@ static __global__ void __launch_bounds__(REDUCE_THREADS,
 /* ---- launcher ----------------------------------------------------------- */
 
 uint32_t
-decode_victim_blocks(const decode_args_t *a, uint32_t warps)
+decode_candidate_blocks(const decode_args_t *a, uint32_t warps)
 {
     return a->few_jobs ? a->jobs : (a->jobs + warps - 1) / warps;
 }
 
 /* Of a layer, behind those that reduce. */
 static uint32_t
-victim_blocks(const decode_args_t *a, uint32_t warps)
+candidate_blocks(const decode_args_t *a, uint32_t warps)
 {
-    return a->layer > 1 ? decode_victim_blocks(a, warps) : 0;
+    return a->layer > 1 ? decode_candidate_blocks(a, warps) : 0;
 }
 
 /* As many blocks for a query head as leave room for all at once on an idle
@@ -95,7 +95,7 @@ decode_reduce(const tr_cuda_stream_t *s, const decode_args_t *a,
 {
     const uint32_t heads = n_seqs * a->kv.kv_heads * a->group;
     const uint32_t shares = heads * (a->kv.head_dim / REDUCE_SHARE);
-    const uint32_t more = victim_blocks(a, REDUCE_WARPS);
+    const uint32_t more = candidate_blocks(a, REDUCE_WARPS);
     const bool wide = a->kv.head_dim == 128;
 
     if (shares + more <= s->device->blocks * SHARE_BLOCKS) {
@@ -115,6 +115,6 @@ decode_reduce(const tr_cuda_stream_t *s, const decode_args_t *a,
     const uint32_t blocks = (heads + warps - 1) / warps;
 
     return launch_small(s, wide ? reduce_warps<128> : reduce_warps<64>,
-                        dim3(blocks + victim_blocks(a, warps)), MANY_THREADS,
+                        dim3(blocks + candidate_blocks(a, warps)), MANY_THREADS,
                         *a, heads, blocks);
 }

@@ -1,14 +1,14 @@
 /*
  * What no later layer does on its way (decode.cuh): scores of a step's last
- * layer, and victims of its last two.
+ * layer, and candidates of its last two.
  */
 #include "decode_score.cuh"
 #include "kernels/cuda/launch.cuh"
 
 #define THREADS 384u
-#define VICTIM_THREADS 256u
+#define CANDIDATE_THREADS 256u
 
-static_assert(VICTIM_THREADS / 32 <= SETTLE_WARPS,
+static_assert(CANDIDATE_THREADS / 32 <= SETTLE_WARPS,
               "settle_by_block has room for all");
 
 template <int K>
@@ -20,8 +20,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
     score_rows<K>(a, a.left);
 }
 
-static __global__ void __launch_bounds__(VICTIM_THREADS)
-    victim_kernel(const __grid_constant__ decode_args_t a)
+static __global__ void __launch_bounds__(CANDIDATE_THREADS)
+    candidate_kernel(const __grid_constant__ decode_args_t a)
 {
     launch_wait();
     if (a.layer
@@ -66,7 +66,8 @@ tr_cuda_decode_score(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     if (rc != TR_KERNEL_OK) {
         return rc;
     }
-    return launch_small(s, victim_kernel,
-                        dim3(decode_victim_blocks(&a, VICTIM_THREADS / 32)),
-                        VICTIM_THREADS, a);
+    return launch_small(s, candidate_kernel,
+                        dim3(decode_candidate_blocks(&a,
+                                                     CANDIDATE_THREADS / 32)),
+                        CANDIDATE_THREADS, a);
 }

@@ -373,11 +373,11 @@ pay_recent(const decode_args_t &a, const work_t &w, const tokens_t &x,
 }
 
 /* The least significant of those tokens that may be, as the CPU rounds. */
-static __device__ __forceinline__ decode_victim_t
+static __device__ __forceinline__ decode_candidate_t
 choose(const decode_args_t &a, const work_t &w, const tokens_t &x,
        const float (&about)[LANE_TOKENS])
 {
-    decode_victim_t least = no_victim();
+    decode_candidate_t least = no_candidate();
     float mine = about[0], most;
     uint32_t mask = 0;
 
@@ -397,7 +397,7 @@ choose(const decode_args_t &a, const work_t &w, const tokens_t &x,
 #pragma unroll 1
     while (mask != 0) { /* there are few */
         uint32_t bit = __ffs((int) mask) - 1;
-        decode_victim_t v = { 0, 0, 0, 0 };
+        decode_candidate_t v = { 0, 0, 0, 0 };
 
         mask &= mask - 1;
         v.index = tile_of(a, w) * 16 + threadIdx.x % 2 * 4 + bit / 4 * 8
@@ -573,7 +573,7 @@ score_rows_of(const decode_args_t &a, const decode_left_t &left)
         gain<K>(trace, most, p);
         pay(w, x, p, about);
         if (w.segment() < SEG_WINDOW) {
-            decode_victim_t least = choose(a, w, x, about);
+            decode_candidate_t least = choose(a, w, x, about);
 
             if (threadIdx.x % 32 == 0) {
                 __stcg((uint4 *) (left.find + w.find),

@@ -10,28 +10,28 @@
 #include "decode.cuh"
 #include "kernels/cuda/ptx.cuh"
 
-#define SETTLE_WARPS 8u   /* of a block that settles victims, at most */
+#define SETTLE_WARPS 8u   /* of a block that settles candidates, at most */
 #define SETTLE_ROWS 32u   /* of a tier, for each of them: one a lane */
 #define NEVER 0x7f800000u /* bits of the significance of no token: infinity */
 
 static __device__ __forceinline__ bool
-worse(const decode_victim_t &a, const decode_victim_t &b)
+worse(const decode_candidate_t &a, const decode_candidate_t &b)
 {
     return a.significance < b.significance
            || (a.significance == b.significance && a.position < b.position);
 }
 
-static __device__ __forceinline__ decode_victim_t
-no_victim(void)
+static __device__ __forceinline__ decode_candidate_t
+no_candidate(void)
 {
-    decode_victim_t v = { __uint_as_float(NEVER), 0xffffffffu, 0, 0 };
+    decode_candidate_t v = { __uint_as_float(NEVER), 0xffffffffu, 0, 0 };
 
     return v;
 }
 
 /* Significances are not negative, so their bits are in order, too. */
-static __device__ __forceinline__ decode_victim_t
-least_of_warp(decode_victim_t v)
+static __device__ __forceinline__ decode_candidate_t
+least_of_warp(decode_candidate_t v)
 {
     uint32_t bits = __float_as_uint(v.significance);
     uint32_t least = __reduce_min_sync(TR_ALL_LANES, bits);
@@ -47,7 +47,7 @@ least_of_warp(decode_victim_t v)
     return v;
 }
 
-/* A job, as its victim needs it. */
+/* A job, as its candidate needs it. */
 typedef struct {
     uint32_t head, rows, before, segment;
 } sought_t;
@@ -64,15 +64,15 @@ load_sought(const decode_left_t &left, uint32_t job)
 
 /* The least of what was found in rows from, from + step, .. of a tier, of the
  * warp. */
-static __device__ __forceinline__ decode_victim_t
+static __device__ __forceinline__ decode_candidate_t
 least_found(const decode_left_t &left, const sought_t &s, uint32_t from,
             uint32_t step)
 {
-    decode_victim_t least = no_victim();
+    decode_candidate_t least = no_candidate();
 
     for (uint32_t i = from; i < s.rows; i += step) {
         uint4 u = __ldcg((const uint4 *) (left.find + s.before + i));
-        decode_victim_t o = { __uint_as_float(u.x), u.y, u.z, 0 };
+        decode_candidate_t o = { __uint_as_float(u.x), u.y, u.z, 0 };
 
         least = worse(o, least) ? o : least;
     }
@@ -80,14 +80,15 @@ least_found(const decode_left_t &left, const sought_t &s, uint32_t from,
 }
 
 static __device__ __forceinline__ void
-put_victim(const decode_args_t &a, const sought_t &s, const decode_victim_t &v)
+put_candidate(const decode_args_t &a, const sought_t &s,
+              const decode_candidate_t &v)
 {
-    a.kv.victim[(size_t) s.head * TR_KV_TIERS_MAX + s.segment] = {
+    a.kv.candidate[(size_t) s.head * TR_KV_TIERS_MAX + s.segment] = {
         v.significance, v.index
     };
 }
 
-/* The victims of a layer's tiers: job `at` and every step'th from there, of the
+/* The candidates of a layer's tiers: job `at` and every step'th from there, of the
  * warp. */
 static __device__ __forceinline__ void
 settle_by_warp(const decode_args_t &a, const decode_left_t &left, uint32_t at,
@@ -99,10 +100,10 @@ settle_by_warp(const decode_args_t &a, const decode_left_t &left, uint32_t at,
         const sought_t s = load_sought(left, i);
 
         if (s.segment < SEG_WINDOW) {
-            decode_victim_t v = least_found(left, s, lane, 32);
+            decode_candidate_t v = least_found(left, s, lane, 32);
 
             if (lane == 0) {
-                put_victim(a, s, v);
+                put_candidate(a, s, v);
             }
         }
     }
@@ -113,14 +114,14 @@ static __device__ __forceinline__ void
 settle_by_block(const decode_args_t &a, const decode_left_t &left, uint32_t at,
                 uint32_t step)
 {
-    __shared__ decode_victim_t found[SETTLE_WARPS];
+    __shared__ decode_candidate_t found[SETTLE_WARPS];
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
     for (uint32_t i = at; i < left.layer->jobs; i += step) {
         const sought_t s = load_sought(left, i);
         const uint32_t warps = min((s.rows + SETTLE_ROWS - 1) / SETTLE_ROWS,
                                    blockDim.x / 32);
-        decode_victim_t v = no_victim();
+        decode_candidate_t v = no_candidate();
 
         if (s.segment >= SEG_WINDOW) {
             continue;
@@ -133,17 +134,17 @@ settle_by_block(const decode_args_t &a, const decode_left_t &left, uint32_t at,
                 found[warp] = v;
             }
             __syncthreads();
-            v = lane < warps ? found[lane] : no_victim();
+            v = lane < warps ? found[lane] : no_candidate();
             v = least_of_warp(v);
             __syncthreads(); /* it is written again */
         }
         if (threadIdx.x == 0) {
-            put_victim(a, s, v);
+            put_candidate(a, s, v);
         }
     }
 }
 
-/* .. of a block of as many as are launched for it (decode_victim_blocks). */
+/* .. of a block of as many as are launched for it (decode_candidate_blocks). */
 static __device__ __forceinline__ void
 settle_share(const decode_args_t &a, const decode_left_t &left, uint32_t block,
              uint32_t blocks)

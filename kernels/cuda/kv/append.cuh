@@ -148,13 +148,15 @@ append_dense(const append_t *t, uint32_t first, uint32_t end)
 /* ---- moves -------------------------------------------------------------- */
 
 TR_DEVICE void
-victim_move(const append_t *t)
+candidate_move(const append_t *t)
 {
     const tr_kv_move_t *m = t->move;
-    place_t from = tier_place(t, (uint32_t) m->victim_from, m->victim_index);
+    place_t from = tier_place(t, (uint32_t) m->candidate_from,
+                              m->candidate_index);
     float score = token_score(from);
     uint32_t position = token_position(from);
-    place_t to = tier_enter(t, (uint32_t) m->victim_to, m->victim_target, 1);
+    place_t to = tier_enter(t, (uint32_t) m->candidate_to, m->candidate_target,
+                            1);
 
     side_move(t->w, from, to, t->side, t->smem);
     mark(t, to, score, position);
@@ -214,8 +216,8 @@ append_moves(const append_t *t)
 {
     const tr_kv_move_t *m = t->move;
 
-    if (m->victim_from >= 0 && m->victim_to >= 0) {
-        victim_move(t);
+    if (m->candidate_from >= 0 && m->candidate_to >= 0) {
+        candidate_move(t);
     }
     if (m->to >= 0 && t->seq->window != 0) {
         window_leave(t);

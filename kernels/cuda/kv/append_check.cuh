@@ -153,21 +153,21 @@ target_valid(const append_t *t, const tr_kv_layout_t *from, int to,
 }
 
 TR_DEVICE bool
-victim_valid(const append_t *t)
+candidate_valid(const append_t *t)
 {
     const tr_kv_move_t *m = t->move;
     const tr_kv_layout_t *l;
 
-    if (m->victim_from == TR_KV_STAYS) {
+    if (m->candidate_from == TR_KV_STAYS) {
         return true;
     }
-    if (m->victim_from < 0 || m->victim_from >= t->seq->n_tiers) {
+    if (m->candidate_from < 0 || m->candidate_from >= t->seq->n_tiers) {
         return false;
     }
-    l = &t->a->layout[t->seq->tier_layout[m->victim_from]];
-    return !l->level.by_channel && m->victim_index < UINT32_MAX
-           && tier_has(t, (uint32_t) m->victim_from, m->victim_index)
-           && target_valid(t, l, m->victim_to, m->victim_target, 1);
+    l = &t->a->layout[t->seq->tier_layout[m->candidate_from]];
+    return !l->level.by_channel && m->candidate_index < UINT32_MAX
+           && tier_has(t, (uint32_t) m->candidate_from, m->candidate_index)
+           && target_valid(t, l, m->candidate_to, m->candidate_target, 1);
 }
 
 /* Is there a place for the token itself? */
@@ -187,7 +187,7 @@ move_valid(const append_t *t)
     const tr_kv_move_t *m = t->move;
     uint32_t window = t->seq->window;
 
-    if (!victim_valid(t)) {
+    if (!candidate_valid(t)) {
         return false;
     }
     if (window == 0) {

@@ -4,8 +4,8 @@
  *
  * Four lanes a head look at the four places of its move at the same time, and
  * hand metadata, score and position from the old place to the new one.  Then
- * the whole warp moves codes, four heads at a time: first the victims', then
- * those of the tokens that leave the window, which may take a victim's place.
+ * the whole warp moves codes, four heads at a time: first the candidates', then
+ * those of the tokens that leave the window, which may take a candidate's place.
  */
 #ifndef TR_CUDA_APPEND_MOVES_CUH
 #define TR_CUDA_APPEND_MOVES_CUH
@@ -25,16 +25,16 @@ typedef struct {
 } code_move_t;
 
 typedef struct {
-    code_move_t of[2][MOVES_HEADS]; /* who leaves, victims */
+    code_move_t of[2][MOVES_HEADS]; /* who leaves, candidates */
     token_smem_t token;             /* for what is not so common */
 } moves_smem_t;
 
 /* The places of a head's move, in the order of its fields. */
-enum { LEAVES, TO, VICTIM, VICTIM_TO };
+enum { LEAVES, TO, CANDIDATE, CANDIDATE_TO };
 
 static_assert(offsetof(tr_kv_move_t, leave_pos) == 4
-                  && offsetof(tr_kv_move_t, victim_target) == 16
-                  && offsetof(tr_kv_move_t, victim_to) == 2,
+                  && offsetof(tr_kv_move_t, candidate_target) == 16
+                  && offsetof(tr_kv_move_t, candidate_to) == 2,
               "moves_place counts on the order of a move's fields");
 
 /* ---- a lane's place ----------------------------------------------------- */
@@ -68,8 +68,8 @@ moves_common(const append_t *t)
            && seq->n_tiers != 0 && seq->window != 0
            && seq_valid(a->layout, a->kv.n_layouts, seq) && m->to >= TR_KV_STAYS
            && (m->to < 0 || m->leaves == 1)
-           && (m->victim_from >= 0 || m->victim_from == TR_KV_STAYS)
-           && (m->victim_from < 0 || m->victim_to >= TR_KV_NOWHERE);
+           && (m->candidate_from >= 0 || m->candidate_from == TR_KV_STAYS)
+           && (m->candidate_from < 0 || m->candidate_to >= TR_KV_NOWHERE);
 }
 
 /* The page of the new token's slot; negative: it has none. */
@@ -102,7 +102,7 @@ moves_place(const append_t *t, uint32_t which)
     moves_place_t f;
 
     f.index = ((const uint32_t *) m)[1 + which];
-    f.used = tier >= 0 && (which != VICTIM_TO || m->victim_from >= 0);
+    f.used = tier >= 0 && (which != CANDIDATE_TO || m->candidate_from >= 0);
     f.ok = tier < seq->n_tiers;
     if (window) { /* it was in the ring before this step */
         f.ok = f.ok && f.index < t->pos && t->pos - f.index <= seq->window;
@@ -110,15 +110,15 @@ moves_place(const append_t *t, uint32_t which)
     /* no more than that is known of one that is not used */
     l = &a->layout[window || !f.used || !f.ok ? seq->window_layout
                                               : seq->tier_layout[in]];
-    from =
-        &a->layout[which == VICTIM_TO && f.used && m->victim_from < seq->n_tiers
-                       ? seq->tier_layout[m->victim_from]
-                       : seq->window_layout];
+    from = &a->layout[which == CANDIDATE_TO && f.used
+                              && m->candidate_from < seq->n_tiers
+                          ? seq->tier_layout[m->candidate_from]
+                          : seq->window_layout];
     slot = window ? f.index % seq->window : f.index;
     page = slot / l->tokens;
     f.at.layout = l;
     f.at.at = slot - page * l->tokens;
-    if (which == TO || which == VICTIM_TO) { /* nor a page that is new */
+    if (which == TO || which == CANDIDATE_TO) { /* nor a page that is new */
         uint32_t count = t->count[in];
 
         f.ok = f.ok && slot < count && (f.at.at != 0 || slot + 1 != count)
@@ -244,21 +244,21 @@ moves_give(warp_t w, const code_move_t *m, const uint32_t *x, uint32_t was)
 
 /* The codes of MOVES_AHEAD heads; loads first. */
 TR_DEVICE void
-moves_codes(warp_t w, const code_move_t *victim, const code_move_t *leaves)
+moves_codes(warp_t w, const code_move_t *candidate, const code_move_t *leaves)
 {
     uint32_t x[MOVES_AHEAD][2], y[MOVES_AHEAD][2], was[MOVES_AHEAD];
 
 #pragma unroll
     for (uint32_t k = 0; k < MOVES_AHEAD; k++) {
-        moves_take(w, &victim[k], x[k]);
+        moves_take(w, &candidate[k], x[k]);
         moves_take(w, &leaves[k], y[k]);
-        was[k] = moves_was(w, &victim[k]);
+        was[k] = moves_was(w, &candidate[k]);
     }
 #pragma unroll
     for (uint32_t k = 0; k < MOVES_AHEAD; k++) {
-        moves_give(w, &victim[k], x[k], was[k]);
+        moves_give(w, &candidate[k], x[k], was[k]);
     }
-    lanes_sync(w); /* who leaves may go where a victim was, or beside one */
+    lanes_sync(w); /* who leaves may go where a candidate was, or beside one */
 #pragma unroll
     for (uint32_t k = 0; k < MOVES_AHEAD; k++) {
         was[k] = moves_was(w, &leaves[k]);

@@ -11,7 +11,7 @@
  *   give, take       one block each
  *   fork, tally      one launch each
  *
- * Traffic of a step: for each head its counts, a victim and its move, and three
+ * Traffic of a step: for each head its counts, a candidate and its move, and three
  * to six sectors of tables and pages; nothing is read twice.
  */
 #include "kernels/cuda/device_manager.h"

@@ -14,10 +14,10 @@
  * are those of the tokens' codes and metadata, and of scores and positions (a
  * token's score is read and written, its position read); "share" is bytes /
  * time over the speed of a large copy, bytes read plus bytes written, of the
- * same run.  All of it: outputs, scores and victims.  Then launches by
+ * same run.  All of it: outputs, scores and candidates.  Then launches by
  * themselves: "decode": the first layer, which has no other layer's scores to
  * raise; "attend": without the reduction kernel, either; "last": scores and
- * victims of the last layer; "plan": that of a step.
+ * candidates of the last layer; "plan": that of a step.
  */
 #include "tests/gpu/fixtures/cache.h"
 
@@ -311,8 +311,8 @@ fill_tables(setup_t *s, const case_t *x)
     v->tables = device_array(table, heads * v->table_len * 4);
     v->seq = device_array(seq, x->seqs * sizeof(*seq));
     v->count = device_array(count, heads * TR_KV_TIERS_MAX * 4);
-    v->victim = device_array(NULL,
-                             heads * TR_KV_TIERS_MAX * sizeof(tr_kv_victim_t));
+    v->candidate = device_array(NULL, heads * TR_KV_TIERS_MAX
+                                          * sizeof(tr_kv_candidate_t));
     s->rows.n_rows = s->rows.n_seqs = x->seqs;
     s->rows.row_pos = device_array(pos, x->seqs * 4);
     s->rows.seq_slot = device_array(slot, x->seqs * 4);

@@ -289,21 +289,21 @@ case_open(case_t *c, const fixture_side_t *side)
     make_rows(c);
     c->before = malloc(b->pages * b->host.page_bytes);
     memcpy(c->before, b->host.pool, b->pages * b->host.page_bytes);
-    c->victim = malloc(heads * TR_KV_TIERS_MAX * sizeof(*c->victim));
-    b->host.victim = malloc(heads * TR_KV_TIERS_MAX * sizeof(*c->victim));
-    b->other.victim = fixture_room(heads * TR_KV_TIERS_MAX
-                                   * sizeof(*c->victim));
+    c->candidate = malloc(heads * TR_KV_TIERS_MAX * sizeof(*c->candidate));
+    b->host.candidate = malloc(heads * TR_KV_TIERS_MAX * sizeof(*c->candidate));
+    b->other.candidate = fixture_room(heads * TR_KV_TIERS_MAX
+                                      * sizeof(*c->candidate));
     fixture_sync(b);
 }
 
 void
 case_close(case_t *c)
 {
-    free(c->fixture.host.victim);
-    fixture_room_free(c->fixture.other.victim);
+    free(c->fixture.host.candidate);
+    fixture_room_free(c->fixture.other.candidate);
     free(c->q);
     free(c->typed);
     free(c->before);
-    free(c->victim);
+    free(c->candidate);
     fixture_close(&c->fixture);
 }

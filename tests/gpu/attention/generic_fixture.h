@@ -23,7 +23,7 @@ typedef struct {
     tr_dtype_t q_type, out_type;
     void *typed;     /* q as it is sent */
     uint8_t *before; /* the pool */
-    tr_kv_victim_t *victim;
+    tr_kv_candidate_t *candidate;
 } case_t;
 
 /* Sequences of all kinds: dense, tiers with and without a window, all three;

@@ -1,7 +1,7 @@
 /*
  * The generic attention kernel against the CPU backend in plain C: all head
  * sizes, groups of up to 32, levels of every kind, rows of one sequence by the
- * dozen, tiers, windows and dense pages together, scores and victims, Quest;
+ * dozen, tiers, windows and dense pages together, scores and candidates, Quest;
  * free places are NaN.  Then once more cut differently: the same bits.
  *
  *   test_generic [rounds [seed]]
@@ -20,16 +20,16 @@ static double worst_out, worst_score;
 
 /* ---- running ------------------------------------------------------------ */
 
-/* The pool as it was, victims all ones. */
+/* The pool as it was, candidates all ones. */
 static void
 reset_other(case_t *c)
 {
     fixture_t *b = &c->fixture;
     size_t n = (size_t) FIXTURE_SLOTS * b->host.layers * b->host.kv_heads
-               * TR_KV_TIERS_MAX * sizeof(*c->victim);
+               * TR_KV_TIERS_MAX * sizeof(*c->candidate);
 
-    memset(c->victim, 0xff, n);
-    fixture_put(b->other.victim, c->victim, n);
+    memset(c->candidate, 0xff, n);
+    fixture_put(b->other.candidate, c->candidate, n);
     fixture_put(b->other.pool, c->before, b->pages * b->host.page_bytes);
 }
 
@@ -213,15 +213,15 @@ check_pool(case_t *c, uint8_t *got)
     return true;
 }
 
-/* Victims from the scores that the other side left: exact. */
+/* Candidates from the scores that the other side left: exact. */
 static bool
-check_victims(case_t *c, uint32_t s, uint32_t kv_head, const uint8_t *pool)
+check_candidates(case_t *c, uint32_t s, uint32_t kv_head, const uint8_t *pool)
 {
     fixture_t *b = &c->fixture;
     int32_t slot = c->slot[s];
     const tr_kv_seq_t *q = &b->seq[slot];
     size_t head = tr_kv_head(&b->host, slot, c->layer, kv_head);
-    const tr_kv_victim_t *got = c->victim + head * TR_KV_TIERS_MAX;
+    const tr_kv_candidate_t *got = c->candidate + head * TR_KV_TIERS_MAX;
     const int32_t *row = b->tables + head * b->host.table_len;
     uint32_t n = c->pos[c->seq_row[s]];
 
@@ -230,7 +230,7 @@ check_victims(case_t *c, uint32_t s, uint32_t kv_head, const uint8_t *pool)
     }
     for (uint32_t l = 0; l < q->n_tiers; l++) {
         const tr_kv_layout_t *at = &b->plan.layout[q->tier_layout[l]];
-        tr_kv_victim_t want = { INFINITY, 0 };
+        tr_kv_candidate_t want = { INFINITY, 0 };
         uint32_t least = UINT32_MAX;
 
         for (uint32_t i = 0;
@@ -249,13 +249,13 @@ check_victims(case_t *c, uint32_t s, uint32_t kv_head, const uint8_t *pool)
             }
             if (x < want.significance
                 || (x == want.significance && position < least)) {
-                want = (tr_kv_victim_t){ x, i };
+                want = (tr_kv_candidate_t){ x, i };
                 least = position;
             }
         }
         if (got[l].index != want.index
             || !(got[l].significance == want.significance)) {
-            printf("victim of tier %u: %u (%g), expected %u (%g)\n", l,
+            printf("candidate of tier %u: %u (%g), expected %u (%g)\n", l,
                    got[l].index, (double) got[l].significance, want.index,
                    (double) want.significance);
             return false;
@@ -270,17 +270,18 @@ check(case_t *c, const float *want, const uint8_t *got_out)
 {
     fixture_t *b = &c->fixture;
     size_t bytes = b->pages * b->host.page_bytes;
-    size_t victims = (size_t) FIXTURE_SLOTS * b->host.layers * b->host.kv_heads
-                     * TR_KV_TIERS_MAX * sizeof(*c->victim);
+    size_t candidates = (size_t) FIXTURE_SLOTS * b->host.layers
+                        * b->host.kv_heads * TR_KV_TIERS_MAX
+                        * sizeof(*c->candidate);
     uint8_t *got = malloc(bytes), skipped[ROWS_MAX] = { 0 };
     bool ok = true;
 
     fixture_get(got, b->other.pool, bytes);
-    fixture_get(c->victim, b->other.victim, victims);
+    fixture_get(c->candidate, b->other.candidate, candidates);
     for (uint32_t s = 0; s < c->rows.n_seqs && ok; s++) {
         for (uint32_t kv_head = 0; kv_head < b->host.kv_heads && ok;
              kv_head++) {
-            ok = check_victims(c, s, kv_head, got);
+            ok = check_candidates(c, s, kv_head, got);
         }
         if (!ok) {
             printf("in sequence %u\n", s);

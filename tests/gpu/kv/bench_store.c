@@ -9,7 +9,7 @@
  * with BATCH only these.
  * Medians of 20 runs.  A step is one CUDA graph: a launch a layer, with the
  * moves of each layer in it, or of all layers in one launch before; every head
- * does the most that a step can ask: the victim of the upper tier is
+ * does the most that a step can ask: the candidate of the upper tier is
  * downgraded, a token leaves the window for its place, the new one enters.
  * "bytes" are those of the numbers that go in and of the codes that come out.
  */
@@ -243,12 +243,12 @@ moves_make(bench_t *b, uint32_t batch)
     for (size_t h = 0; h < heads; h++) {
         count[h * TR_KV_TIERS_MAX] = b->plan.layout[1].tokens;
         count[h * TR_KV_TIERS_MAX + 1] = b->plan.layout[2].tokens;
-        m[h].victim_index = random_below(b->plan.layout[1].tokens);
-        m[h].victim_to = 1;
-        m[h].victim_target = random_below(b->plan.layout[2].tokens);
+        m[h].candidate_index = random_below(b->plan.layout[1].tokens);
+        m[h].candidate_to = 1;
+        m[h].candidate_target = random_below(b->plan.layout[2].tokens);
         m[h].leaves = 1;
         m[h].leave_pos = 999 - WINDOW;
-        m[h].index = m[h].victim_index;
+        m[h].index = m[h].candidate_index;
     }
     b->view.move = array(b, m, heads * sizeof(*m));
     b->view.seq = array(b, seq, batch * sizeof(*seq));

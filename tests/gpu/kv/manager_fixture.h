@@ -1,7 +1,7 @@
 /*
  * manager_fixture.h: the CPU's page manager (engine/kv/kv_cache.h) and a device's
  * (kernels/kv_manager/manager.h) under the same random operations, compared
- * after each: tables, counts, victims, moves, sequences, the free ring, the
+ * after each: tables, counts, candidates, moves, sequences, the free ring, the
  * owners.
  *
  * The device is behind one function, so that the same operations drive a GPU
@@ -45,7 +45,7 @@ typedef struct {
                    const tr_kv_manager_size_t *size, const uint8_t *pool,
                    uint64_t pool_bytes, tr_kv_manager_t *mirror);
     void (*destroy)(void *arg);
-    /* The pool or, in the mirror, victims and tables have changed. */
+    /* The pool or, in the mirror, candidates and tables have changed. */
     void (*pool)(void *arg);
     void (*arrays)(void *arg);
     /* in: n inputs of `each` bytes, on the host */
@@ -194,12 +194,13 @@ fixture_append(const tr_kv_view_t *v, int32_t slot, uint32_t head)
     const int32_t *row = v->tables + at * v->table_len;
     const tr_kv_move_t *m = &v->move[at];
 
-    if (m->victim_from >= 0 && m->victim_to >= 0) {
-        fixture_place_t p = fixture_tiered(v, q, row, (uint32_t) m->victim_from,
-                                           m->victim_index);
+    if (m->candidate_from >= 0 && m->candidate_to >= 0) {
+        fixture_place_t p = fixture_tiered(v, q, row,
+                                           (uint32_t) m->candidate_from,
+                                           m->candidate_index);
 
-        fixture_put(fixture_tiered(v, q, row, (uint32_t) m->victim_to,
-                                   m->victim_target),
+        fixture_put(fixture_tiered(v, q, row, (uint32_t) m->candidate_to,
+                                   m->candidate_target),
                     fixture_score(p), fixture_position(p, 0));
     }
     for (uint32_t i = 0; m->to >= 0 && i < m->leaves; i++) {
@@ -325,7 +326,7 @@ fixture_add(uint8_t *at, float more)
     }
 }
 
-/* Some tokens of a head get more score; then its victims, as of position n. */
+/* Some tokens of a head get more score; then its candidates, as of position n. */
 static void
 fixture_attend_head(const tr_kv_cache_t *kv, int32_t slot, uint32_t head,
                     uint32_t n)
@@ -337,7 +338,7 @@ fixture_attend_head(const tr_kv_cache_t *kv, int32_t slot, uint32_t head,
     uint32_t dense = kv->m.slot[slot].tokens - q->base;
 
     for (uint32_t l = 0; l < q->n_tiers; l++) {
-        tr_kv_victim_t best = { __builtin_inff(), 0 };
+        tr_kv_candidate_t best = { __builtin_inff(), 0 };
         uint32_t least = 0;
 
         for (uint32_t i = 0;
@@ -353,11 +354,11 @@ fixture_attend_head(const tr_kv_cache_t *kv, int32_t slot, uint32_t head,
                             : tr_kv_significance(fixture_score(p), pos, n + 1);
             if (own < best.significance
                 || (own == best.significance && pos < least)) {
-                best = (tr_kv_victim_t){ own, i };
+                best = (tr_kv_candidate_t){ own, i };
                 least = pos;
             }
         }
-        v->victim[manager_head(&kv->m, slot, head) * TR_KV_TIERS_MAX + l] =
+        v->candidate[manager_head(&kv->m, slot, head) * TR_KV_TIERS_MAX + l] =
             best;
     }
     for (uint32_t i = q->window_from; i < q->base && q->window != 0; i++) {
@@ -435,8 +436,8 @@ fixture_compare_head(fixture_t *w, int32_t slot, uint32_t head)
                      == 0,
                  "slot %d head %u", slot, head);
     FIXTURE_SAME(w,
-                 memcmp(kv->m.victim + at, w->mirror.victim + at,
-                        TR_KV_TIERS_MAX * sizeof(tr_kv_victim_t))
+                 memcmp(kv->m.candidate + at, w->mirror.candidate + at,
+                        TR_KV_TIERS_MAX * sizeof(tr_kv_candidate_t))
                      == 0,
                  "slot %d head %u", slot, head);
 }

@@ -204,9 +204,9 @@ fixture_step(fixture_t *w)
             fixture_attend(w, ask[i].slot, before[i], lens[index[i]]);
         }
     }
-    memcpy(w->mirror.victim, w->kv->m.victim,
+    memcpy(w->mirror.candidate, w->kv->m.candidate,
            (size_t) w->slots * w->kv->heads * TR_KV_TIERS_MAX
-               * sizeof(tr_kv_victim_t));
+               * sizeof(tr_kv_candidate_t));
     w->device->arrays(w->device->arg);
 }
 

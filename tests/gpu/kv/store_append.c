@@ -201,10 +201,10 @@ store_dense(fixture_t *b, const uint32_t *n)
 
 /* ---- steps -------------------------------------------------------------- */
 
-/* Victim of a head, perhaps; returns its tier, or -1. */
+/* Candidate of a head, perhaps; returns its tier, or -1. */
 static int
-choose_victim(fixture_t *b, uint32_t s, const tr_kv_seq_t *q, int32_t *row,
-              uint32_t *count, tr_kv_move_t *m)
+choose_candidate(fixture_t *b, uint32_t s, const tr_kv_seq_t *q, int32_t *row,
+                 uint32_t *count, tr_kv_move_t *m)
 {
     uint32_t from = random_below(q->n_tiers), to = random_below(q->n_tiers);
     const tr_kv_layout_t *l = &b->plan.layout[q->tier_layout[to]];
@@ -214,18 +214,18 @@ choose_victim(fixture_t *b, uint32_t s, const tr_kv_seq_t *q, int32_t *row,
         || b->plan.layout[q->tier_layout[from]].level.by_channel) {
         return -1;
     }
-    m->victim_from = (int8_t) from;
-    m->victim_index = random_below(count[from]);
-    m->victim_to = TR_KV_NOWHERE;
+    m->candidate_from = (int8_t) from;
+    m->candidate_index = random_below(count[from]);
+    m->candidate_to = TR_KV_NOWHERE;
     if (to != from && !l->level.by_channel
         && store_goes(b, q->tier_layout[from], q->tier_layout[to])
         && random_below(4) > 0) {
-        m->victim_to = (int8_t) to;
-        m->victim_target = count[to]++;
+        m->candidate_to = (int8_t) to;
+        m->candidate_target = count[to]++;
         fixture_page(b,
                      row
                          + tr_kv_tier_entry(&b->host, to,
-                                            m->victim_target / l->tokens),
+                                            m->candidate_target / l->tokens),
                      q->tier_layout[to]);
     }
     return (int) from;
@@ -234,7 +234,7 @@ choose_victim(fixture_t *b, uint32_t s, const tr_kv_seq_t *q, int32_t *row,
 /* Who leaves a head goes to a tier, or nowhere. */
 static void
 choose_leave(fixture_t *b, const tr_kv_seq_t *q, int32_t *row, uint32_t *count,
-             tr_kv_move_t *m, int victim)
+             tr_kv_move_t *m, int candidate)
 {
     uint32_t to = random_below(q->n_tiers), layout = q->tier_layout[to];
     const tr_kv_layout_t *l = &b->plan.layout[layout];
@@ -249,8 +249,8 @@ choose_leave(fixture_t *b, const tr_kv_seq_t *q, int32_t *row, uint32_t *count,
     }
     m->to = (int8_t) to;
     m->index = count[to];
-    if (victim == (int) to && m->leaves == 1) {
-        m->index = m->victim_index;
+    if (candidate == (int) to && m->leaves == 1) {
+        m->index = m->candidate_index;
     } else {
         count[to] += m->leaves;
     }
@@ -284,16 +284,16 @@ choose_moves(fixture_t *b, uint32_t s)
         tr_kv_move_t *m = &b->move[head];
         uint32_t *count = b->count + head * TR_KV_TIERS_MAX;
         int32_t *row = fixture_row(b, s, h);
-        int victim;
+        int candidate;
 
         *m = (tr_kv_move_t){ .to = TR_KV_STAYS,
-                             .victim_from = TR_KV_STAYS,
-                             .victim_to = TR_KV_NOWHERE,
+                             .candidate_from = TR_KV_STAYS,
+                             .candidate_to = TR_KV_NOWHERE,
                              .leaves = (uint8_t) leaves,
                              .leave_pos = leave_pos };
-        victim = choose_victim(b, s, q, row, count, m);
+        candidate = choose_candidate(b, s, q, row, count, m);
         if (leaves > 0) {
-            choose_leave(b, q, row, count, m, victim);
+            choose_leave(b, q, row, count, m, candidate);
         }
         if (q->window > 0) {
             fixture_page(b,
@@ -335,8 +335,8 @@ spoil(fixture_t *b, uint32_t s, size_t head)
         }
         break;
     case 3:
-        if (m->victim_from >= 0 && m->victim_to >= 0) {
-            m->victim_target = count[m->victim_to];
+        if (m->candidate_from >= 0 && m->candidate_to >= 0) {
+            m->candidate_target = count[m->candidate_to];
             return;
         }
         break;
@@ -354,7 +354,7 @@ spoil(fixture_t *b, uint32_t s, size_t head)
         m->leaves = 1;
         return;
     }
-    m->victim_from = 5;
+    m->candidate_from = 5;
 }
 
 /* One head's move is spoilt: it alone is left as it is. */

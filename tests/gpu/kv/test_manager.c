@@ -2,7 +2,7 @@
  * The page manager on a GPU (kernels/cuda/device_manager.h) beside the CPU's, under
  * the same random operations: chunks, prompts, steps, later turns, release,
  * pools that run out, rings that wrap.  After each operation tables, counts,
- * victims, moves, the free ring and the owners are equal (manager_operations.h).
+ * candidates, moves, the free ring and the owners are equal (manager_operations.h).
  * Steps run through graphs from time to time, which is what the engine will do.
  *
  *   test_manager [rounds [seed]]
@@ -101,10 +101,10 @@ gpu_arrays(void *arg)
     gpu_t *g = arg;
     size_t heads = (size_t) g->m.size.slots * g->m.heads;
 
-    cuda_ok(cudaMemcpy(g->m.victim, g->mirror->victim,
-                       heads * TR_KV_TIERS_MAX * sizeof(tr_kv_victim_t),
+    cuda_ok(cudaMemcpy(g->m.candidate, g->mirror->candidate,
+                       heads * TR_KV_TIERS_MAX * sizeof(tr_kv_candidate_t),
                        cudaMemcpyHostToDevice),
-            "victims");
+            "candidates");
     cuda_ok(cudaMemcpy(g->m.tables, g->mirror->tables,
                        heads * g->m.view.table_len * sizeof(int32_t),
                        cudaMemcpyHostToDevice),

@@ -1,7 +1,7 @@
 /*
  * Attention of compressed sequences: one row over tiers of several levels and
  * the window, against double precision over the dequantised values; scores and
- * victims likewise.  Every level, head sizes 64 to 256, query groups 1 to 32,
+ * candidates likewise.  Every level, head sizes 64 to 256, query groups 1 to 32,
  * 1 to 32,768 tokens, heads of very different lengths, scales from 1e-6 to 1e4,
  * each instruction set; whatever holds no token is NaN.  And bit for bit: the
  * same alone, in a batch, and with any number of threads.
@@ -134,7 +134,8 @@ check_slot(const bed_t *b, int32_t slot, const float *q, const float *out,
                                         out + (size_t) h * dim, best, what));
         }
         check_scores(b, slot, t, n, best, error, what);
-        bed_check_victims(b, slot, kv_head, b->seq[slot].base - 1, t, n, what);
+        bed_check_candidates(b, slot, kv_head, b->seq[slot].base - 1, t, n,
+                             what);
     }
     free(t);
     free(best);
@@ -156,11 +157,11 @@ static void
 one_bed(const tr_kernels_t *k, const bed_wish_t *w)
 {
     bed_t b;
-    size_t width = (size_t) w->kv_heads * w->group * w->dim, victims;
+    size_t width = (size_t) w->kv_heads * w->group * w->dim, candidates;
     bed_part_t part[BED_SLOTS];
     float *q, *out, *again;
     uint8_t *after;
-    tr_kv_victim_t *victim;
+    tr_kv_candidate_t *candidate;
 
     bed_open(&b, w, &rng);
     /* as high as positions of two bytes go, or higher */
@@ -179,14 +180,15 @@ one_bed(const tr_kernels_t *k, const bed_wish_t *w)
     out = bed_alloc(BED_SLOTS * width * sizeof(float));
     again = bed_alloc(BED_SLOTS * width * sizeof(float));
     after = bed_alloc(b.pool_bytes);
-    victims = (size_t) BED_SLOTS * BED_LAYERS * w->kv_heads * TR_KV_TIERS_MAX;
-    victim = bed_alloc(victims * sizeof(*victim));
+    candidates = (size_t) BED_SLOTS * BED_LAYERS * w->kv_heads
+                 * TR_KV_TIERS_MAX;
+    candidate = bed_alloc(candidates * sizeof(*candidate));
     bed_run(&b, k, 3, part, BED_SLOTS, q, out);
     for (int32_t i = 0; i < BED_SLOTS; i++) {
         check_slot(&b, i, q + i * width, out + i * width, k->name);
     }
     memcpy(after, b.kv.pool, b.pool_bytes);
-    memcpy(victim, b.victim, victims * sizeof(*victim));
+    memcpy(candidate, b.candidate, candidates * sizeof(*candidate));
     /* one by one, alone or with more threads than heads */
     for (int threads = 1; threads <= 3; threads += 2) {
         memcpy(b.kv.pool, b.before, b.pool_bytes);
@@ -196,13 +198,14 @@ one_bed(const tr_kernels_t *k, const bed_wish_t *w)
         }
         assert_memory_equal(out, again, BED_SLOTS * width * sizeof(float));
         assert_memory_equal(after, b.kv.pool, b.pool_bytes);
-        assert_memory_equal(victim, b.victim, victims * sizeof(*victim));
+        assert_memory_equal(candidate, b.candidate,
+                            candidates * sizeof(*candidate));
     }
     free(q);
     free(out);
     free(again);
     free(after);
-    free(victim);
+    free(candidate);
     bed_close(&b);
 }
 
@@ -283,7 +286,7 @@ test_lengths(void **state)
 }
 
 /* Equal significance, from scores that no query changes (all heads look the
- * other way): the victim is the token of lowest position. */
+ * other way): the candidate is the token of lowest position. */
 static void
 test_ties(void **state)
 {
@@ -319,9 +322,9 @@ test_ties(void **state)
         q = queries(&b, 1);
         bed_run(&b, k, 2, &part, 1, q, out);
         n = (uint32_t) tr_kv_head(&b.kv, 0, BED_LAYER, 0) * TR_KV_TIERS_MAX;
-        assert_true(b.victim[n].significance == 1e9f);
-        assert_int_equal(b.victim[n].index, index);
-        assert_true(b.victim[n + 1].significance == INFINITY);
+        assert_true(b.candidate[n].significance == 1e9f);
+        assert_int_equal(b.candidate[n].index, index);
+        assert_true(b.candidate[n + 1].significance == INFINITY);
         free(q);
         bed_close(&b);
     }

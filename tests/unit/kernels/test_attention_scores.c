@@ -210,8 +210,8 @@ one_bed(const tr_kernels_t *k, uint32_t kv_heads, uint32_t group, uint32_t dim,
     for (uint32_t kv_head = 0; kv_head < kv_heads; kv_head++) {
         uint32_t all = bed_tokens(&b, 1, kv_head, b.seq[1].base, t);
 
-        bed_check_victims(&b, 1, kv_head, b.seq[1].base + n[1] - 1, t, all,
-                          k->name);
+        bed_check_candidates(&b, 1, kv_head, b.seq[1].base + n[1] - 1, t, all,
+                             k->name);
     }
     free(t);
     free(after);

@@ -55,7 +55,7 @@ test_bad_steps(void **state)
     uint8_t *before;
 
     (void) state;
-    while (m->victim_from < 0 || m->victim_to < 0) {
+    while (m->candidate_from < 0 || m->candidate_to < 0) {
         append(b, (uint32_t[]){ 1, 0, 0 });
     }
     good = *m;
@@ -78,14 +78,14 @@ test_bad_steps(void **state)
         case 6: m->leave_pos = b->seq[0].base - 1; break;
         case 7: m->leave_pos -= 1; break;
         case 8: m->leave_pos = UINT32_MAX; break;
-        case 9: m->victim_from = 2; break;
-        case 10: m->victim_from = -1; break;
-        case 11: m->victim_to = 2; break;
-        case 12: m->victim_to = -3; break;
-        case 13: m->victim_index = UINT32_MAX; break;
-        case 14: m->victim_index = LEN_MAX * 16; break;
-        case 15: m->victim_target += 1; break;
-        case 16: m->victim_from = 1; m->victim_to = 0; break; /* bits go up */
+        case 9: m->candidate_from = 2; break;
+        case 10: m->candidate_from = -1; break;
+        case 11: m->candidate_to = 2; break;
+        case 12: m->candidate_to = -3; break;
+        case 13: m->candidate_index = UINT32_MAX; break;
+        case 14: m->candidate_index = LEN_MAX * 16; break;
+        case 15: m->candidate_target += 1; break;
+        case 16: m->candidate_from = 1; m->candidate_to = 0; break; /* bits go up */
         case 17: b->seq[0].tier_layout[0] = 9; break;
         case 18: b->seq[0].tier_layout[1] = 0; break;
         case 19: b->seq[0].window_layout = 9; break;
@@ -111,7 +111,7 @@ test_bad_steps(void **state)
     bed_close(b);
 }
 
-/* Tiers by channel have no victims, and take whole tiles. */
+/* Tiers by channel have no candidates, and take whole tiles. */
 static void
 test_bad_tiles(void **state)
 {
@@ -137,14 +137,14 @@ test_bad_tiles(void **state)
     }
     for (uint32_t i = 0; i + 1 < HEADS; i++) {
         b->move[i].to = TR_KV_NOWHERE;
-        b->move[i].victim_from = TR_KV_STAYS;
+        b->move[i].candidate_from = TR_KV_STAYS;
     }
     good = *m;
     before = pool_copy(b);
     for (uint32_t i = 0; i < 4; i++) {
         /* clang-format off */
         switch (i) {
-        case 0: m->victim_from = 0; break;
+        case 0: m->candidate_from = 0; break;
         case 1: m->leaves = 1; break;
         case 2: m->leaves = 31; break;
         default: m->index -= 1; break;

@@ -529,13 +529,13 @@ set_score(tr_kv_cache_t *kv, int32_t slot, uint32_t pos, float score)
 }
 
 static void
-candidate_against_victim(void **state)
+newcomer_against_candidate(void **state)
 {
     tr_kv_policy_t p = tens;
     const tr_kv_policy_t *const policies[] = { &p };
     tr_kv_cache_t *kv;
     tr_kv_move_t *m;
-    tr_kv_victim_t *v;
+    tr_kv_candidate_t *v;
     int32_t a;
 
     (void) state;
@@ -544,10 +544,10 @@ candidate_against_victim(void **state)
     kv = make(policies, 1, 1, 100, 50, 0);
     a = compressed(kv, NULL, 20); /* 0..9 high, 10..19 in the window */
     m = &kv->m.move[manager_head(&kv->m, a, 0)];
-    v = &kv->m.victim[manager_head(&kv->m, a, 0) * TR_KV_TIERS_MAX];
+    v = &kv->m.candidate[manager_head(&kv->m, a, 0) * TR_KV_TIERS_MAX];
 
     /* 10 leaves; token 3 is less significant: it makes room */
-    v[0] = (tr_kv_victim_t){ 0.25f, 3 };
+    v[0] = (tr_kv_candidate_t){ 0.25f, 3 };
     ten_high(kv, a);
     set_score(kv, a, 10, 9 * 0.5f);
     assert_int_equal(tr_kv_reserve(kv, a, 21), TR_OK);
@@ -555,42 +555,42 @@ candidate_against_victim(void **state)
     assert_int_equal(m->leave_pos, 10);
     assert_int_equal(m->leaves, 1);
     assert_int_equal(m->index, 3);
-    assert_int_equal(m->victim_from, 0);
-    assert_int_equal(m->victim_index, 3);
-    assert_int_equal(m->victim_to, 1);
-    assert_int_equal(m->victim_target, 0);
+    assert_int_equal(m->candidate_from, 0);
+    assert_int_equal(m->candidate_index, 3);
+    assert_int_equal(m->candidate_to, 1);
+    assert_int_equal(m->candidate_target, 0);
     assert_int_equal(manager_counts(&kv->m, a, 0)[0], 10);
     assert_int_equal(manager_counts(&kv->m, a, 0)[1], 1);
 
-    /* 11 leaves and is the least: straight to where the victim would go */
-    v[0] = (tr_kv_victim_t){ 0.25f, 3 };
+    /* 11 leaves and is the least: straight to where the candidate would go */
+    v[0] = (tr_kv_candidate_t){ 0.25f, 3 };
     ten_high(kv, a);
     set_score(kv, a, 11, 9 * 0.125f);
     assert_int_equal(tr_kv_reserve(kv, a, 22), TR_OK);
     assert_int_equal(m->to, 1);
     assert_int_equal(m->index, 1);
-    assert_int_equal(m->victim_from, TR_KV_STAYS);
+    assert_int_equal(m->candidate_from, TR_KV_STAYS);
     assert_int_equal(manager_counts(&kv->m, a, 0)[0], 10);
     assert_int_equal(manager_counts(&kv->m, a, 0)[1], 2);
 
     /* equally significant: the lower position goes */
-    v[0] = (tr_kv_victim_t){ 0.25f, 3 };
+    v[0] = (tr_kv_candidate_t){ 0.25f, 3 };
     ten_high(kv, a);
     set_score(kv, a, 12, 9 * 0.25f);
     assert_int_equal(tr_kv_reserve(kv, a, 23), TR_OK);
     assert_int_equal(m->to, 0);
     assert_int_equal(m->index, 3);
-    assert_int_equal(m->victim_from, 0);
-    assert_int_equal(m->victim_target, 2);
+    assert_int_equal(m->candidate_from, 0);
+    assert_int_equal(m->candidate_target, 2);
 
-    /* an empty tier: who comes is its own victim */
+    /* an empty tier: who comes is its own candidate */
     manager_counts(&kv->m, a, 0)[0] = 0;
-    v[0] = (tr_kv_victim_t){ INFINITY, 0 };
+    v[0] = (tr_kv_candidate_t){ INFINITY, 0 };
     set_score(kv, a, 13, 100);
     kv->m.slot[a].rule.kind = TR_KV_RULE_BUDGET; /* of no token */
     assert_int_equal(tr_kv_reserve(kv, a, 24), TR_OK);
     assert_int_equal(m->to, TR_KV_NOWHERE);
-    assert_int_equal(m->victim_from, TR_KV_STAYS);
+    assert_int_equal(m->candidate_from, TR_KV_STAYS);
     manager_counts(&kv->m, a, 0)[0] = 10;
     tr_kv_close(kv, a);
     tr_kv_cache_free(kv);
@@ -641,7 +641,7 @@ main(void)
         cmocka_unit_test(swap_takes_the_same_pages_again),
         cmocka_unit_test(without_swap_memory),
         cmocka_unit_test(wrong_levels_are_fatal),
-        cmocka_unit_test(candidate_against_victim),
+        cmocka_unit_test(newcomer_against_candidate),
         cmocka_unit_test(window_fills_first),
     };
     const char *seed = getenv("TR_KV_SEED");

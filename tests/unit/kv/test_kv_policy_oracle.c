@@ -5,7 +5,7 @@
  * The real thing is tr_kv_cache with the CPU kernels, which append, move and
  * compress.  Attention is played: at each step the same increments are added to
  * the oracle's sums and, through the view, to the scores in the pages, and the
- * victims are computed as the contract says.  Increments are multiples of 2^-16,
+ * candidates are computed as the contract says.  Increments are multiples of 2^-16,
  * so that sums are exact in both.  After each step every token must be where the
  * oracle has it, with the same sum.
  */
@@ -174,7 +174,7 @@ position_of(const uint8_t *page, const tr_kv_layout_t *layout, uint32_t at)
     return tr_kv_position_at(layout, page, at);
 }
 
-/* The tiers of one head: pays their tokens and finds their victims. */
+/* The tiers of one head: pays their tokens and finds their candidates. */
 static void
 attend_tiers(rig_t *r, uint32_t head, uint32_t n)
 {
@@ -183,7 +183,7 @@ attend_tiers(rig_t *r, uint32_t head, uint32_t n)
                   * TR_KV_TIERS_MAX;
 
     for (uint32_t l = 0; l < v->seq[r->slot].n_tiers; l++) {
-        tr_kv_victim_t victim = { INFINITY, 0 };
+        tr_kv_candidate_t candidate = { INFINITY, 0 };
         uint32_t lowest = 0;
 
         for (uint32_t i = 0; i < v->count[base + l]; i++) {
@@ -202,13 +202,13 @@ attend_tiers(rig_t *r, uint32_t head, uint32_t n)
             memcpy(&score, page + layout->score + at * 4, 4);
             significance = t < n ? score / (float) (n - t) : 0;
             significance = v->seq[r->slot].by_sum ? score : significance;
-            if (significance < victim.significance
-                || (significance == victim.significance && t < lowest)) {
-                victim = (tr_kv_victim_t){ significance, i };
+            if (significance < candidate.significance
+                || (significance == candidate.significance && t < lowest)) {
+                candidate = (tr_kv_candidate_t){ significance, i };
                 lowest = t;
             }
         }
-        v->victim[base + l] = victim;
+        v->candidate[base + l] = candidate;
     }
 }
 
