@@ -69,7 +69,7 @@ typedef struct {
     uint32_t position;       /* of the token */
     uint32_t length;         /* N */
     float score;             /* attention by later queries (kv_view.h) */
-} tr_kv_mark_t;
+} tr_kv_stats_t;
 
 /* Significance of a token: score / later queries, 0 before the first.  In
  * single precision, as everywhere: thresholds compare with
@@ -168,7 +168,7 @@ tr_kv_threshold_level(const tr_kv_rule_t *r, float significance, const float *t)
 }
 
 TR_HD int
-tr_kv_mark_level(const tr_kv_rule_t *r, const tr_kv_mark_t *m)
+tr_kv_stats_level(const tr_kv_rule_t *r, const tr_kv_stats_t *m)
 {
     float t[TR_KV_TIERS_MAX];
 
@@ -181,9 +181,9 @@ tr_kv_mark_level(const tr_kv_rule_t *r, const tr_kv_mark_t *m)
  * significant token of `tier`. */
 TR_HD int
 tr_kv_threshold_downgrade(const tr_kv_rule_t *r, uint32_t tier,
-                          const tr_kv_mark_t *candidate)
+                          const tr_kv_stats_t *candidate)
 {
-    int level = tr_kv_mark_level(r, candidate);
+    int level = tr_kv_stats_level(r, candidate);
 
     return level >= 0 && level <= (int) tier ? TR_KV_STAYS : level;
 }
@@ -209,7 +209,7 @@ tr_kv_share_held(const tr_kv_rule_t *r, const uint32_t *count)
 }
 
 TR_HD int
-tr_kv_share_leave(const tr_kv_rule_t *r, const tr_kv_mark_t *token,
+tr_kv_share_leave(const tr_kv_rule_t *r, const tr_kv_stats_t *token,
                   const uint32_t *count)
 {
     uint32_t last = r->n_levels - 1;
@@ -223,7 +223,7 @@ tr_kv_share_leave(const tr_kv_rule_t *r, const tr_kv_mark_t *token,
 
 TR_HD int
 tr_kv_share_downgrade(const tr_kv_rule_t *r, uint32_t tier,
-                      const tr_kv_mark_t *candidate, const uint32_t *count)
+                      const tr_kv_stats_t *candidate, const uint32_t *count)
 {
     uint32_t last = r->n_levels - 1;
 
@@ -296,12 +296,12 @@ tr_kv_recent_pool(const tr_kv_rule_t *r, float most, uint32_t a, uint32_t b,
 
 /* Decision 2: what the token that leaves the window becomes. */
 TR_HD int
-tr_kv_rule_leave(const tr_kv_rule_t *r, const tr_kv_mark_t *token,
+tr_kv_rule_leave(const tr_kv_rule_t *r, const tr_kv_stats_t *token,
                  const uint32_t *count)
 {
     switch (r->kind) {
     case TR_KV_RULE_THRESHOLD:
-        return tr_kv_mark_level(r, token);
+        return tr_kv_stats_level(r, token);
     case TR_KV_RULE_SHARE:
         return tr_kv_share_leave(r, token, count);
     case TR_KV_RULE_SINKS:
@@ -314,7 +314,7 @@ tr_kv_rule_leave(const tr_kv_rule_t *r, const tr_kv_mark_t *token,
 /* Decision 3: what becomes of the least significant token of `tier`. */
 TR_HD int
 tr_kv_rule_downgrade(const tr_kv_rule_t *r, uint32_t tier,
-                     const tr_kv_mark_t *candidate, const uint32_t *count)
+                     const tr_kv_stats_t *candidate, const uint32_t *count)
 {
     switch (r->kind) {
     case TR_KV_RULE_THRESHOLD:
@@ -355,7 +355,7 @@ tr_kv_rule_ranks(const tr_kv_rule_t *r, uint32_t length, uint32_t n,
 
 /* Its value in that order, but for TR_KV_RULE_RECENT. */
 TR_HD float
-tr_kv_rule_rank_value(const tr_kv_rule_t *r, const tr_kv_mark_t *m)
+tr_kv_rule_rank_value(const tr_kv_rule_t *r, const tr_kv_stats_t *m)
 {
     return r->kind == TR_KV_RULE_BUDGET
                ? m->score
@@ -365,7 +365,7 @@ tr_kv_rule_rank_value(const tr_kv_rule_t *r, const tr_kv_mark_t *m)
 /* Decision 1 for one token of a prompt, which tier `from` holds now, or none.
  * t: the thresholds at this token; key and cut: of the ranks. */
 TR_HD int
-tr_kv_rule_place(const tr_kv_rule_t *r, const tr_kv_mark_t *m, int from,
+tr_kv_rule_place(const tr_kv_rule_t *r, const tr_kv_stats_t *m, int from,
                  const float *t, uint64_t key, const uint64_t *cut)
 {
     int level;

@@ -99,8 +99,8 @@ manager_wish(const tr_kv_manager_t *m, const tr_kv_ask_t *ask,
 /* What one head has found out. */
 typedef struct {
     uint32_t count[TR_KV_TIERS_MAX];
-    tr_kv_mark_t mark; /* of the least significant token of tier `to` */
-    int to;            /* where the leaving token goes */
+    tr_kv_stats_t stats; /* of the least significant token of tier `to` */
+    int to;              /* where the leaving token goes */
     bool look; /* that token is the tier's candidate, not the leaving one: */
     uint32_t index; /* its place in the tier, */
     uint32_t entry; /* and the page's in the table */
@@ -152,12 +152,12 @@ manager_leave(const tr_kv_manager_t *m, const manager_wish_t *w, uint32_t head,
         h->count[l] = count[l];
         candidate[l] = candidates[l];
     }
-    h->mark.layer = head / m->view.kv_heads;
-    h->mark.kv_head = head % m->view.kv_heads;
-    h->mark.position = w->leave_pos;
-    h->mark.length = w->n;
-    h->mark.score = w->scored ? manager_float(m, row[w->entry], w->offset) : 0;
-    h->to = tr_kv_rule_leave(&m->slot[w->slot].rule, &h->mark, h->count);
+    h->stats.layer = head / m->view.kv_heads;
+    h->stats.kv_head = head % m->view.kv_heads;
+    h->stats.position = w->leave_pos;
+    h->stats.length = w->n;
+    h->stats.score = w->scored ? manager_float(m, row[w->entry], w->offset) : 0;
+    h->to = tr_kv_rule_leave(&m->slot[w->slot].rule, &h->stats, h->count);
     MANAGER_ASSERT(
         h->to == TR_KV_NOWHERE
         || (h->to >= 0 && h->to < (int) m->slot[w->slot].rule.n_levels));
@@ -167,8 +167,8 @@ manager_leave(const tr_kv_manager_t *m, const manager_wish_t *w, uint32_t head,
         return;
     }
     least = manager_pick_candidate(candidate, h->to);
-    own = q->by_sum ? h->mark.score
-                    : tr_kv_significance(h->mark.score, w->leave_pos, w->n);
+    own = q->by_sum ? h->stats.score
+                    : tr_kv_significance(h->stats.score, w->leave_pos, w->n);
     /* of equals the lowest position: those in the tier came before */
     if (!(own < least.significance)
         && tr_kv_pick(h->count, (uint32_t) h->to) != 0) {
@@ -199,7 +199,7 @@ manager_look_ahead(const tr_kv_manager_t *m, const manager_wish_t *w,
     }
 }
 
-/* The tier's candidate in place of the leaving token's mark. */
+/* The tier's candidate in place of the leaving token's statistics. */
 TR_HD void
 manager_look(const tr_kv_manager_t *m, const manager_wish_t *w, uint32_t head,
              manager_half_t *h)
@@ -210,8 +210,8 @@ manager_look(const tr_kv_manager_t *m, const manager_wish_t *w, uint32_t head,
         int32_t page = manager_row(m, w->slot, head)[h->entry];
         uint32_t at = h->index % place->tokens;
 
-        h->mark.score = manager_float(m, page, place->score + at * 4);
-        h->mark.position = manager_position(m, place, page, at);
+        h->stats.score = manager_float(m, page, place->score + at * 4);
+        h->stats.position = manager_position(m, place, page, at);
     }
 }
 
@@ -253,7 +253,7 @@ manager_move(const tr_kv_manager_t *m, const manager_wish_t *w,
             after[l] = count[l] + (l == (uint32_t) h->to);
         }
         down = tr_kv_rule_downgrade(&m->slot[w->slot].rule, (uint32_t) h->to,
-                                    &h->mark, after);
+                                    &h->stats, after);
     }
     MANAGER_ASSERT(
         down == TR_KV_STAYS || down == TR_KV_NOWHERE

@@ -137,26 +137,26 @@ manager_real(const tr_kv_manager_t *m, int32_t page, uint32_t offset)
 
 /* Token i of tier l. */
 TR_HD void
-manager_mark_tiered(const tr_kv_manager_t *m, const manager_prompt_t *s,
-                    const int32_t *row, uint32_t l, uint32_t i,
-                    tr_kv_mark_t *mark)
+manager_stats_tiered(const tr_kv_manager_t *m, const manager_prompt_t *s,
+                     const int32_t *row, uint32_t l, uint32_t i,
+                     tr_kv_stats_t *stats)
 {
     const tr_kv_segments_t *place = &m->place[s->job.from.tier_layout[l]];
     uint32_t at = i % place->tokens;
     int32_t page = row[tr_kv_tier_entry(&m->view, l, i / place->tokens)];
 
     if (place->score == 0) { /* in order from the first one on */
-        mark->position = i;
-        mark->score = 0;
+        stats->position = i;
+        stats->score = 0;
         return;
     }
-    mark->position = manager_position(m, place, page, at);
-    mark->score = manager_real(m, page, place->score + at * 4);
+    stats->position = manager_position(m, place, page, at);
+    stats->score = manager_real(m, page, place->score + at * 4);
 }
 
 TR_HD void
-manager_mark_dense(const tr_kv_manager_t *m, const manager_prompt_t *s,
-                   const int32_t *row, uint32_t i, tr_kv_mark_t *mark)
+manager_stats_dense(const tr_kv_manager_t *m, const manager_prompt_t *s,
+                    const int32_t *row, uint32_t i, tr_kv_stats_t *stats)
 {
     const tr_kv_segments_t *place = &m->place[0];
     const tr_kv_job_t *j = &s->job;
@@ -164,38 +164,38 @@ manager_mark_dense(const tr_kv_manager_t *m, const manager_prompt_t *s,
     uint32_t at = i % place->tokens * 4;
     float recent;
 
-    mark->position = j->from.base + i;
-    mark->score = 0;
+    stats->position = j->from.base + i;
+    stats->score = 0;
     if (j->observe != 0) {
         recent = scored ? manager_real(m, row[i / place->tokens],
                                        place->recent + at)
                         : 0;
-        mark->score = tr_kv_observed(recent, j->len - 1 - mark->position,
-                                     j->observe);
+        stats->score = tr_kv_observed(recent, j->len - 1 - stats->position,
+                                      j->observe);
     } else if (scored) {
-        mark->score = manager_real(m, row[i / place->tokens],
-                                   place->score + at);
+        stats->score = manager_real(m, row[i / place->tokens],
+                                    place->score + at);
     }
 }
 
 /* Token i of the head; returns the tier that holds it, or TR_KV_NOWHERE. */
 TR_HD int
-manager_mark(const tr_kv_manager_t *m, const manager_prompt_t *s, uint32_t head,
-             uint32_t i, tr_kv_mark_t *mark)
+manager_stats(const tr_kv_manager_t *m, const manager_prompt_t *s,
+              uint32_t head, uint32_t i, tr_kv_stats_t *stats)
 {
     const tr_kv_job_t *j = &s->job;
     const int32_t *row = manager_row(m, j->slot, head);
 
-    mark->layer = head / m->view.kv_heads;
-    mark->kv_head = head % m->view.kv_heads;
-    mark->length = j->len;
+    stats->layer = head / m->view.kv_heads;
+    stats->kv_head = head % m->view.kv_heads;
+    stats->length = j->len;
     if (i < s->tiered) {
         uint32_t l = 0;
 
         while (i >= s->count[l]) {
             i -= s->count[l++];
         }
-        manager_mark_tiered(m, s, row, l, i, mark);
+        manager_stats_tiered(m, s, row, l, i, stats);
         return (int) l;
     }
     i -= s->tiered;
@@ -203,15 +203,15 @@ manager_mark(const tr_kv_manager_t *m, const manager_prompt_t *s, uint32_t head,
         const tr_kv_segments_t *place = &m->place[j->from.window_layout];
         uint32_t at = (j->from.window_from + i) % j->from.window;
 
-        mark->position = j->from.window_from + i;
-        mark->score = place->score == 0
-                          ? 0
-                          : manager_real(
-                              m, row[m->view.at_window + at / place->tokens],
-                              place->score + at % place->tokens * 4);
+        stats->position = j->from.window_from + i;
+        stats->score = place->score == 0
+                           ? 0
+                           : manager_real(
+                               m, row[m->view.at_window + at / place->tokens],
+                               place->score + at % place->tokens * 4);
         return TR_KV_NOWHERE;
     }
-    manager_mark_dense(m, s, row, i - s->windowed, mark);
+    manager_stats_dense(m, s, row, i - s->windowed, stats);
     return TR_KV_NOWHERE;
 }
 
@@ -269,7 +269,7 @@ manager_count_recent(const tr_kv_manager_t *m, uint32_t head,
 /* Token i's rank among those of its head. */
 TR_HD uint64_t
 manager_key(const tr_kv_manager_t *m, const manager_prompt_t *s, uint32_t head,
-            uint32_t i, const tr_kv_mark_t *mark, int from)
+            uint32_t i, const tr_kv_stats_t *stats, int from)
 {
     const tr_kv_rule_t *r = &s->job.rule;
     uint32_t reach = r->pool / 2, first = i > reach ? i - reach : 0;
@@ -277,10 +277,10 @@ manager_key(const tr_kv_manager_t *m, const manager_prompt_t *s, uint32_t head,
     float most = 0;
 
     if (r->kind != TR_KV_RULE_RECENT) {
-        return tr_kv_rank_key(tr_kv_rule_rank_value(r, mark), mark->position);
+        return tr_kv_rank_key(tr_kv_rule_rank_value(r, stats), stats->position);
     }
     if (!tr_kv_recent_counts(from, manager_recent_of(m, s, head, i))) {
-        return tr_kv_rank_key(TR_KV_KEPT, mark->position);
+        return tr_kv_rank_key(TR_KV_KEPT, stats->position);
     }
     /* those that count are dense, in order of position */
     for (uint32_t j = first; j <= last; j++) {
@@ -290,12 +290,12 @@ manager_key(const tr_kv_manager_t *m, const manager_prompt_t *s, uint32_t head,
             most = tr_kv_recent_pool(r, most, i, j, recent);
         }
     }
-    return tr_kv_rank_key(most, mark->position);
+    return tr_kv_rank_key(most, stats->position);
 }
 
 /* ---- ranks -------------------------------------------------------------- */
 
-/* The same for one whose mark is not at hand.  A device forms it anew whenever
+/* The same for one whose statistics are not at hand.  A device forms it anew whenever
  * it is wanted; the host once (manager_keys). */
 TR_HD uint64_t
 manager_key_of(const tr_kv_manager_t *m, const manager_prompt_t *s,
@@ -306,10 +306,10 @@ manager_key_of(const tr_kv_manager_t *m, const manager_prompt_t *s,
     (void) head;
     return s->key[i];
 #else
-    tr_kv_mark_t mark;
-    int from = manager_mark(m, s, head, i, &mark);
+    tr_kv_stats_t stats;
+    int from = manager_stats(m, s, head, i, &stats);
 
-    return manager_key(m, s, head, i, &mark, from);
+    return manager_key(m, s, head, i, &stats, from);
 #endif
 }
 
@@ -319,10 +319,10 @@ manager_keys(const tr_kv_manager_t *m, uint32_t head, manager_prompt_t *s)
 {
 #ifdef MANAGER_KEEPS_KEYS
     EACH (i, s->n) {
-        tr_kv_mark_t mark;
-        int from = manager_mark(m, s, head, i, &mark);
+        tr_kv_stats_t stats;
+        int from = manager_stats(m, s, head, i, &stats);
 
-        s->key[i] = manager_key(m, s, head, i, &mark, from);
+        s->key[i] = manager_key(m, s, head, i, &stats, from);
     }
 #else
     (void) m;

@@ -85,38 +85,38 @@ manager_classify_some(const tr_kv_manager_t *m, uint32_t head, int8_t *dest,
         s->least_at[l][tid] = 0;
     }
     for (uint32_t i = tid; i < s->n; i += MANAGER_THREADS) {
-        tr_kv_mark_t mark;
-        int from = manager_mark(m, s, head, i, &mark), to;
+        tr_kv_stats_t stats;
+        int from = manager_stats(m, s, head, i, &stats), to;
         uint64_t key = 0;
         float own;
 
         if (j->rule.kind == TR_KV_RULE_THRESHOLD
             && (i == tid || j->rule.base_position)) {
-            tr_kv_thresholds(&j->rule, mark.layer, mark.kv_head, mark.position,
-                             mark.length, t);
+            tr_kv_thresholds(&j->rule, stats.layer, stats.kv_head,
+                             stats.position, stats.length, t);
         }
         if (s->ranks != 0) {
 #ifdef MANAGER_KEEPS_KEYS
             key = s->key[i];
 #else
-            key = manager_key(m, s, head, i, &mark, from);
+            key = manager_key(m, s, head, i, &stats, from);
 #endif
         }
-        to = tr_kv_rule_place(&j->rule, &mark, from, t, key, s->cut);
+        to = tr_kv_rule_place(&j->rule, &stats, from, t, key, s->cut);
         dest[i] = (int8_t) to;
         if (to < 0) {
             continue;
         }
         s->tokens[to][tid]++;
         own = j->to.by_sum
-                  ? mark.score
-                  : tr_kv_significance(mark.score, mark.position, j->len);
+                  ? stats.score
+                  : tr_kv_significance(stats.score, stats.position, j->len);
         if (own < s->least[to][tid]
             || (own == s->least[to][tid]
-                && mark.position < s->least_position[to][tid]
+                && stats.position < s->least_position[to][tid]
                 && own < manager_infinity())) {
             s->least[to][tid] = own;
-            s->least_position[to][tid] = mark.position;
+            s->least_position[to][tid] = stats.position;
             s->least_at[to][tid] = i;
         }
     }

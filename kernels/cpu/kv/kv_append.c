@@ -73,7 +73,7 @@ append_dense(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
     uint32_t dim = a->kv->head_dim;
 
     tr_kv_put(a->codec, to, t->key, t->value);
-    tr_kv_mark(to, 0, t->pos);
+    tr_kv_put_stats(to, 0, t->pos);
     if (l->recent) {
         memset(to.page + l->recent + 4 * to.at, 0, 4);
     }
@@ -121,7 +121,7 @@ window_leave(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
         } else if (i == 0) {
             tr_kv_move_tile(a->codec, from, p);
         }
-        tr_kv_mark(p, tr_kv_score(from[i]), m->leave_pos + i);
+        tr_kv_put_stats(p, tr_kv_score(from[i]), m->leave_pos + i);
     }
 }
 
@@ -143,7 +143,7 @@ window_enter(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
         tr_kv_page_clear(p.page, p.layout, a->kv->page_bytes);
     }
     tr_kv_put(a->codec, p, t->key, t->value);
-    tr_kv_mark(p, 0, t->pos);
+    tr_kv_put_stats(p, 0, t->pos);
 }
 
 /* Does the head's move, then stores the token. */
@@ -163,14 +163,14 @@ append_moved(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
                                       m->candidate_target, 1);
 
         tr_kv_move(a->codec, from, to);
-        tr_kv_mark(to, tr_kv_score(from), tr_kv_position(from));
+        tr_kv_put_stats(to, tr_kv_score(from), tr_kv_position(from));
     }
     if (m->to >= 0 && seq->window == 0) {
         tr_kv_place_t p = tier_place(a, table, seq, count, (uint32_t) m->to,
                                      m->index, 1);
 
         tr_kv_put(a->codec, p, t->key, t->value);
-        tr_kv_mark(p, 0, t->pos);
+        tr_kv_put_stats(p, 0, t->pos);
     } else if (m->to >= 0) {
         window_leave(a, table, seq, count, m);
     }

@@ -192,7 +192,7 @@ move_to_tier(head_t *h, uint32_t tier, tr_kv_place_t from, float score,
             tr_kv_move_tile(h->c->codec, h->wait[tier], tile);
         }
     }
-    tr_kv_mark(p, score, pos);
+    tr_kv_put_stats(p, score, pos);
 }
 
 /* Takes the next token to where its choice says. */
@@ -209,7 +209,7 @@ source_move(head_t *h, tr_kv_place_t from, float score, uint32_t pos)
                                              pos % to->window);
 
         tr_kv_move(h->c->codec, from, p);
-        tr_kv_mark(p, score, pos);
+        tr_kv_put_stats(p, score, pos);
     }
 }
 

@@ -152,7 +152,7 @@ tr_kv_position(tr_kv_place_t p)
 }
 
 static inline void
-tr_kv_mark(tr_kv_place_t p, float score, uint32_t position)
+tr_kv_put_stats(tr_kv_place_t p, float score, uint32_t position)
 {
     if (p.layout->level.scored) {
         memcpy(p.page + p.layout->score + 4 * p.at, &score, 4);

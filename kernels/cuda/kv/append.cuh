@@ -13,7 +13,7 @@
 #include "append_check.cuh"
 #include "append_heads.cuh"
 
-/* ---- pages and marks ---------------------------------------------------- */
+/* ---- pages and statistics ------------------------------------------------- */
 
 /* Clears the side's part of a new page. */
 TR_DEVICE void
@@ -39,10 +39,10 @@ tier_enter(const append_t *t, uint32_t tier, uint32_t index, uint32_t n)
 
 /* The value's warp keeps scores and positions. */
 TR_DEVICE void
-mark(const append_t *t, place_t p, float score, uint32_t position)
+put_stats(const append_t *t, place_t p, float score, uint32_t position)
 {
     if (t->side == VALUE && t->w.lane == 0) {
-        token_mark(p, score, position);
+        token_put_stats(p, score, position);
     }
 }
 
@@ -136,7 +136,7 @@ append_dense(const append_t *t, uint32_t first, uint32_t end)
 
     p.page = tr_kv_page_at(&t->a->kv, t->table[index / l->tokens]);
     side_put(t->w, p, t->side, t->smem);
-    mark(t, p, 0, t->pos);
+    put_stats(t, p, 0, t->pos);
     if (t->side == VALUE && l->recent && t->w.lane == 0) {
         ((float *) (p.page + l->recent))[p.at] = 0;
     }
@@ -159,7 +159,7 @@ candidate_move(const append_t *t)
                             1);
 
     side_move(t->w, from, to, t->side, t->smem);
-    mark(t, to, score, position);
+    put_stats(t, to, score, position);
     lanes_sync(t->w);
 }
 
@@ -186,7 +186,7 @@ window_leave(const append_t *t)
         if (!tile) {
             side_move(t->w, from, to, t->side, t->smem);
         }
-        mark(t, to, token_score(from), m->leave_pos + i);
+        put_stats(t, to, token_score(from), m->leave_pos + i);
     }
     lanes_sync(t->w);
 }
@@ -208,7 +208,7 @@ window_enter(const append_t *t)
     }
     row_load(t);
     side_put(t->w, p, t->side, t->smem);
-    mark(t, p, 0, t->pos);
+    put_stats(t, p, 0, t->pos);
 }
 
 TR_DEVICE void
@@ -236,7 +236,7 @@ append_token(const append_t *t)
 
         row_load(t);
         side_put(t->w, p, t->side, t->smem);
-        mark(t, p, 0, t->pos);
+        put_stats(t, p, 0, t->pos);
     }
 }
 

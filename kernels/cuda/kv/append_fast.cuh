@@ -145,7 +145,7 @@ fast_token(const append_t *t, place_t p)
         fast_put(t->w, p, t->side, x);
     }
     if (t->side == VALUE && t->w.lane == 0) {
-        token_mark(p, 0, t->pos);
+        token_put_stats(p, 0, t->pos);
         if (dense && p.layout->recent) {
             ((float *) (p.page + p.layout->recent))[p.at] = 0;
         }

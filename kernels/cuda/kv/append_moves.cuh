@@ -195,7 +195,7 @@ moves_hand(warp_t w, const moves_place_t *f, uint32_t which, bool go)
     if (go && !gives) {
         *fast_meta(p, KEY) = moves_meta(x[0], x[4] & 0xff, p.layout, KEY);
         *fast_meta(p, VALUE) = moves_meta(x[1], x[4] >> 8, p.layout, VALUE);
-        token_mark(p, tr_float_from_bits(x[2]), x[3]);
+        token_put_stats(p, tr_float_from_bits(x[2]), x[3]);
     }
 }
 

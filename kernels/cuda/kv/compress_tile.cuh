@@ -85,7 +85,7 @@ tier_tile(const compress_t *c, warp_t w, tile_smem_t *smem, side_t side,
                                            &position, &score);
         p.at += k;
         if (side == VALUE) {
-            token_mark(p, score, position);
+            token_put_stats(p, score, position);
         }
     }
     tile_fill(w, to, n, side, smem);
@@ -140,7 +140,7 @@ window_tile(const compress_t *c, warp_t w, tile_smem_t *smem, side_t side,
         smem->token.from[k] = source_place(c, c->tiered + (position - first),
                                            &position, &score);
         if (side == VALUE) {
-            token_mark(p, score, position);
+            token_put_stats(p, score, position);
         }
     }
     tile_fill(w, dest, n, side, smem);

@@ -105,7 +105,7 @@ token_position(place_t p)
 
 /* By one lane. */
 TR_DEVICE void
-token_mark(place_t p, float score, uint32_t position)
+token_put_stats(place_t p, float score, uint32_t position)
 {
     if (p.layout->level.scored) {
         ((float *) (p.page + p.layout->score))[p.at] = score;

@@ -114,7 +114,7 @@ put_layout(const tr_kv_codec_t *codec, uint32_t dim, tr_kv_level_t v)
         want[i].score = rig_normal(&rng);
         want[i].position = rig_below(&rng, l->position_bytes == 2 ? TR_KV_SHORT
                                                                   : 1u << 30);
-        tr_kv_mark(place(&s, i), want[i].score, want[i].position);
+        tr_kv_put_stats(place(&s, i), want[i].score, want[i].position);
         there[i] = true;
         if (v.scored) {
             assert_true(tr_kv_score(place(&s, i)) == want[i].score);
@@ -174,7 +174,7 @@ move_between(const tr_kv_codec_t *codec, uint32_t dim, tr_kv_level_t a,
         model_move(l, m, false, &want.k);
         model_move(l, m, true, &want.v);
         tr_kv_move(codec, place(&from, i), place(&to, j));
-        tr_kv_mark(place(&to, j), 0, 0);
+        tr_kv_put_stats(place(&to, j), 0, 0);
         model_check(to.page, m, j, &want);
     }
     free(from.page);
@@ -371,7 +371,7 @@ tile_anew(const tr_kv_codec_t *codec, const sheet_t *from,
     model_tile(&to.plan.layout[1], want);
     tr_kv_move_tile(codec, source, place(&to, 0));
     for (uint32_t i = 0; i < 32; i++) {
-        tr_kv_mark(place(&to, i), 0, 0);
+        tr_kv_put_stats(place(&to, i), 0, 0);
         model_check(to.page, &to.plan.layout[1], i, &want[i]);
     }
     free(want);
@@ -407,7 +407,7 @@ tile_case(const tr_kv_codec_t *codec, uint32_t dim, tr_kv_level_t a,
     for (uint32_t i = 0; i < 32; i++) {
         want[i].score = 0;
         want[i].position = 0;
-        tr_kv_mark(place(&to, first + i), 0, 0);
+        tr_kv_put_stats(place(&to, first + i), 0, 0);
         model_check(to.page, m, first + i, &want[i]);
     }
     /* one of them alone, by token */
@@ -416,7 +416,7 @@ tile_case(const tr_kv_codec_t *codec, uint32_t dim, tr_kv_level_t a,
     model_move(m, &last.plan.layout[1], false, &one.k);
     model_move(m, &last.plan.layout[1], true, &one.v);
     tr_kv_move(codec, place(&to, first + 9), place(&last, 2));
-    tr_kv_mark(place(&last, 2), one.score, one.position);
+    tr_kv_put_stats(place(&last, 2), one.score, one.position);
     model_check(last.page, &last.plan.layout[1], 2, &one);
     free(last.page);
     /* a whole tile keeps its codes; with fewer bits they are divided */
@@ -430,7 +430,7 @@ tile_case(const tr_kv_codec_t *codec, uint32_t dim, tr_kv_level_t a,
     }
     tr_kv_move_tile(codec, source, place(&last, 0));
     for (uint32_t i = 0; i < 32; i++) {
-        tr_kv_mark(place(&last, i), 0, 0);
+        tr_kv_put_stats(place(&last, i), 0, 0);
         model_check(last.page, &last.plan.layout[1], i, &want[i]);
     }
     free(last.page);

@@ -74,7 +74,7 @@ signify(prompt_t *c, uint32_t i, float significance)
 /* Its key in the order of those that are ranked. */
 static uint64_t
 key_of(const tr_kv_rule_t *r, const prompt_t *c, uint32_t i,
-       const tr_kv_mark_t *m)
+       const tr_kv_stats_t *m)
 {
     float most = 0;
 
@@ -101,13 +101,13 @@ decide(const tr_kv_policy_t *p, prompt_t *c)
     uint64_t key[N_MAX];
     manager_prompt_t s = { .n = c->n, .key = key };
     float t[TR_KV_TIERS_MAX];
-    tr_kv_mark_t m[N_MAX];
+    tr_kv_stats_t m[N_MAX];
     uint32_t ranks, counting = 0;
 
     for (uint32_t i = 0; i < c->n; i++) {
-        m[i] = (tr_kv_mark_t){ .position = c->position[i],
-                               .length = c->length,
-                               .score = c->score[i] };
+        m[i] = (tr_kv_stats_t){ .position = c->position[i],
+                                .length = c->length,
+                                .score = c->score[i] };
         counting += tr_kv_recent_counts(c->from[i], c->recent[i]);
     }
     for (uint32_t i = 0; i < c->n; i++) {
@@ -126,13 +126,13 @@ decide(const tr_kv_policy_t *p, prompt_t *c)
     }
 }
 
-static tr_kv_mark_t
-mark(uint32_t position, uint32_t length, float significance)
+static tr_kv_stats_t
+stats(uint32_t position, uint32_t length, float significance)
 {
-    return (tr_kv_mark_t){ .position = position,
-                           .length = length,
-                           .score = significance
-                                    * (float) (length - 1 - position) };
+    return (tr_kv_stats_t){ .position = position,
+                            .length = length,
+                            .score = significance
+                                     * (float) (length - 1 - position) };
 }
 
 /* Powers of two, so that significances and thresholds are exact. */
@@ -179,7 +179,7 @@ test_diffkv_base(void **state)
     tr_kv_policy_t *p = make(
         "diffkv:alpha_high=1,alpha_low=0.25,window=1,base=i");
     prompt_t *c = prompt_of(64, 65, 0x1p-4f);
-    tr_kv_mark_t m = mark(14, 65, 0x1p-4f);
+    tr_kv_stats_t m = stats(14, 65, 0x1p-4f);
 
     (void) state;
     decide(p, c);
@@ -188,7 +188,7 @@ test_diffkv_base(void **state)
                          i + 1 >= 16 ? 0 : (i + 1 >= 4 ? 1 : TR_KV_NOWHERE));
     }
     assert_int_equal(tr_kv_rule_leave(&p->rule, &m, NULL), 1);
-    m = mark(15, 65, 0x1p-4f);
+    m = stats(15, 65, 0x1p-4f);
     assert_int_equal(tr_kv_rule_leave(&p->rule, &m, NULL), 0);
     tr_kv_policy_free(p);
 }
@@ -197,8 +197,8 @@ static void
 test_diffkv_step(void **state)
 {
     tr_kv_policy_t *p = make("diffkv:alpha_high=1,alpha_low=0.25");
-    tr_kv_mark_t high = mark(10, 128, 0x1p-7f), low = mark(10, 128, 0x1p-8f),
-                 none = mark(10, 128, 0x1p-10f), fresh = mark(127, 128, 1);
+    tr_kv_stats_t high = stats(10, 128, 0x1p-7f), low = stats(10, 128, 0x1p-8f),
+                  none = stats(10, 128, 0x1p-10f), fresh = stats(127, 128, 1);
 
     (void) state;
     assert_int_equal(tr_kv_rule_leave(&p->rule, &high, NULL), 0);
@@ -230,8 +230,9 @@ test_diffkv_levels(void **state)
 {
     tr_kv_policy_t *p = make("diffkv:levels=16/16+8/4+4/2,alpha_top=4,"
                              "alpha_high=1,alpha_low=0.25");
-    tr_kv_mark_t top = mark(10, 128, 0x1p-5f), high = mark(10, 128, 0x1p-6f),
-                 low = mark(10, 128, 0x1p-8f), none = mark(10, 128, 0x1p-10f);
+    tr_kv_stats_t top = stats(10, 128, 0x1p-5f), high = stats(10, 128, 0x1p-6f),
+                  low = stats(10, 128, 0x1p-8f),
+                  none = stats(10, 128, 0x1p-10f);
 
     (void) state;
     assert_int_equal(tr_kv_rule_leave(&p->rule, &top, NULL), 0);
@@ -297,7 +298,7 @@ test_static(void **state)
     tr_kv_policy_t *p = make("static:high=0.1,low=0.2,window=1");
     prompt_t *c = prompt_of(40, 40, 0.5f); /* 4 high, 8 low */
     uint32_t count[TR_KV_TIERS_MAX] = { 3, 8 };
-    tr_kv_mark_t m = mark(39, 40, 0);
+    tr_kv_stats_t m = stats(39, 40, 0);
 
     (void) state;
     signify(c, 5, 0.9f);
@@ -446,7 +447,7 @@ test_streamingllm(void **state)
 {
     tr_kv_policy_t *p = make("streamingllm:sinks=4,recent=0.25"), at;
     prompt_t *c = prompt_of(48, 64, 1);
-    tr_kv_mark_t sink = mark(3, 64, 0), other = mark(4, 64, 1);
+    tr_kv_stats_t sink = stats(3, 64, 0), other = stats(4, 64, 1);
 
     (void) state;
     tr_kv_policy_for(p, 64, &at);

@@ -384,13 +384,13 @@ test_bytes(void **state)
     tr_kv_policy_free(p);
 }
 
-static tr_kv_mark_t
-mark(uint32_t position, uint32_t length, float significance)
+static tr_kv_stats_t
+stats(uint32_t position, uint32_t length, float significance)
 {
-    return (tr_kv_mark_t){ .position = position,
-                           .length = length,
-                           .score = significance
-                                    * (float) (length - 1 - position) };
+    return (tr_kv_stats_t){ .position = position,
+                            .length = length,
+                            .score = significance
+                                     * (float) (length - 1 - position) };
 }
 
 /* ---- thresholds by head, and by request --------------------------------- */
@@ -440,7 +440,7 @@ test_alpha_file(void **state)
     };
     tr_kv_policy_t *p;
     tr_error_t err;
-    tr_kv_mark_t m = mark(10, 128, 0x1p-7f);
+    tr_kv_stats_t m = stats(10, 128, 0x1p-7f);
 
     (void) state;
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
