@@ -116,7 +116,7 @@ struct tr_kernels {
      * which pages are reserved.  Keys are stored rotated by the angles, or with
      * angles NULL as they are.  A row at position p: p >= base:
      * dense, FP16 rounded to nearest even, finite values saturated to +-65504,
-     * scores zeroed, digest updated. p < base (then p = base - 1, the only row
+     * scores zeroed, min/max updated. p < base (then p = base - 1, the only row
      * of its sequence): the head's move is done, then the token enters the
      * window, or its tier.
      *

@@ -91,8 +91,8 @@ lay_out(tr_kv_layout_t *l, const tr_page_wish_t *w, const tr_kv_level_t *v,
             l->position = segment(&end, tokens * l->position_bytes);
         }
     }
-    if (dense && w->dense_digest) {
-        l->digest = segment(&end, dim * 4);
+    if (dense && w->dense_minmax) {
+        l->minmax = segment(&end, dim * 4);
     }
     return end;
 }

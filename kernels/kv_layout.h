@@ -10,7 +10,7 @@
  *   tile       key codes | value codes | key metadata | value metadata
  *   page       tiles | key metadata by channel | scores, FP32 sums
  *                    | positions, u32 or, below TR_KV_SHORT, u16
- *   dense      keys | values | scores | recent scores | digest
+ *   dense      keys | values | scores | recent scores | min/max
  *
  * Metadata is FP16 {scale, zero}: x = code * scale + zero.  It is kept by token
  * (one pair for each group of a token's dimensions) or, for keys, by channel
@@ -69,7 +69,7 @@ typedef struct {
     uint32_t position; /* [tokens], see tr_kv_position_at; not in dense pages */
     uint32_t position_bytes; /* of one: 2 or 4 */
     uint32_t recent;         /* float [tokens]; dense pages only (kernels.h) */
-    uint32_t digest; /* FP16 [2][head_dim], smallest and largest key of the
+    uint32_t minmax; /* FP16 [2][head_dim], smallest and largest key of the
                         * page by channel; dense pages only */
 } tr_kv_layout_t;
 
@@ -86,7 +86,7 @@ typedef struct {
     const tr_kv_level_t *levels; /* [n_levels] of tiers and windows, distinct */
     uint32_t n_levels;           /* 0: all is dense */
     bool dense_scored;           /* dense pages carry score and recent */
-    bool dense_digest;
+    bool dense_minmax;
     bool short_positions; /* all are below TR_KV_SHORT */
 } tr_page_wish_t;
 

@@ -53,7 +53,7 @@ typedef struct {
                             * one of least score / (n - position) */
     uint32_t recent_from;
     /* Quest: a decode step reads, in layers >= read_layer, only the read_pages
-     * dense pages whose digest promises most, the last one always among them;
+     * dense pages whose min/max promises most, the last one always among them;
      * 0: all */
     uint32_t read_layer, read_pages;
 } tr_kv_seq_t;

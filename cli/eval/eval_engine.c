@@ -245,15 +245,15 @@ tr_eval_engine_close(tr_eval_engine_t *e)
 static bool
 goes_with(const tr_eval_engine_t *e, const tr_kv_policy_t *p)
 {
-    bool digest = p->digest, levels = p->n_levels != 0;
+    bool minmax = p->minmax, levels = p->n_levels != 0;
 
     for (uint32_t i = 0; i < e->n_policies; i++) {
         if (e->running[i]) {
-            digest = digest || e->policy[i]->digest;
+            minmax = minmax || e->policy[i]->minmax;
             levels = levels || e->policy[i]->n_levels != 0;
         }
     }
-    return !(digest && levels);
+    return !(minmax && levels);
 }
 
 /* Does a cache that was made for `a` take slots of `b`, too? */
@@ -261,7 +261,7 @@ static bool
 covers(const tr_kv_policy_t *a, const tr_kv_policy_t *b)
 {
     if (a->n_levels != b->n_levels || a->window < b->window
-        || a->scored < b->scored || a->digest < b->digest
+        || a->scored < b->scored || a->minmax < b->minmax
         || b->row->begin != NULL) {
         return false;
     }

@@ -232,7 +232,7 @@ slots(const tr_executor_t *e, const tr_config_t *config)
     for (i = 0; i < e->n_policies; i++) {
         if (config->swap_memory != 0
             && (e->policies[i].policy->n_levels != 0
-                || e->policies[i].policy->digest)) {
+                || e->policies[i].policy->minmax)) {
             return twice < TR_KV_SLOTS_MAX ? twice : TR_KV_SLOTS_MAX;
         }
     }

@@ -63,7 +63,7 @@ tr_kv_plan_pages(tr_kv_cache_t *kv, tr_error_t *err)
         const tr_kv_policy_t *p = c->policies[i];
 
         wish.dense_scored = wish.dense_scored || p->scored;
-        wish.dense_digest = wish.dense_digest || p->digest;
+        wish.dense_minmax = wish.dense_minmax || p->minmax;
         if (!tr_kv_levels_of(p, level, &wish.n_levels, TR_KV_LAYOUTS_MAX - 1)) {
             return tr_error_set(err, TR_ERR_INVALID, "kv_policy",
                                 "the KV policies have more than %d levels"

@@ -241,7 +241,7 @@ tr_kv_policy_plan(const tr_kv_policy_t *policy, uint32_t head_dim,
     tr_page_wish_t wish = { .head_dim = head_dim,
                             .levels = level,
                             .dense_scored = policy->scored,
-                            .dense_digest = policy->digest,
+                            .dense_minmax = policy->minmax,
                             .short_positions = max_len <= TR_KV_SHORT };
 
     tr_kv_levels_of(policy, level, &wish.n_levels, TR_KV_TIERS_MAX + 1);

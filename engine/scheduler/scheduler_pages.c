@@ -337,7 +337,7 @@ tr_scheduler_start(tr_scheduler_t *s, tr_sequence_t *q,
     }
     policy = tr_kv_slot_policy(s->kv, slot);
     /* else a slot holds nothing but keys and values */
-    q->exact = policy->n_levels != 0 || policy->scored || policy->digest;
+    q->exact = policy->n_levels != 0 || policy->scored || policy->minmax;
     if (policy->n_levels != 0 && q->dense_len == 0) {
         q->dense_len = q->prompt_len;
     }

@@ -17,7 +17,7 @@
  *                       the grant, pages given back
  *            moving     its kernel: tokens moved and quantised
  *            storing    kv_append beyond what it takes for `full`: scores
- *                       and digests of dense pages (not in `together`)
+ *                       and min/max of dense pages (not in `together`)
  *
  * Shares are of the step, or the prefill, of SPEC.  Attention is no part of
  * them: it has a ratio of its own, in which scoring shows.  A step ends with

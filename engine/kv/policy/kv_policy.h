@@ -46,7 +46,7 @@ struct tr_kv_policy {
 
     tr_kv_level_t level[TR_KV_TIERS_MAX];
     tr_kv_level_t window_level;
-    bool digest; /* needs digests of dense pages */
+    bool minmax; /* needs page min/max of dense pages */
 
     /* settings that only its own file looks at */
     char alpha_file[128]; /* "": none; read into alpha_of */

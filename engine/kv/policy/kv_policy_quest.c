@@ -13,7 +13,7 @@ quest_init(tr_kv_policy_t *p, uint32_t head_dim)
 {
     (void) head_dim;
     p->kind = TR_KV_RULE_PAGES;
-    p->digest = true;
+    p->minmax = true;
     p->budget[0] = 1024;
     p->read_from = 2;
 }

@@ -364,7 +364,7 @@ tr_model_cuda_path(const tr_model_cuda_t *m, const tr_kv_policy_t *policy,
     if (n_rows > 1) {
         return fast && base == 0 ? TR_ATTENTION_PROMPT : TR_ATTENTION_GENERIC;
     }
-    fast = fast && !policy->digest;
+    fast = fast && !policy->minmax;
     for (uint32_t i = 0; i < policy->n_levels && base != 0; i++) {
         fast = fast && level_is_fast(&policy->level[i]);
     }

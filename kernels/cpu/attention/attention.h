@@ -296,8 +296,8 @@ typedef struct tr_attention_isa {
      * [group] */
     void (*row_score)(const tr_attention_row_t *t, const float *lse);
     /* upper bounds of the logits in a dense page, the maximum over a group:
-     * q: [group * head_dim]; digest: FP16 [2][head_dim] */
-    float (*bound)(const float *q, uint32_t group, const uint16_t *digest,
+     * q: [group * head_dim]; minmax: FP16 [2][head_dim] */
+    float (*bound)(const float *q, uint32_t group, const uint16_t *minmax,
                    uint32_t head_dim);
 } tr_attention_isa_t;
 

@@ -281,7 +281,7 @@ row_score_c(const tr_attention_row_t *t, const float *lse)
 }
 
 static float
-bound_c(const float *q, uint32_t group, const uint16_t *digest, uint32_t dim)
+bound_c(const float *q, uint32_t group, const uint16_t *minmax, uint32_t dim)
 {
     float best = -INFINITY;
 
@@ -291,8 +291,8 @@ bound_c(const float *q, uint32_t group, const uint16_t *digest, uint32_t dim)
         for (uint32_t d = 0; d < dim; d++) {
             float x = q[h * dim + d];
 
-            sum += fmaxf(x * tr_float_from_half(digest[d]),
-                         x * tr_float_from_half(digest[dim + d]));
+            sum += fmaxf(x * tr_float_from_half(minmax[d]),
+                         x * tr_float_from_half(minmax[dim + d]));
         }
         best = sum > best ? sum : best;
     }

@@ -16,14 +16,14 @@ choose_pages(const tr_step_t *a, const tr_kv_seq_t *seq, tr_attention_tile_t *t,
                                     - tr_pad(3 * (size_t) n * 4, 64));
 
     if (t->n_pos != 1 || t->reach != 0 || want == 0 || n <= want
-        || a->layer < seq->read_layer || seq->scored || l->digest == 0) {
+        || a->layer < seq->read_layer || seq->scored || l->minmax == 0) {
         return;
     }
     for (uint32_t i = 0; i < n; i++) {
         const uint8_t *page = tr_kv_page_at(a->kv, t->table[i]);
 
         bound[i] = tr_attention_order(
-            a->isa->bound(t->q, t->group, (const uint16_t *) (page + l->digest),
+            a->isa->bound(t->q, t->group, (const uint16_t *) (page + l->minmax),
                           a->kv->head_dim));
     }
     tr_attention_choose(t->table, n, want, bound, (int32_t *) (bound + 2 * n));

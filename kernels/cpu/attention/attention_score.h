@@ -180,7 +180,7 @@ attention_score(const tr_attention_tile_t *t, float *scratch)
 /* ---- Quest ---- */
 
 static float
-attention_bound(const float *q, uint32_t group, const uint16_t *digest,
+attention_bound(const float *q, uint32_t group, const uint16_t *minmax,
                 uint32_t dim)
 {
     float best = -INFINITY;
@@ -192,8 +192,8 @@ attention_bound(const float *q, uint32_t group, const uint16_t *digest,
         for (uint32_t d = 0; d < dim; d += V_WIDTH) {
             vec v = v_load(q + h * dim + d);
 
-            sum = v_add(sum, v_max(v_mul(v, v_from_half(digest + d)),
-                                   v_mul(v, v_from_half(digest + dim + d))));
+            sum = v_add(sum, v_max(v_mul(v, v_from_half(minmax + d)),
+                                   v_mul(v, v_from_half(minmax + dim + d))));
         }
         x = v_hsum(sum);
         best = x > best ? x : best;

@@ -5,7 +5,7 @@
  *
  * Rows are shared out among threads by dense page: whoever has a row that
  * begins a page, or a sequence, takes the rows after it that belong to the same
- * page, too.  So a page's digest has one writer.
+ * page, too.  So a page's min/max has one writer.
  */
 #include "kernels/cpu/cpu.h"
 #include "kv_store.h"
@@ -45,21 +45,21 @@ rotate(const float *k, const float *cosine, uint32_t half, float *out)
 
 /* Smallest and largest key by channel; `first` begins them. */
 static void
-digest_update(uint16_t *digest, const uint16_t *key, uint32_t dim, bool first)
+minmax_update(uint16_t *minmax, const uint16_t *key, uint32_t dim, bool first)
 {
     if (first) {
-        memcpy(digest, key, 2ul * dim);
-        memcpy(digest + dim, key, 2ul * dim);
+        memcpy(minmax, key, 2ul * dim);
+        memcpy(minmax + dim, key, 2ul * dim);
         return;
     }
     for (uint32_t d = 0; d < dim; d++) {
         float x = tr_float_from_half(key[d]);
 
-        if (x < tr_float_from_half(digest[d])) {
-            digest[d] = key[d];
+        if (x < tr_float_from_half(minmax[d])) {
+            minmax[d] = key[d];
         }
-        if (x > tr_float_from_half(digest[dim + d])) {
-            digest[dim + d] = key[d];
+        if (x > tr_float_from_half(minmax[dim + d])) {
+            minmax[dim + d] = key[d];
         }
     }
 }
@@ -77,8 +77,8 @@ append_dense(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
     if (l->recent) {
         memset(to.page + l->recent + 4 * to.at, 0, 4);
     }
-    if (l->digest) {
-        digest_update((uint16_t *) (to.page + l->digest),
+    if (l->minmax) {
+        minmax_update((uint16_t *) (to.page + l->minmax),
                       (uint16_t *) to.page + (size_t) to.at * dim, dim,
                       to.at == 0);
     }

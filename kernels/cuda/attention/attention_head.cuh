@@ -128,7 +128,7 @@ quest_chooses(const generic_head_t *h)
     return h->end - h->first == 1 && h->n >= q->base && q->read_pages > 0
            && (h->n - q->base) / l->tokens + 1 > q->read_pages
            && (h->n - q->base) / l->tokens + 1 <= h->a->pages
-           && h->a->layer >= q->read_layer && !q->scored && l->digest != 0;
+           && h->a->layer >= q->read_layer && !q->scored && l->minmax != 0;
 }
 
 /* The query is that of `row`. */

@@ -212,7 +212,7 @@ order_of(float x)
  * so that both choose the same pages. */
 TR_DEVICE float
 page_bound(const generic_args_t *a, uint32_t row, uint32_t kv_head,
-           const uint16_t *digest)
+           const uint16_t *minmax)
 {
     uint32_t dim = a->kv.head_dim;
     float best = -INFINITY;
@@ -223,8 +223,8 @@ page_bound(const generic_args_t *a, uint32_t row, uint32_t kv_head,
         for (uint32_t d = 0; d < dim; d++) {
             float x = query_load(a, row, h, d);
 
-            sum = add_rn(sum, fmaxf(mul_rn(x, float_of(digest[d])),
-                                    mul_rn(x, float_of(digest[dim + d]))));
+            sum = add_rn(sum, fmaxf(mul_rn(x, float_of(minmax[d])),
+                                    mul_rn(x, float_of(minmax[dim + d]))));
         }
         best = sum > best ? sum : best;
     }
@@ -273,7 +273,7 @@ generic_choose(const generic_args_t *a, block_t b, choose_smem_t *smem,
 
         bound[i] = order_of(
             page_bound(a, head.first, kv_head,
-                       (const uint16_t *) (page + a->layout[0].digest)));
+                       (const uint16_t *) (page + a->layout[0].minmax)));
     }
     lanes_sync(b);
     for (uint32_t bit = 1u << 31; bit > 0; bit >>= 1) { /* the k-th largest */

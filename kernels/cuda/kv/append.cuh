@@ -4,7 +4,7 @@
  *
  * A head's key and its value are two warps' (token.cuh).  Both look at the
  * head's move and both find it allowed or not.  Rows at dense positions are
- * independent, but for a page's digest: the key's warp whose row begins a page,
+ * independent, but for a page's minmax: the key's warp whose row begins a page,
  * or a sequence, makes it, from the keys of all rows of that page.
  */
 #ifndef TR_CUDA_APPEND_CUH
@@ -103,14 +103,14 @@ row_load(const append_t *t)
 /* Smallest and largest key by channel of the rows from this one on that belong
  * to the same page, in order; the page's first begins them. */
 TR_DEVICE void
-digest_make(const append_t *t, place_t p, uint32_t end)
+minmax_make(const append_t *t, place_t p, uint32_t end)
 {
     uint32_t dim = t->a->kv.head_dim, n = p.layout->tokens - p.at;
-    uint16_t *digest = (uint16_t *) (p.page + p.layout->digest);
+    uint16_t *minmax = (uint16_t *) (p.page + p.layout->minmax);
 
     n = n < end - t->row ? n : end - t->row;
     for (uint32_t d = t->w.lane; d < dim; d += t->w.lanes) {
-        uint16_t lo = digest[d], hi = digest[dim + d];
+        uint16_t lo = minmax[d], hi = minmax[dim + d];
 
         for (uint32_t i = 0; i < n; i++) {
             uint16_t x = half_of(row_number(t, t->row + i, d));
@@ -121,8 +121,8 @@ digest_make(const append_t *t, place_t p, uint32_t end)
             lo = float_of(x) < float_of(lo) ? x : lo;
             hi = float_of(x) > float_of(hi) ? x : hi;
         }
-        digest[d] = lo;
-        digest[dim + d] = hi;
+        minmax[d] = lo;
+        minmax[dim + d] = hi;
     }
 }
 
@@ -140,8 +140,8 @@ append_dense(const append_t *t, uint32_t first, uint32_t end)
     if (t->side == VALUE && l->recent && t->w.lane == 0) {
         ((float *) (p.page + l->recent))[p.at] = 0;
     }
-    if (t->side == KEY && l->digest && (t->row == first || p.at == 0)) {
-        digest_make(t, p, end);
+    if (t->side == KEY && l->minmax && (t->row == first || p.at == 0)) {
+        minmax_make(t, p, end);
     }
 }
 

@@ -1,7 +1,7 @@
 /*
  * append_fast.cuh: the fast path for a step's tokens: head size 128; a window
  * with metadata by token, below 16 bits, one metadata group a side, no new
- * page; or a dense row without digest.  Everything else, and everything that is
+ * page; or a dense row without min/max.  Everything else, and everything that is
  * not allowed, is left to append_any (append.cuh), which checks again and gives
  * the same bits.
  *
@@ -32,7 +32,7 @@ fast_target(const append_t *t, place_t *p)
     if (t->pos >= seq->base) {
         p->layout = &a->layout[0];
         slot = t->pos - seq->base;
-        ok = p->layout->digest == 0;
+        ok = p->layout->minmax == 0;
     } else {
         ok = t->end - t->first == 1 && t->pos + 1 == seq->base
              && seq->n_tiers != 0 && seq->window != 0

@@ -67,9 +67,9 @@ put_marks(const tr_kv_layout_t *l, uint8_t *page, uint32_t t, uint32_t position)
 
 /* Smallest and largest key of the n tokens of a dense page. */
 static void
-put_digest(const tr_kv_layout_t *l, uint8_t *page, uint32_t n)
+put_minmax(const tr_kv_layout_t *l, uint8_t *page, uint32_t n)
 {
-    for (uint32_t d = 0; d < l->head_dim && l->digest; d++) {
+    for (uint32_t d = 0; d < l->head_dim && l->minmax; d++) {
         uint16_t lo = 0, hi = 0;
 
         for (uint32_t t = 0; t < n; t++) {
@@ -83,8 +83,8 @@ put_digest(const tr_kv_layout_t *l, uint8_t *page, uint32_t n)
                 hi = h;
             }
         }
-        memcpy(page + l->digest + 2 * d, &lo, 2);
-        memcpy(page + l->digest + 2 * (l->head_dim + d), &hi, 2);
+        memcpy(page + l->minmax + 2 * d, &lo, 2);
+        memcpy(page + l->minmax + 2 * (l->head_dim + d), &hi, 2);
     }
 }
 
@@ -132,7 +132,7 @@ choose_sequence(case_t *c, uint32_t s)
     q->scored = b->plan.layout[0].level.scored || dense == 0;
     q->scored = q->scored && random_below(4) > 0;
     q->recent_from = random_below(last + 2);
-    if (kind == 0 && random_below(2) && b->plan.layout[0].digest) {
+    if (kind == 0 && random_below(2) && b->plan.layout[0].minmax) {
         q->scored = false;
         q->read_layer = random_below(2);
         q->read_pages = 1 + random_below(5);
@@ -181,7 +181,7 @@ fill_head(case_t *c, uint32_t s, uint32_t h)
         fill(c, s, row + i / per, 0, i % per, 0);
         end = end < b->dense[s] ? end : b->dense[s];
         if (i + 1 == end) {
-            put_digest(&b->plan.layout[0],
+            put_minmax(&b->plan.layout[0],
                        tr_kv_page_at(&b->host, row[i / per]), i % per + 1);
         }
     }

@@ -84,7 +84,7 @@ make_plan(case_t *c)
     wish.levels = levels;
     wish.n_levels = random_below(4);
     wish.dense_scored = random_below(4) != 0;
-    wish.dense_digest = random_below(4) == 0;
+    wish.dense_minmax = random_below(4) == 0;
     if (tr_page_plan(&wish, &c->plan)) {
         printf("no plan\n");
         exit(1);

@@ -269,10 +269,10 @@ test_long(void **state)
 
 /* ---- Quest ---- */
 
-/* Digests as they are defined; the promise of each page for one head. */
+/* Page min/max as they are defined; the promise of each page for one head. */
 static void
-make_digests(bed_t *b, uint32_t kv_head, uint32_t len, const float *q,
-             double *promise)
+make_minmax(bed_t *b, uint32_t kv_head, uint32_t len, const float *q,
+            double *promise)
 {
     const tr_kv_layout_t *l = &b->kv.layout[0];
     const int32_t *table = tr_kv_table(&b->kv, 0, BED_LAYER, kv_head);
@@ -296,8 +296,8 @@ make_digests(bed_t *b, uint32_t kv_head, uint32_t len, const float *q,
                     lo = fmin(lo, key);
                     hi = fmax(hi, key);
                 }
-                bed_put_half(page + l->digest + d * 2, (float) lo);
-                bed_put_half(page + l->digest + (l->head_dim + d) * 2,
+                bed_put_half(page + l->minmax + d * 2, (float) lo);
+                bed_put_half(page + l->minmax + (l->head_dim + d) * 2,
                              (float) hi);
                 sum += fmax(x * lo, x * hi);
             }
@@ -324,7 +324,7 @@ keep_chosen(bed_t *b, bed_token_t *t, uint32_t n, const double *promise,
         if (page == pages - 1 || better < want - 1) {
             t[kept++] = t[i];
         } else {
-            memset(b->kv.pool + t[i].page, 0xff, l->digest);
+            memset(b->kv.pool + t[i].page, 0xff, l->minmax);
         }
     }
     return kept;
@@ -361,12 +361,12 @@ one_quest(const tr_kernels_t *k, uint32_t group, uint32_t dim, uint32_t len,
     assert_memory_equal(all, out, ld * sizeof(float));
     b.seq[0].read_layer = BED_LAYER;
     for (uint32_t kv_head = 0; kv_head < 2; kv_head++) {
-        make_digests(&b, kv_head, len, q, promise);
+        make_minmax(&b, kv_head, len, q, promise);
     }
     for (uint32_t kv_head = 0; kv_head < 2; kv_head++) {
         uint32_t n = bed_tokens(&b, 0, kv_head, len, t);
 
-        make_digests(&b, kv_head, len, q, promise);
+        make_minmax(&b, kv_head, len, q, promise);
         n = keep_chosen(&b, t, n, promise, pages, b.seq[0].read_pages);
         bed_run(&b, k, 2, &part, 1, q, out);
         for (uint32_t h = kv_head * group; h < (kv_head + 1) * group; h++) {

@@ -177,7 +177,7 @@ split(play_t *p, who_t *w, const who_t *from)
     bound = tr_kv_bound(p->r.g);
     exact = tr_kv_settled(p->r.kv);
     if (w->goal > tr_kv_max_len(p->r.kv, b) || (b->scored && !a->scored)
-        || (b->digest && !a->digest)) {
+        || (b->minmax && !a->minmax)) {
         finish(p, w);
         return;
     }

@@ -320,7 +320,7 @@ split(run_t *r, who_t *w)
     a = r->policy[from->policy];
     b = r->policy[w->policy];
     if (w->goal > tr_kv_max_len(r->kv, b) || (b->scored && !a->scored)
-        || (b->digest && !a->digest)) {
+        || (b->minmax && !a->minmax)) {
         finish(r, w);
         return;
     }

@@ -467,7 +467,7 @@ test_quest(void **state)
     tr_kv_policy_t *p = make("quest:budget=100,from=2");
 
     (void) state;
-    assert_true(p->n_levels == 0 && p->digest && p->read_from == 2);
+    assert_true(p->n_levels == 0 && p->minmax && p->read_from == 2);
     assert_int_equal(tr_kv_rule_read(&p->rule, 50, 32),
                      4); /* 128 tokens hold 100 */
     assert_int_equal(tr_kv_rule_read(&p->rule, 5, 32), 4);
