@@ -358,7 +358,7 @@ gpu_free_pages(const tr_kv_cache_t *kv)
     const tr_kv_gpu_t *g = tr_kv_gpu(kv);
     uint64_t bound = tr_kv_bound(g);
 
-    return bound > g->wished ? bound - g->wished : 0;
+    return bound > g->needed ? bound - g->needed : 0;
 }
 
 static bool
@@ -395,7 +395,7 @@ size_parts(tr_kv_gpu_t *g)
     uint64_t n = c->swap_memory / g->kv.plan.page_bytes;
 
     g->kv.swap.n = (uint32_t) (n < TR_KV_HOST ? n : TR_KV_HOST - 1);
-    g->input_size = g->device.max_seqs * sizeof(tr_kv_ask_t)
+    g->input_size = g->device.max_seqs * sizeof(tr_kv_page_request_t)
                     + tr_kv_list_bytes(TR_KV_COMMANDS(c->slots));
     /* also what is fetched and sent at other times */
     g->input_size = g->input_size > counts ? g->input_size : counts;
@@ -421,7 +421,7 @@ gpu_fill(tr_kv_gpu_t *g, const tr_kv_config_t *config, tr_error_t *err)
         g->kv.config.policies = NULL;
         g->free = g->kv.m.size.pages;
         g->report.end = g->kv.m.size.pages;
-        g->next = g->oldest = g->wishes = 1;
+        g->next = g->oldest = g->needs = 1;
         tr_log(TR_LEVEL_NOTICE,
                "kv device pool_mib=%llu manager_mib=%zu slots=%u",
                (unsigned long long) g->kv.m.size.pages * g->kv.plan.page_bytes

@@ -20,7 +20,7 @@ static const size_t record_size[] = {
     [TR_KV_DO_OPEN] = sizeof(tr_kv_open_t),
     [TR_KV_DO_BEGIN] = sizeof(tr_kv_begin_t),
     [TR_KV_DO_FORK] = sizeof(tr_kv_fork_t),
-    [TR_KV_DO_ASK] = sizeof(tr_kv_ask_t),
+    [TR_KV_DO_ASK] = sizeof(tr_kv_page_request_t),
     [TR_KV_DO_COMPLETE] = sizeof(tr_kv_complete_t),
     [TR_KV_DO_OUT] = 0,
     [TR_KV_DO_IN] = 0,
@@ -244,7 +244,7 @@ tr_kv_launch(tr_kv_gpu_t *g, const tr_kv_turn_t *turn)
     const tr_device_t *cuda = g->device.cuda;
     const tr_cuda_stream_t *s = g->device.stream;
     tr_kv_list_t *l = &g->list;
-    size_t first = g->device.max_seqs * sizeof(tr_kv_ask_t), at;
+    size_t first = g->device.max_seqs * sizeof(tr_kv_page_request_t), at;
     size_t bytes = write_list(g, turn->in, first);
     uint32_t i;
     int rc = cuda->fetch(s, g->input, turn->in, bytes);
@@ -274,7 +274,7 @@ tr_kv_flush(tr_kv_gpu_t *g)
 {
     const tr_device_t *cuda = g->device.cuda;
     tr_kv_turn_t *turn = tr_kv_turn(g, g->next);
-    size_t asks = g->device.max_seqs * sizeof(tr_kv_ask_t);
+    size_t asks = g->device.max_seqs * sizeof(tr_kv_page_request_t);
 
     /* what was copied from there is there */
     if (g->failed || cuda->stream_wait(g->device.stream) != 0) {

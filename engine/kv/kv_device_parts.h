@@ -50,7 +50,7 @@ typedef struct {
         tr_kv_open_t open;
         tr_kv_begin_t begin;
         tr_kv_fork_t fork;
-        tr_kv_ask_t ask;
+        tr_kv_page_request_t ask;
         tr_kv_complete_t complete;
         tr_kv_move_out_t out; /* and in */
         int32_t close;
@@ -100,8 +100,8 @@ typedef struct {
      * TR_KV_NEVER: it was not */
     uint64_t denied, stalled;
 
-    uint64_t wished; /* g->wishes when it was granted a token, */
-    uint64_t wish;   /* for so many pages */
+    uint64_t needed; /* g->needs when it was granted a token, */
+    uint64_t need;   /* for so many pages */
     uint64_t row_of[TR_KV_DEVICE_TURNS];
     uint32_t row_pos[TR_KV_DEVICE_TURNS]; /* in the batch row_of */
 
@@ -152,8 +152,8 @@ typedef struct {
     uint64_t free;         /* pages, by the last report, */
     uint64_t reported;     /* of this batch */
     uint64_t returns;      /* how often something was given back */
-    uint64_t wished;       /* pages that rows to come may take */
-    uint64_t wishes;       /* how often that began anew */
+    uint64_t needed;       /* pages that rows to come may take */
+    uint64_t needs;        /* how often that began anew */
     tr_kv_report_t report; /* the last */
     tr_kv_batch_t batch[TR_KV_BATCHES];
     tr_kv_turn_t turn[TR_KV_DEVICE_TURNS];
@@ -227,7 +227,7 @@ uint64_t tr_kv_step_pages(const tr_kv_gpu_t *g, int32_t slot);
 /* The mirror after that token. */
 void tr_kv_step_mirror(tr_kv_gpu_t *g, int32_t slot);
 /* Rows that were granted do not come, or have come. */
-void tr_kv_forget_wishes(tr_kv_gpu_t *g);
+void tr_kv_forget_needs(tr_kv_gpu_t *g);
 /* A slot keeps the first n of its pages in host memory. */
 void tr_kv_trim_ids(tr_kv_gpu_t *g, int32_t slot, uint32_t n);
 

@@ -26,7 +26,7 @@ static void
 write_asks(tr_kv_gpu_t *g, uint8_t *in, const tr_kv_device_row_t *rows,
            uint32_t n)
 {
-    tr_kv_ask_t *ask = (tr_kv_ask_t *) (void *) in;
+    tr_kv_page_request_t *ask = (tr_kv_page_request_t *) (void *) in;
     uint32_t i;
 
     memset(ask, 0xff, g->device.max_seqs * sizeof(*ask)); /* no request */
@@ -110,7 +110,7 @@ tr_kv_device_begin(tr_kv_cache_t *kv, const tr_kv_device_row_t *rows,
     b->returns = g->returns;
     b->n_slots = slots_used(g);
     answer_report(turn)->steps = TR_KV_NEVER; /* nothing has come */
-    tr_kv_forget_wishes(g);
+    tr_kv_forget_needs(g);
     g->next++;
     b = tr_kv_batch(g, g->next);
     b->claimed = b->returned = 0;
@@ -127,8 +127,8 @@ tr_kv_device_step(tr_kv_cache_t *kv, uint32_t n)
         return TR_KERNEL_BADARG;
     }
     return g->device.cuda->manager_step(
-        g->device.stream, &g->m, (const tr_kv_ask_t *) (const void *) g->input,
-        n);
+        g->device.stream, &g->m,
+        (const tr_kv_page_request_t *) (const void *) g->input, n);
 }
 
 static const uint8_t *

@@ -35,13 +35,13 @@ coming(tr_kv_gpu_t *g)
 }
 
 /* What the mirror's next token asks for. */
-static manager_wish_t
-next_wish(const tr_kv_gpu_t *g, int32_t slot)
+static manager_need_t
+next_need(const tr_kv_gpu_t *g, int32_t slot)
 {
-    const tr_kv_ask_t ask = { slot, TR_KV_ANY, TR_KV_NEXT };
-    manager_wish_t w;
+    const tr_kv_page_request_t ask = { slot, TR_KV_ANY, TR_KV_NEXT };
+    manager_need_t w;
 
-    manager_wish(&g->kv.m, &ask, &w);
+    manager_need(&g->kv.m, &ask, &w);
     return w;
 }
 
@@ -49,9 +49,9 @@ uint64_t
 tr_kv_step_pages(const tr_kv_gpu_t *g, int32_t slot)
 {
     const tr_kv_mirror_t *x = &g->mirror[slot];
-    manager_wish_t w = next_wish(g, slot);
+    manager_need_t w = next_need(g, slot);
 
-    if (w.kind != WISH_STEP) {
+    if (w.kind != NEED_STEP) {
         return 0;
     }
     if (w.leaves != 0 && x->steps < TR_KV_EDGES) {
@@ -64,9 +64,9 @@ tr_kv_step_pages(const tr_kv_gpu_t *g, int32_t slot)
 void
 tr_kv_step_mirror(tr_kv_gpu_t *g, int32_t slot)
 {
-    manager_wish_t w = next_wish(g, slot);
+    manager_need_t w = next_need(g, slot);
 
-    if (w.kind == WISH_STEP) {
+    if (w.kind == NEED_STEP) {
         g->kv.m.slot[slot].pages += (uint32_t) tr_kv_step_pages(g, slot);
         g->mirror[slot].steps++;
         manager_next(&g->kv.m, &w);
@@ -75,10 +75,10 @@ tr_kv_step_mirror(tr_kv_gpu_t *g, int32_t slot)
 }
 
 void
-tr_kv_forget_wishes(tr_kv_gpu_t *g)
+tr_kv_forget_needs(tr_kv_gpu_t *g)
 {
-    g->wished = 0;
-    g->wishes++;
+    g->needed = 0;
+    g->needs++;
 }
 
 /* The slot is not in the coming batch after all. */
@@ -87,9 +87,9 @@ wish_no_more(tr_kv_gpu_t *g, int32_t slot)
 {
     tr_kv_mirror_t *x = &g->mirror[slot];
 
-    if (x->wished == g->wishes) {
-        g->wished -= x->wish;
-        x->wished = 0;
+    if (x->needed == g->needs) {
+        g->needed -= x->need;
+        x->needed = 0;
     }
 }
 
@@ -213,15 +213,15 @@ tell(tr_kv_gpu_t *g, int32_t slot, uint32_t len)
 static tr_status_t
 reserve_dense(tr_kv_gpu_t *g, int32_t slot, uint32_t len)
 {
-    const tr_kv_ask_t ask = { slot, TR_KV_ANY, len };
+    const tr_kv_page_request_t ask = { slot, TR_KV_ANY, len };
     tr_kv_slot_t *s = &g->kv.m.slot[slot];
-    manager_wish_t w;
+    manager_need_t w;
 
-    manager_wish(&g->kv.m, &ask, &w);
+    manager_need(&g->kv.m, &ask, &w);
     if (w.pages > tr_kv_bound(g)) {
         return TR_AGAIN;
     }
-    if (w.kind == WISH_NOTHING) {
+    if (w.kind == NEED_NOTHING) {
         return TR_OK;
     }
     g->kv.totals.tokens += len - s->tokens;
@@ -251,10 +251,10 @@ reserve_next(tr_kv_gpu_t *g, int32_t slot, uint32_t len)
         || (x->stalled != TR_KV_NEVER && x->stalled >= g->returns)) {
         return TR_AGAIN;
     }
-    if (x->wished != g->wishes) {
-        x->wished = g->wishes;
-        x->wish = tr_kv_step_pages(g, slot);
-        g->wished += x->wish;
+    if (x->needed != g->needs) {
+        x->needed = g->needs;
+        x->need = tr_kv_step_pages(g, slot);
+        g->needed += x->need;
     }
     return TR_OK;
 }
@@ -267,7 +267,7 @@ tr_kv_gpu_reserve_batch(tr_kv_cache_t *kv, const int32_t *slots,
     uint32_t i;
 
     if (n != 1) { /* all that may decode: a batch is composed anew */
-        tr_kv_forget_wishes(g);
+        tr_kv_forget_needs(g);
     }
     for (i = 0; i < n; i++) {
         const tr_kv_slot_t *s = tr_kv_slot(kv, slots[i]);

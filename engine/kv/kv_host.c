@@ -108,7 +108,7 @@ host_close(tr_kv_cache_t *kv, int32_t slot)
     }
     tr_kv_host_close(&kv->config.stream, &kv->m, &slot, 1);
     trust(kv, "close", slot);
-    assert(kv->m.wish[0].pages == pages); /* all that it took came back */
+    assert(kv->m.need[0].pages == pages); /* all that it took came back */
     (void) pages;
     tr_kv_drop_slot(kv, slot);
 }
@@ -135,12 +135,12 @@ host_reserve_batch(tr_kv_cache_t *kv, const int32_t *slots,
 
         assert(!s->out && (s->dense || lens[i] <= s->tokens + 1));
         (void) s;
-        kv->ask[i] = (tr_kv_ask_t){ slots[i], TR_KV_ANY, lens[i] };
+        kv->ask[i] = (tr_kv_page_request_t){ slots[i], TR_KV_ANY, lens[i] };
     }
     tr_kv_host_step(&kv->config.stream, &kv->m, kv->ask, n);
     trust(kv, "reserve", refused_slot(kv, slots, n));
     for (i = 0; i < n; i++) {
-        const manager_wish_t *w = &kv->m.wish[i];
+        const manager_need_t *w = &kv->m.need[i];
 
         result[i] = kv->m.result[i] == TR_KV_GRANTED ? TR_OK : TR_AGAIN;
         kv->totals.tokens += w->granted ? w->len - w->n : 0;

@@ -76,7 +76,7 @@ struct tr_kv_cache {
      * workspaces, mapped: touched as far as they are used */
     uint8_t *pool, *memory;
     size_t pool_size, memory_size;
-    tr_kv_ask_t *ask; /* [slots] */
+    tr_kv_page_request_t *ask; /* [slots] */
     void *work, *kernel_work;
     int32_t *moved; /* [swap.n] pages of a slot that goes out or comes in */
 };

@@ -38,7 +38,7 @@ int tr_cuda_manager_open(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
 int tr_cuda_manager_prompt(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
                            const tr_kv_begin_t *begin, uint32_t n);
 int tr_cuda_manager_step(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
-                         const tr_kv_ask_t *ask, uint32_t n);
+                         const tr_kv_page_request_t *ask, uint32_t n);
 /* Pages come back in the order of the slots given. */
 int tr_cuda_manager_close(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
                           const int32_t *slots, uint32_t n);

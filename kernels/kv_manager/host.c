@@ -1,7 +1,7 @@
 /*
  * The page manager on the host (host.h): which blocks of its programs run where.
  *
- *   step             wish, plan (some heads of some requests a task), sum, grant
+ *   step             need, plan (some heads of some requests a task), sum, grant
  *                    (a request a task)
  *   close            release, ends, recycle
  *   plan_prompts     classify (some heads a task), total, admit, fill
@@ -116,7 +116,7 @@ tr_kv_host_close(const tr_stream_t *s, const tr_kv_manager_t *m,
 
     for (uint32_t i = 0; i < n; i++) {
         manager_release(m, slots, i, &shared);
-        pages += m->wish[i].pages;
+        pages += m->need[i].pages;
     }
     manager_ends(m, n);
     share(s, pages >= PARALLEL, n * m->heads, ROW_GRAIN, recycle_rows, &r);
@@ -190,8 +190,8 @@ plan_chunks(void *arg, uint32_t first, uint32_t end, uint32_t worker)
     for (; first < end; first++) {
         uint32_t i = first / r->m->chunks;
 
-        if (r->m->wish[i].kind == WISH_STEP) {
-            manager_plan_heads(r->m, &r->m->wish[i], i, first % r->m->chunks,
+        if (r->m->need[i].kind == NEED_STEP) {
+            manager_plan_heads(r->m, &r->m->need[i], i, first % r->m->chunks,
                                &shared);
         }
     }
@@ -212,16 +212,16 @@ grant_chunks(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 
 void
 tr_kv_host_step(const tr_stream_t *s, const tr_kv_manager_t *m,
-                const tr_kv_ask_t *ask, uint32_t n)
+                const tr_kv_page_request_t *ask, uint32_t n)
 {
     run_t r = { .m = m, .in = ask, .n = n };
     uint64_t heads = 0, pages = 0; /* to plan; of dense pages */
     manager_grants_t grants;
 
     for (uint32_t i = 0; i < n; i++) {
-        manager_wish(m, &ask[i], &m->wish[i]);
-        heads += m->wish[i].kind == WISH_STEP ? m->heads : 0;
-        pages += m->wish[i].kind == WISH_DENSE ? m->wish[i].more : 0;
+        manager_need(m, &ask[i], &m->need[i]);
+        heads += m->need[i].kind == NEED_STEP ? m->heads : 0;
+        pages += m->need[i].kind == NEED_DENSE ? m->need[i].more : 0;
     }
     pages *= m->heads;
     if (heads != 0) {

@@ -31,7 +31,7 @@ void tr_kv_host_open(const tr_kv_manager_t *m, const tr_kv_open_t *open,
 void tr_kv_host_prompt(const tr_kv_manager_t *m, const tr_kv_begin_t *begin,
                        uint32_t n);
 void tr_kv_host_step(const tr_stream_t *s, const tr_kv_manager_t *m,
-                     const tr_kv_ask_t *ask, uint32_t n);
+                     const tr_kv_page_request_t *ask, uint32_t n);
 void tr_kv_host_close(const tr_stream_t *s, const tr_kv_manager_t *m,
                       const int32_t *slots, uint32_t n);
 

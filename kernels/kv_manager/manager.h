@@ -87,7 +87,7 @@ typedef struct {
     int32_t slot; /* -1: no request, to fill a batch up */
     uint32_t from;
     uint32_t len; /* positions [0, len), or TR_KV_NEXT: one more */
-} tr_kv_ask_t;
+} tr_kv_page_request_t;
 
 /* tr_kv_compress.  rule: tr_kv_policy_for(policy, len). */
 typedef struct {
@@ -162,7 +162,7 @@ typedef struct {
 
 struct tr_kv_slot;
 struct tr_kv_head_plan;
-struct tr_kv_wish;
+struct tr_kv_need;
 
 /* Arrays in the one block of memory that the caller gave, of the device or here.
  * A plain value that may be copied.  All are written by the manager's programs
@@ -211,7 +211,7 @@ typedef struct {
     struct tr_kv_slot *slot;      /* [slots] and beyond that: manager_core.h */
 
     /* of one launch */
-    struct tr_kv_wish *wish; /* [slots] by request */
+    struct tr_kv_need *need; /* [slots] by request */
     tr_kv_seq_t *closed;     /* [slots] of the requests of a close */
     int8_t *want;            /* [slots][heads] the tier, or TR_KV_WINDOW, for
                                    * which a head takes a page in a step, or

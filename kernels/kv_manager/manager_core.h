@@ -120,18 +120,18 @@ typedef struct tr_kv_slot {
 } tr_kv_slot_t;
 
 typedef enum {
-    WISH_IDLE, /* no request */
-    WISH_REFUSED,
-    WISH_NOTHING, /* all is there, or pages is MANAGER_NEVER */
-    WISH_DENSE,
-    WISH_STEP,
-    WISH_CLOSE
-} wish_kind_t;
+    NEED_IDLE, /* no request */
+    NEED_REFUSED,
+    NEED_NOTHING, /* all is there, or pages is MANAGER_NEVER */
+    NEED_DENSE,
+    NEED_STEP,
+    NEED_CLOSE
+} need_kind_t;
 
 /* What one request of a launch wants; the same for all its heads. */
-typedef struct tr_kv_wish {
+typedef struct tr_kv_need {
     int32_t slot;
-    wish_kind_t kind;
+    need_kind_t kind;
     uint32_t len;
     uint32_t n;           /* tokens so far */
     uint32_t dense_pages; /* of a head, before */
@@ -145,7 +145,7 @@ typedef struct tr_kv_wish {
     bool granted;
     uint32_t pages;
     uint64_t first; /* where in the ring they are, or come to */
-} manager_wish_t;
+} manager_need_t;
 
 /* What becomes of one head at the end of a prompt. */
 typedef struct tr_kv_head_plan {
@@ -249,7 +249,7 @@ manager_lay(const tr_kv_view_t *shape, const tr_kv_manager_size_t *size,
     TAKE(seq, tr_kv_seq_t, size->slots);
     TAKE(seq_slot, int32_t, size->slots);
     TAKE(position, uint32_t, size->slots);
-    TAKE(wish, manager_wish_t, size->slots);
+    TAKE(need, manager_need_t, size->slots);
     TAKE(closed, tr_kv_seq_t, size->slots);
     TAKE(ring, int32_t, (size_t) size->pages);
     TAKE(owner, uint32_t, (size_t) size->pages);

@@ -10,13 +10,13 @@
 /* ---- what a request wants ----------------------------------------------- */
 
 TR_HD void
-manager_wish_dense(const tr_kv_manager_t *m, uint32_t base, manager_wish_t *w)
+manager_need_dense(const tr_kv_manager_t *m, uint32_t base, manager_need_t *w)
 {
     const tr_kv_slot_t *s = &m->slot[w->slot];
     uint32_t want = manager_ceil(w->len - base, m->place[0].tokens);
     uint64_t pages;
 
-    w->kind = WISH_DENSE;
+    w->kind = NEED_DENSE;
     w->dense_pages = s->dense_pages;
     w->more = want > s->dense_pages ? want - s->dense_pages : 0;
     pages = (uint64_t) w->more * m->heads;
@@ -28,13 +28,13 @@ manager_wish_dense(const tr_kv_manager_t *m, uint32_t base, manager_wish_t *w)
 
 /* Who leaves, and where its score is. */
 TR_HD void
-manager_wish_step(const tr_kv_manager_t *m, uint32_t n, manager_wish_t *w)
+manager_need_step(const tr_kv_manager_t *m, uint32_t n, manager_need_t *w)
 {
     const tr_kv_seq_t *q = &m->seq[w->slot];
     const tr_kv_segments_t *place = &m->place[q->window_layout];
     uint32_t at;
 
-    w->kind = WISH_STEP;
+    w->kind = NEED_STEP;
     w->n = n;
     if (q->window == 0) { /* the new token itself, which has no score yet */
         w->leaves = 1;
@@ -56,19 +56,19 @@ manager_wish_step(const tr_kv_manager_t *m, uint32_t n, manager_wish_t *w)
 
 /* pages: not yet those of a step's heads. */
 TR_HD void
-manager_wish(const tr_kv_manager_t *m, const tr_kv_ask_t *ask,
-             manager_wish_t *w)
+manager_need(const tr_kv_manager_t *m, const tr_kv_page_request_t *ask,
+             manager_need_t *w)
 {
     const tr_kv_slot_t *s;
     uint32_t base;
 
     memset(w, 0, sizeof(*w));
     w->slot = ask->slot;
-    w->kind = WISH_IDLE;
+    w->kind = NEED_IDLE;
     if (ask->slot < 0) {
         return;
     }
-    w->kind = WISH_REFUSED;
+    w->kind = NEED_REFUSED;
     if ((uint32_t) ask->slot >= m->size.slots) {
         return;
     }
@@ -77,7 +77,7 @@ manager_wish(const tr_kv_manager_t *m, const tr_kv_ask_t *ask,
     if (!s->open || s->out) {
         return;
     }
-    w->kind = WISH_NOTHING;
+    w->kind = NEED_NOTHING;
     w->len = ask->len == TR_KV_NEXT ? s->tokens + 1 : ask->len;
     w->n = s->tokens;
     if (w->len <= s->tokens) {
@@ -88,9 +88,9 @@ manager_wish(const tr_kv_manager_t *m, const tr_kv_ask_t *ask,
         || (!s->dense && w->len != s->tokens + 1)) {
         w->pages = MANAGER_NEVER;
     } else if (s->dense) {
-        manager_wish_dense(m, base, w);
+        manager_need_dense(m, base, w);
     } else {
-        manager_wish_step(m, base, w);
+        manager_need_step(m, base, w);
     }
 }
 
@@ -136,7 +136,7 @@ manager_pick_candidate(const tr_kv_candidate_t candidate[TR_KV_TIERS_MAX],
  * it, or one that is already there, which manager_look reads.  Counts and candidates
  * are read first, so that they come from memory together with the score. */
 TR_HD void
-manager_leave(const tr_kv_manager_t *m, const manager_wish_t *w, uint32_t head,
+manager_leave(const tr_kv_manager_t *m, const manager_need_t *w, uint32_t head,
               manager_half_t *h)
 {
     const tr_kv_seq_t *q = &m->seq[w->slot];
@@ -183,7 +183,7 @@ manager_leave(const tr_kv_manager_t *m, const manager_wish_t *w, uint32_t head,
 
 /* What manager_look reads comes from memory. */
 TR_HD void
-manager_look_ahead(const tr_kv_manager_t *m, const manager_wish_t *w,
+manager_look_ahead(const tr_kv_manager_t *m, const manager_need_t *w,
                    uint32_t head, const manager_half_t *h)
 {
     if (h->look) {
@@ -201,7 +201,7 @@ manager_look_ahead(const tr_kv_manager_t *m, const manager_wish_t *w,
 
 /* The tier's candidate in place of the leaving token's statistics. */
 TR_HD void
-manager_look(const tr_kv_manager_t *m, const manager_wish_t *w, uint32_t head,
+manager_look(const tr_kv_manager_t *m, const manager_need_t *w, uint32_t head,
              manager_half_t *h)
 {
     if (h->look) {
@@ -232,7 +232,7 @@ manager_apply(const tr_kv_move_t *move, uint32_t *count)
 
 /* The head's move; returns the tier that needs a page, or TR_KV_NOWHERE. */
 TR_HD int8_t
-manager_move(const tr_kv_manager_t *m, const manager_wish_t *w,
+manager_move(const tr_kv_manager_t *m, const manager_need_t *w,
              const manager_half_t *h, tr_kv_move_t *move)
 {
     const tr_kv_seq_t *q = &m->seq[w->slot];

@@ -86,7 +86,7 @@ manager_begin(const tr_kv_manager_t *m, const tr_kv_begin_t *begin)
 
 typedef struct {
     manager_sum_t sum;
-    manager_wish_t wish;
+    manager_need_t need;
     uint32_t pages[TR_KV_LAYOUTS_MAX];
 } manager_release_t;
 
@@ -106,12 +106,12 @@ manager_release(const tr_kv_manager_t *m, const int32_t *slots, uint32_t i,
         s->pages[l] = 0;
     }
     EACH_FEW (j, 1) {
-        memset(&s->wish, 0, sizeof(s->wish));
-        s->wish.slot = slot;
-        s->wish.kind = out ? WISH_NOTHING : good ? WISH_CLOSE : WISH_REFUSED;
+        memset(&s->need, 0, sizeof(s->need));
+        s->need.slot = slot;
+        s->need.kind = out ? NEED_NOTHING : good ? NEED_CLOSE : NEED_REFUSED;
         if (good) {
             m->closed[i] = m->seq[slot];
-            s->wish.dense_pages = m->slot[slot].dense_pages;
+            s->need.dense_pages = m->slot[slot].dense_pages;
         }
     }
     EACH_THREAD (tid) {
@@ -123,7 +123,7 @@ manager_release(const tr_kv_manager_t *m, const int32_t *slots, uint32_t i,
             manager_run_t run[MANAGER_RUNS];
             uint32_t n = manager_runs(m, &m->seq[slot],
                                       manager_counts(m, slot, h),
-                                      s->wish.dense_pages, run);
+                                      s->need.dense_pages, run);
 
             before[h] = sum; /* of this thread's heads */
             for (uint32_t r = 0; r < n; r++) {
@@ -151,8 +151,8 @@ manager_release(const tr_kv_manager_t *m, const int32_t *slots, uint32_t i,
         }
     }
     EACH_AHEAD (j, 1) {
-        s->wish.pages = manager_total(&s->sum);
-        m->wish[i] = s->wish;
+        s->need.pages = manager_total(&s->sum);
+        m->need[i] = s->need;
         if (good) {
             memset(&m->slot[slot], 0, sizeof(m->slot[slot]));
         }
@@ -165,9 +165,9 @@ manager_ends(const tr_kv_manager_t *m, uint32_t n)
 {
     EACH_FEW (j, 1) {
         for (uint32_t i = 0; i < n; i++) {
-            m->wish[i].first = m->report->end;
-            m->report->end += m->wish[i].pages;
-            m->report->n_refused += m->wish[i].kind == WISH_REFUSED;
+            m->need[i].first = m->report->end;
+            m->report->end += m->need[i].pages;
+            m->report->n_refused += m->need[i].kind == NEED_REFUSED;
         }
         if (m->report->end - m->report->start > m->size.pages) {
             m->report->faults++; /* more free pages than pages */
@@ -209,18 +209,18 @@ manager_forget(const tr_kv_manager_t *m, int32_t slot, uint32_t head,
 TR_HD void
 manager_recycle(const tr_kv_manager_t *m, uint32_t i, uint32_t block)
 {
-    const manager_wish_t *w = &m->wish[i];
+    const manager_need_t *w = &m->need[i];
 
     EACH_THREAD (tid) {
         uint32_t head = block * MANAGER_WARPS + tid / MANAGER_WARP;
 
-        if (head < m->heads && w->kind != WISH_REFUSED) {
+        if (head < m->heads && w->kind != NEED_REFUSED) {
             manager_run_t run[MANAGER_RUNS];
             uint32_t n = manager_runs(m, &m->closed[i],
                                       manager_counts(m, w->slot, head),
                                       w->dense_pages, run);
 
-            if (w->kind == WISH_CLOSE) {
+            if (w->kind == NEED_CLOSE) {
                 manager_give_back(m, w->slot, head, run, n,
                                   w->first
                                       + m->before[(size_t) i * m->heads + head],

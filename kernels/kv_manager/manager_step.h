@@ -36,7 +36,7 @@ manager_want(const tr_kv_manager_t *m, uint32_t i, uint32_t head, int8_t want,
 /* The heads [first, first + n), at most MANAGER_AHEAD, of request i.  From their
  * windows tokens leave, or none while those fill. */
 TR_HD void
-manager_plan_some(const tr_kv_manager_t *m, const manager_wish_t *w, uint32_t i,
+manager_plan_some(const tr_kv_manager_t *m, const manager_need_t *w, uint32_t i,
                   uint32_t first, uint32_t n, manager_plan_t *s)
 {
     uint32_t leaving = w->leaves != 0 ? n : 0;
@@ -73,7 +73,7 @@ manager_plan_some(const tr_kv_manager_t *m, const manager_wish_t *w, uint32_t i,
 
 /* Block (request i, chunk of heads) of a step. */
 TR_HD void
-manager_plan_heads(const tr_kv_manager_t *m, const manager_wish_t *w,
+manager_plan_heads(const tr_kv_manager_t *m, const manager_need_t *w,
                    uint32_t i, uint32_t chunk, manager_plan_t *s)
 {
     uint32_t first = chunk * MANAGER_CHUNK, n = m->heads - first, k;
@@ -101,16 +101,16 @@ manager_plan_heads(const tr_kv_manager_t *m, const manager_wish_t *w,
 
 /* Block (request i, chunk). */
 TR_HD void
-manager_plan(const tr_kv_manager_t *m, const tr_kv_ask_t *ask, uint32_t i,
-             uint32_t chunk, manager_plan_t *s)
+manager_plan(const tr_kv_manager_t *m, const tr_kv_page_request_t *ask,
+             uint32_t i, uint32_t chunk, manager_plan_t *s)
 {
-    manager_wish_t w;
+    manager_need_t w;
 
-    manager_wish(m, &ask[i], &w);
+    manager_need(m, &ask[i], &w);
     EACH_AHEAD (j, chunk == 0) {
-        m->wish[i] = w;
+        m->need[i] = w;
     }
-    if (w.kind == WISH_STEP) {
+    if (w.kind == NEED_STEP) {
         manager_plan_heads(m, &w, i, chunk, s);
     }
 }
@@ -159,7 +159,7 @@ manager_sum_short(const tr_kv_manager_t *m, uint32_t n, uint32_t left,
     for (uint32_t i = 0; i < n; i++) {
         s->granted[i] = s->pages[i] <= left - taken;
         if (s->granted[i]) {
-            m->wish[i].first = m->report->start + taken;
+            m->need[i].first = m->report->start + taken;
             taken += s->pages[i];
         }
     }
@@ -168,7 +168,7 @@ manager_sum_short(const tr_kv_manager_t *m, uint32_t n, uint32_t left,
 
 /* The next token of a compressed slot is there. */
 TR_HD void
-manager_next(const tr_kv_manager_t *m, const manager_wish_t *w)
+manager_next(const tr_kv_manager_t *m, const manager_need_t *w)
 {
     tr_kv_seq_t *q = &m->seq[w->slot];
 
@@ -194,12 +194,12 @@ manager_read(const tr_kv_manager_t *m, int32_t slot)
 }
 
 TR_HD void
-manager_advance(const tr_kv_manager_t *m, const manager_wish_t *w)
+manager_advance(const tr_kv_manager_t *m, const manager_need_t *w)
 {
     tr_kv_slot_t *s = &m->slot[w->slot];
 
     s->pages += w->pages;
-    if (w->kind == WISH_STEP) {
+    if (w->kind == NEED_STEP) {
         const tr_kv_seq_t *q = &m->seq[w->slot];
 
         manager_next(m, w);
@@ -218,19 +218,19 @@ manager_advance(const tr_kv_manager_t *m, const manager_wish_t *w)
 TR_HD void
 manager_settle(const tr_kv_manager_t *m, uint32_t i, manager_grants_t *s)
 {
-    manager_wish_t *w = &m->wish[i];
+    manager_need_t *w = &m->need[i];
     uint8_t result = TR_KV_GRANTED;
 
     w->granted = s->granted[i]
-                 && (w->kind == WISH_DENSE || w->kind == WISH_STEP);
-    if (w->kind == WISH_IDLE || w->kind == WISH_REFUSED) {
+                 && (w->kind == NEED_DENSE || w->kind == NEED_STEP);
+    if (w->kind == NEED_IDLE || w->kind == NEED_REFUSED) {
         result = TR_KV_REFUSED;
     } else if (!s->granted[i]) {
         result = TR_KV_STALLED;
         MANAGER_OR(&s->stalled[w->slot / 32], 1u << w->slot % 32);
         MANAGER_ADD(&s->n_stalled, 1);
     }
-    if (w->kind == WISH_REFUSED) {
+    if (w->kind == NEED_REFUSED) {
         MANAGER_ADD(&s->n_refused, 1);
     }
     m->result[i] = result;
@@ -258,9 +258,9 @@ manager_sum(const tr_kv_manager_t *m, uint32_t n, manager_grants_t *s)
         uint64_t sum = 0;
 
         for (; i < end; i++) {
-            uint32_t pages = m->wish[i].pages;
+            uint32_t pages = m->need[i].pages;
 
-            if (m->wish[i].kind == WISH_STEP) {
+            if (m->need[i].kind == NEED_STEP) {
                 for (uint32_t c = 0; c < m->chunks; c++) {
                     pages += m->part[(size_t) i * m->chunks + c];
                 }
@@ -284,7 +284,7 @@ manager_sum(const tr_kv_manager_t *m, uint32_t n, manager_grants_t *s)
             uint64_t at = m->report->start + manager_below(&s->sum, tid);
 
             for (; i < end; i++) {
-                m->wish[i].first = at;
+                m->need[i].first = at;
                 at += s->pages[i];
             }
         }
@@ -336,7 +336,7 @@ manager_ring_page(const tr_kv_manager_t *m, uint32_t first, uint32_t i,
 /* Dense pages of all heads, shared out over `blocks` blocks: consecutive ones
  * each, so that two blocks of a host seldom write to one line of a table. */
 TR_HD void
-manager_grant_dense(const tr_kv_manager_t *m, const manager_wish_t *w,
+manager_grant_dense(const tr_kv_manager_t *m, const manager_need_t *w,
                     uint32_t block, uint32_t blocks)
 {
     uint32_t n = m->heads * w->more, each = manager_ceil(n, blocks);
@@ -384,7 +384,7 @@ manager_grant_dense(const tr_kv_manager_t *m, const manager_wish_t *w,
 
 /* The page that a head of a step wants. */
 TR_HD void
-manager_grant_page(const tr_kv_manager_t *m, const manager_wish_t *w,
+manager_grant_page(const tr_kv_manager_t *m, const manager_need_t *w,
                    uint32_t head, int8_t want, const uint32_t *count,
                    uint64_t at)
 {
@@ -419,14 +419,14 @@ TR_HD void
 manager_grant(const tr_kv_manager_t *m, uint32_t i, uint32_t chunk,
               uint32_t blocks, manager_grant_t *s)
 {
-    const manager_wish_t *w = &m->wish[i];
+    const manager_need_t *w = &m->need[i];
     const int8_t *want = m->want + (size_t) i * m->heads;
     uint32_t first = chunk * MANAGER_CHUNK, n;
 
     if (!w->granted) {
         return;
     }
-    if (w->kind == WISH_DENSE) {
+    if (w->kind == NEED_DENSE) {
         if (w->more != 0) {
             manager_grant_dense(m, w, chunk, blocks);
         }

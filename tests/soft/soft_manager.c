@@ -166,7 +166,7 @@ step_body(void *args)
 
 int
 tr_cuda_manager_step(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
-                     const tr_kv_ask_t *ask, uint32_t n)
+                     const tr_kv_page_request_t *ask, uint32_t n)
 {
     return launch(s, "manager_step", step_body, m, ask, n, m->size.slots);
 }

@@ -84,7 +84,7 @@ begin_kernel(const __grid_constant__ tr_kv_manager_t m,
 static __global__ void
 __launch_bounds__(MANAGER_THREADS)
     plan_kernel(const __grid_constant__ tr_kv_manager_t m,
-                const tr_kv_ask_t *ask)
+                const tr_kv_page_request_t *ask)
 {
     __shared__ union {
         manager_plan_t plan;
@@ -264,7 +264,7 @@ tr_cuda_manager_prompt(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
 
 extern "C" int
 tr_cuda_manager_step(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
-                     const tr_kv_ask_t *ask, uint32_t n)
+                     const tr_kv_page_request_t *ask, uint32_t n)
 {
     cudaStream_t stream = (cudaStream_t) s->stream;
     dim3 grid(m->chunks, n);

@@ -70,7 +70,7 @@ typedef struct {
     cudaEvent_t begin, end;
     tr_kv_open_t *open, *device_open;
     tr_kv_begin_t *first, *device_first;
-    tr_kv_ask_t *ask, *device_ask;
+    tr_kv_page_request_t *ask, *device_ask;
     tr_kv_complete_t *complete, *device_complete;
     int32_t *slots, *device_slots;
 } bench_t;
@@ -173,7 +173,8 @@ bench_open(bench_t *b, uint32_t from, uint32_t n, uint32_t len)
         b->open[i].seq = view.seq[slot];
         b->open[i].rule = b->policy->rule;
         b->first[i].len = len;
-        b->ask[i] = (tr_kv_ask_t){ (int32_t) (from + i), TR_KV_ANY, len };
+        b->ask[i] = (tr_kv_page_request_t){ (int32_t) (from + i), TR_KV_ANY,
+                                            len };
         b->complete[i].slot = (int32_t) (from + i);
         b->complete[i].len = len;
         b->complete[i].rule = b->policy->rule;
@@ -237,7 +238,8 @@ bench_steps(bench_t *b, uint32_t n)
     cudaGraphExec_t exec;
 
     for (uint32_t i = 0; i < n; i++) {
-        b->ask[i] = (tr_kv_ask_t){ (int32_t) i, TR_KV_ANY, TR_KV_NEXT };
+        b->ask[i] = (tr_kv_page_request_t){ (int32_t) i, TR_KV_ANY,
+                                            TR_KV_NEXT };
     }
     send(b, b->device_ask, b->ask, n * sizeof(*b->ask));
     cuda_ok(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),

@@ -83,7 +83,7 @@ fixture_close(fixture_t *w)
 
 /* What the device said of a step against what the CPU's manager said. */
 static void
-fixture_check_step(fixture_t *w, const tr_kv_ask_t *ask, uint32_t n,
+fixture_check_step(fixture_t *w, const tr_kv_page_request_t *ask, uint32_t n,
                    const int32_t *index, const tr_status_t *rc,
                    const uint32_t *before)
 {
@@ -145,7 +145,7 @@ fixture_len(const fixture_t *w, uint32_t i)
 static void
 fixture_step(fixture_t *w)
 {
-    tr_kv_ask_t ask[2 * FIXTURE_SLOTS];
+    tr_kv_page_request_t ask[2 * FIXTURE_SLOTS];
     int32_t slots[FIXTURE_SLOTS], index[2 * FIXTURE_SLOTS];
     uint32_t lens[FIXTURE_SLOTS], before[2 * FIXTURE_SLOTS];
     uint32_t n = 0, asked = 0, first = fixture_random(w->slots);
@@ -157,7 +157,7 @@ fixture_step(fixture_t *w)
         bool complete = w->slot[i].prompt && s->tokens >= w->slot[i].goal;
 
         if (n < w->slots && fixture_random(8) == 0) { /* no request */
-            ask[n] = (tr_kv_ask_t){ -1, 0, 5 };
+            ask[n] = (tr_kv_page_request_t){ -1, 0, 5 };
             if (fixture_random(4) == 0) { /* one that cannot be */
                 ask[n].slot = (int32_t) (w->slots + fixture_random(3));
             } else if (!w->slot[i].open || w->slot[i].out) {
@@ -174,9 +174,9 @@ fixture_step(fixture_t *w)
         }
         len = fixture_len(w, i);
         before[n] = s->tokens;
-        ask[n] = (tr_kv_ask_t){ (int32_t) i,
-                                fixture_random(2) ? s->tokens : TR_KV_ANY,
-                                len };
+        ask[n] = (tr_kv_page_request_t){
+            (int32_t) i, fixture_random(2) ? s->tokens : TR_KV_ANY, len
+        };
         if (len == s->tokens + 1 && fixture_random(2)) {
             ask[n].len = TR_KV_NEXT;
         }
@@ -401,7 +401,7 @@ fixture_fork(fixture_t *w)
     uint32_t i = fixture_random(w->slots), len, each;
     int32_t from = (int32_t) i, to;
     tr_kv_open_t open = { 0 };
-    tr_kv_ask_t ask;
+    tr_kv_page_request_t ask;
     tr_kv_fork_t fork;
     tr_status_t rc;
 
@@ -418,7 +418,7 @@ fixture_fork(fixture_t *w)
     open.slot = to;
     open.seq = w->kv->m.seq[to];
     open.rule = fixture_rule(w, &w->kv->policy[to].begun, w->slot[i].policy);
-    ask = (tr_kv_ask_t){ to, TR_KV_ANY, len };
+    ask = (tr_kv_page_request_t){ to, TR_KV_ANY, len };
     fork = (tr_kv_fork_t){ from, to, len };
     w->device->pool(w->device->arg);
     FIXTURE_SAME(w, FIXTURE_CALL(w, FIXTURE_OPEN, &open, 1), " ");

@@ -413,7 +413,7 @@ cache_faults_are_fatal(void **state)
     (void) state;
     must_abort(lose_page, kv,
                "kv pages corrupt call=close slot=0 faults=1 refused=0");
-    must_abort(lose_count, kv, "wish[0].pages == pages");
+    must_abort(lose_count, kv, "need[0].pages == pages");
     must_abort(go_on_refused, kv,
                "kv pages corrupt call=prompt slot=0 faults=0 refused=1");
     tr_kv_cache_free(kv);

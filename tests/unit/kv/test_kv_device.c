@@ -89,7 +89,7 @@ host_nothing(void *arg)
 }
 
 static void
-host_step(const tr_kv_manager_t *m, const tr_kv_ask_t *ask, uint32_t n)
+host_step(const tr_kv_manager_t *m, const tr_kv_page_request_t *ask, uint32_t n)
 {
     union {
         manager_plan_t plan;

@@ -191,7 +191,7 @@ run(bed_t *b, int32_t slot, uint32_t pos, uint32_t n, const int32_t *tokens,
     static uint32_t row_pos[MAX_ROWS];
     const uint32_t seq_row[] = { 0, n }, last = n - 1;
     const uint8_t paths[] = { (uint8_t) path };
-    tr_kv_ask_t ask = { slot, pos, pos + n };
+    tr_kv_page_request_t ask = { slot, pos, pos + n };
     tr_cuda_wish_t wish = { .slot = slot,
                             .pos = pos + n - 1,
                             .prompt_len = pos + n,
