@@ -290,7 +290,7 @@ tr_executor_cuda_complete(tr_executor_t *e, const tr_batch_t *batch)
     }
     rc = tr_kv_device_settle(e->kv, t->stalled);
     if (rc != TR_OK) { /* whatever else it would store might be anybody's */
-        return lose(x, "the page tables");
+        return lose(x, "the block tables");
     }
     if (t->failed) {
         return TR_ERR_INTERNAL;

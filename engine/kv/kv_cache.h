@@ -1,6 +1,6 @@
 /*
  * The KV cache: one pool of equal pages, and for every (sequence slot, layer,
- * KV head) a row of the page table.
+ * KV head) a row of the block table.
  *
  * kernels/kv_layout.h says what a page holds, kernels/kv_view.h where a token is
  * (dense, window, tiers), kv_policy.h what may become of it, and

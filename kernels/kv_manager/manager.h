@@ -2,7 +2,7 @@
  * manager.h: the page manager: who has which page of a KV cache.
  *
  * It decides what DiffKV calls memory management (SOSP 2025, section 5.2 and
- * 5.3): slots, page tables, the ring of free pages, the moves of a step, and the
+ * 5.3): slots, block tables, the ring of free pages, the moves of a step, and the
  * plan of a prompt.  What becomes of a token is a rule's choice (kv_rule.h).
  * There is one manager, in plain C, for the host and for a device: its programs
  * (manager_core.h and the files that include it) know neither.  Two drivers say
