@@ -28,8 +28,7 @@ bad=0
 staged=
 [ "${1:-}" != --staged ] || staged=1
 mapfile -t c11 < <(files 'engine/*.[ch]' 'kernels/*.[ch]' 'cli/*.[ch]' \
-    'tests/*.[ch]' 'include/*.h' '*.cu' '*.cuh' \
-    ':!kernels/cuda/kv/manager.cu')
+    'tests/*.[ch]' 'include/*.h' '*.cu' '*.cuh')
 mapfile -t product < <(files 'engine/*.c' 'kernels/*.c' 'cli/*.c')
 mapfile -t nginx_c < <(files 'ngx_module/*.[ch]')
 mapfile -t shell < <(files '*.sh' .ci/run 'debian/*.postinst' \

@@ -39,8 +39,8 @@ manager_can_fork(const tr_kv_manager_t *m, const tr_kv_fork_t *f)
            && m->slot[f->to].dense_pages >= pages;
 }
 
-/* history: [slots][history_len] tokens, or NULL.  Share `block` of `blocks` of a head's pages; the first head's first block also
- * does what is there once. */
+/* history: [slots][history_len] tokens, or NULL.  Share `block` of `blocks` of a
+ * head's pages; the first head's first block also does what is there once. */
 TR_HD void
 manager_fork(const tr_kv_manager_t *m, int32_t *history, uint32_t history_len,
              const tr_kv_fork_t *f, uint32_t head, uint32_t block,

@@ -61,8 +61,7 @@ reset_kernel(const __grid_constant__ tr_kv_manager_t m)
                   (size_t) gridDim.x * blockDim.x);
 }
 
-static __global__ void
-__launch_bounds__(MANAGER_THREADS)
+static __global__ void __launch_bounds__(MANAGER_THREADS)
     open_kernel(const __grid_constant__ tr_kv_manager_t m,
                 const tr_kv_open_t *open)
 {
@@ -81,8 +80,7 @@ begin_kernel(const __grid_constant__ tr_kv_manager_t m,
 }
 
 /* Grid (chunks, requests). */
-static __global__ void
-__launch_bounds__(MANAGER_THREADS)
+static __global__ void __launch_bounds__(MANAGER_THREADS)
     plan_kernel(const __grid_constant__ tr_kv_manager_t m,
                 const tr_kv_page_request_t *ask)
 {
@@ -97,8 +95,7 @@ __launch_bounds__(MANAGER_THREADS)
     }
 }
 
-static __global__ void
-__launch_bounds__(MANAGER_THREADS)
+static __global__ void __launch_bounds__(MANAGER_THREADS)
     grant_kernel(const __grid_constant__ tr_kv_manager_t m)
 {
     __shared__ manager_grant_t s;
@@ -106,8 +103,7 @@ __launch_bounds__(MANAGER_THREADS)
     manager_grant(&m, blockIdx.y, blockIdx.x, gridDim.x, &s);
 }
 
-static __global__ void
-__launch_bounds__(MANAGER_THREADS)
+static __global__ void __launch_bounds__(MANAGER_THREADS)
     release_kernel(const __grid_constant__ tr_kv_manager_t m,
                    const int32_t *slots)
 {
@@ -120,16 +116,14 @@ __launch_bounds__(MANAGER_THREADS)
 }
 
 /* Grid (heads / warps, requests). */
-static __global__ void
-__launch_bounds__(MANAGER_THREADS)
+static __global__ void __launch_bounds__(MANAGER_THREADS)
     recycle_kernel(const __grid_constant__ tr_kv_manager_t m)
 {
     manager_recycle(&m, blockIdx.y, blockIdx.x);
 }
 
 /* Grid (heads, requests). */
-static __global__ void
-__launch_bounds__(MANAGER_THREADS)
+static __global__ void __launch_bounds__(MANAGER_THREADS)
     classify_kernel(const __grid_constant__ tr_kv_manager_t m,
                     const tr_kv_complete_t *complete)
 {
@@ -148,15 +142,13 @@ __launch_bounds__(MANAGER_THREADS)
     }
 }
 
-static __global__ void
-__launch_bounds__(MANAGER_THREADS)
+static __global__ void __launch_bounds__(MANAGER_THREADS)
     fill_kernel(const __grid_constant__ tr_kv_manager_t m)
 {
     manager_fill(&m, blockIdx.y, blockIdx.x);
 }
 
-static __global__ void
-__launch_bounds__(MANAGER_THREADS)
+static __global__ void __launch_bounds__(MANAGER_THREADS)
     install_kernel(const __grid_constant__ tr_kv_manager_t m)
 {
     __shared__ manager_install_t s;
@@ -167,8 +159,7 @@ __launch_bounds__(MANAGER_THREADS)
     }
 }
 
-static __global__ void
-__launch_bounds__(MANAGER_THREADS)
+static __global__ void __launch_bounds__(MANAGER_THREADS)
     give_kernel(const __grid_constant__ tr_kv_manager_t m, int32_t slot,
                 const int32_t *pages, const uint32_t *n)
 {
@@ -179,8 +170,7 @@ __launch_bounds__(MANAGER_THREADS)
     }
 }
 
-static __global__ void
-__launch_bounds__(MANAGER_THREADS)
+static __global__ void __launch_bounds__(MANAGER_THREADS)
     take_kernel(const __grid_constant__ tr_kv_manager_t m, int32_t slot,
                 int32_t *pages, uint32_t *n, uint32_t max)
 {
@@ -190,8 +180,7 @@ __launch_bounds__(MANAGER_THREADS)
 }
 
 /* Grid (blocks, heads, requests). */
-static __global__ void
-__launch_bounds__(MANAGER_THREADS)
+static __global__ void __launch_bounds__(MANAGER_THREADS)
     fork_kernel(const __grid_constant__ tr_kv_manager_t m,
                 tr_cuda_history_t history, const tr_kv_fork_t *fork)
 {
@@ -199,8 +188,7 @@ __launch_bounds__(MANAGER_THREADS)
                  blockIdx.x, gridDim.x);
 }
 
-static __global__ void
-__launch_bounds__(MANAGER_THREADS)
+static __global__ void __launch_bounds__(MANAGER_THREADS)
     tally_kernel(const __grid_constant__ tr_kv_manager_t m)
 {
     __shared__ manager_tally_t s;
@@ -363,8 +351,8 @@ tr_cuda_manager_take(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
 
 extern "C" int
 tr_cuda_manager_fork(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
-                     const tr_cuda_history_t *history,
-                     const tr_kv_fork_t *fork, uint32_t n)
+                     const tr_cuda_history_t *history, const tr_kv_fork_t *fork,
+                     uint32_t n)
 {
     tr_cuda_history_t none = { NULL, 0 };
 
