@@ -433,8 +433,8 @@ test_socket_path(void **state)
 
     snprintf(rig.config.socket, sizeof(rig.config.socket),
              "/nonexistent/dir/e.sock");
-    expect_start_error(&rig, "cannot open /nonexistent/dir/e.sock.lock: No "
-                             "such file or directory");
+    expect_start_error(&rig, "cannot write a file in /nonexistent/dir: No such "
+                             "file or directory");
 }
 
 static void
