@@ -98,7 +98,11 @@ manager_need(const tr_kv_manager_t *m, const tr_kv_page_request_t *ask,
 
 /* What one head has found out. */
 typedef struct {
+#ifdef __CUDA_ARCH__
     uint32_t count[TR_KV_TIERS_MAX];
+#else
+    const uint32_t *count; /* where they are: in the cache, or on their way */
+#endif
     tr_kv_stats_t stats; /* of the least significant token of tier `to` */
     int to;              /* where the leaving token goes */
     bool look; /* that token is the tier's candidate, not the leaving one: */
@@ -133,8 +137,9 @@ manager_pick_candidate(const tr_kv_candidate_t candidate[TR_KV_TIERS_MAX],
 }
 
 /* Where the leaving token goes, and who is the least significant of that tier:
- * it, or one that is already there, which manager_look reads.  Counts and candidates
- * are read first, so that they come from memory together with the score. */
+ * it, or one that is already there, which manager_look reads.  A device reads
+ * counts and candidates first, so that they come from memory together with the
+ * score. */
 TR_HD void
 manager_leave(const tr_kv_manager_t *m, const manager_need_t *w, uint32_t head,
               manager_half_t *h)
@@ -142,16 +147,23 @@ manager_leave(const tr_kv_manager_t *m, const manager_need_t *w, uint32_t head,
     const tr_kv_seq_t *q = &m->seq[w->slot];
     const int32_t *row = manager_row(m, w->slot, head);
     const uint32_t *count = manager_counts(m, w->slot, head);
-    const tr_kv_candidate_t *candidates = m->candidate
-                                          + manager_head(m, w->slot, head)
-                                                * TR_KV_TIERS_MAX;
-    tr_kv_candidate_t candidate[TR_KV_TIERS_MAX], least;
+    const tr_kv_candidate_t *candidate = m->candidate
+                                         + manager_head(m, w->slot, head)
+                                               * TR_KV_TIERS_MAX;
+    tr_kv_candidate_t least;
     float own;
+
+#ifdef __CUDA_ARCH__
+    tr_kv_candidate_t copy[TR_KV_TIERS_MAX];
 
     for (uint32_t l = 0; l < TR_KV_TIERS_MAX; l++) {
         h->count[l] = count[l];
-        candidate[l] = candidates[l];
+        copy[l] = candidate[l];
     }
+    candidate = copy;
+#else
+    h->count = count;
+#endif
     h->stats.layer = head / m->view.kv_heads;
     h->stats.kv_head = head % m->view.kv_heads;
     h->stats.position = w->leave_pos;
