@@ -269,7 +269,7 @@ test_equalised(void **state)
 static const struct {
     const char *model, *words;
 } refused[] = {
-    { "phi3", "rope type \"longrope\" is not supported" },
+    { "phi3_longrope", "rope type \"longrope\" is not supported" },
 };
 
 static bool
