@@ -19,6 +19,8 @@
 #: make test-unit   unit tests only (T=ring for one of them)
 #: make test-e2e    end-to-end tests only (E2E=pattern for some of the files)
 #: make test-docs   what the documentation shows, and every command of it
+#: make test-templates
+#:                  chat templates against Python's jinja2
 #: make test-gpu    kernels on a GPU
 #: make test-simt   kernels for GPUs on a device in software (needs nvcc)
 #: make test-asan   unit and end-to-end tests with ASan and UBSan; one half

@@ -69,9 +69,8 @@ static const setting_t settings[] = {
       "null_rate" },
     { "generation_config", KIND_CHOICE, AT(generation_config), "vllm", 0, 0,
       "vllm openai",
-      "what a request gets that does not say how to sample: vllm: what the "
-      "model's generation_config.json says; openai: temperature 1 and nothing "
-      "else" },
+      "how to sample by default: vllm, as the model's generation_config.json; "
+      "openai, temperature 1" },
     { "chat_template", KIND_CHOICE, AT(chat_template), "auto", 0, 0,
       "auto llama3 chatml llama2 mistral none",
       "chat template; auto uses the model's own" },
