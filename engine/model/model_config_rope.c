@@ -72,7 +72,7 @@ read_yarn(reader_t *r, json_t *rope, tr_model_config_t *c, tr_rope_t *t)
     double temp = tr_config_number(r, rope, "llama_4_scaling_beta", 0, 0,
                                    ROPE_MAX);
 
-    t->factor = number(r, rope, "factor", -1);
+    t->factor = tr_config_number(r, rope, "factor", -1, 1, ROPE_MAX);
     t->original = original(r, rope);
     t->beta_fast = number(r, rope, "beta_fast", 32);
     t->beta_slow = number(r, rope, "beta_slow", 1);
@@ -209,6 +209,16 @@ tr_config_ropes(reader_t *r, tr_model_config_t *c)
 
     if (rope == NULL) {
         rope = tr_config_field(r->root, "rope_scaling");
+    }
+    if (r->rc == TR_OK && sliding != NULL
+        && (full == NULL || !c->family->local_rope)) {
+        tr_config_fail(r, TR_ERR_UNSUPPORTED, "rope_parameters",
+                       full == NULL
+                           ? "rope_parameters has sliding_attention and no "
+                             "full_attention"
+                           : "rope_parameters has sliding_attention, expected "
+                             "one table: layers of this model_type share it");
+        return;
     }
     rope = full ? full : rope;
     recipe->n_ropes = 1;

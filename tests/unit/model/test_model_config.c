@@ -370,6 +370,14 @@ static const struct {
       "layer_types holds \"linear_attention\" for layer 1" },
     { LLAMA(",\"partial_rotary_factor\":0.01"), NULL, TR_ERR_FORMAT,
       "partial_rotary_factor", "rotates 0 of 64 dims" },
+    { LLAMA(",\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":1e-6,"
+            "\"original_max_position_embeddings\":1}"),
+      NULL, TR_ERR_FORMAT, "factor", "factor is 1e-6, expected a positive" },
+    { LLAMA(",\"rope_parameters\":{\"full_attention\":{},"
+            "\"sliding_attention\":{\"rope_theta\":1e4}}"),
+      NULL, TR_ERR_UNSUPPORTED, "rope_parameters", "expected one table" },
+    { LLAMA(",\"rope_parameters\":{\"sliding_attention\":{}}"), NULL,
+      TR_ERR_UNSUPPORTED, "rope_parameters", "no full_attention" },
     { LLAMA(",\"vocab_size\":1000"), NULL, TR_ERR_FORMAT, "", "duplicate" },
 };
 
