@@ -196,20 +196,20 @@ static const tr_config_key_t granite_keys[] = {
         TR_PART_EXPERT_DOWN, "mlp.experts.*.down_proj.weight", TR_ROWS_EXPERT \
     }
 
+#define PRE_NORM_TENSORS                                                 \
+    { TR_PART_ATTN_NORM, "input_layernorm.weight", TR_ROWS_ALL },        \
+    {                                                                    \
+        TR_PART_MLP_NORM, "post_attention_layernorm.weight", TR_ROWS_ALL \
+    }
+
 #define END_TENSORS  \
     {                \
         .name = NULL \
     }
 
 static const tr_tensor_name_t llama_tensors[] = {
-    MODEL_TENSORS,
-    QKV_TENSORS,
-    O_TENSORS,
-    GATE_UP_TENSORS,
-    DOWN_TENSORS,
-    { TR_PART_ATTN_NORM, "input_layernorm.weight", TR_ROWS_ALL },
-    { TR_PART_MLP_NORM, "post_attention_layernorm.weight", TR_ROWS_ALL },
-    END_TENSORS
+    MODEL_TENSORS, QKV_TENSORS,      O_TENSORS,  GATE_UP_TENSORS,
+    DOWN_TENSORS,  PRE_NORM_TENSORS, END_TENSORS
 };
 
 /* Gemma's names mean what they say: post_attention_layernorm is behind the
@@ -246,21 +246,15 @@ static const tr_tensor_name_t phi3_tensors[] = {
     { TR_PART_O, "self_attn.o_proj.weight", TR_ROWS_ALL },
     { TR_PART_GATE_UP, "mlp.gate_up_proj.weight", TR_ROWS_ALL },
     DOWN_TENSORS,
-    { TR_PART_ATTN_NORM, "input_layernorm.weight", TR_ROWS_ALL },
-    { TR_PART_MLP_NORM, "post_attention_layernorm.weight", TR_ROWS_ALL },
+    PRE_NORM_TENSORS,
     END_TENSORS
 };
 
 static const tr_tensor_name_t qwen3_moe_tensors[] = {
-    MODEL_TENSORS,
-    QKV_TENSORS,
-    O_TENSORS,
-    GATE_UP_TENSORS,
-    DOWN_TENSORS,
-    { TR_PART_ROUTER, "mlp.gate.weight", TR_ROWS_ALL },
-    EXPERT_TENSORS,
-    { TR_PART_ATTN_NORM, "input_layernorm.weight", TR_ROWS_ALL },
-    { TR_PART_MLP_NORM, "post_attention_layernorm.weight", TR_ROWS_ALL },
+    MODEL_TENSORS,  QKV_TENSORS,
+    O_TENSORS,      GATE_UP_TENSORS,
+    DOWN_TENSORS,   { TR_PART_ROUTER, "mlp.gate.weight", TR_ROWS_ALL },
+    EXPERT_TENSORS, PRE_NORM_TENSORS,
     END_TENSORS
 };
 
@@ -278,8 +272,7 @@ static const tr_tensor_name_t glm4_moe_tensors[] = {
     { TR_PART_SHARED_GATE_UP, "mlp.shared_experts.up_proj.weight",
       TR_ROWS_SECOND_HALF },
     { TR_PART_SHARED_DOWN, "mlp.shared_experts.down_proj.weight", TR_ROWS_ALL },
-    { TR_PART_ATTN_NORM, "input_layernorm.weight", TR_ROWS_ALL },
-    { TR_PART_MLP_NORM, "post_attention_layernorm.weight", TR_ROWS_ALL },
+    PRE_NORM_TENSORS,
     END_TENSORS
 };
 
@@ -297,8 +290,7 @@ static const tr_tensor_name_t gpt_oss_tensors[] = {
     { TR_PART_EXPERT_DOWN, "mlp.experts.down_proj",
       TR_ROWS_STACKED_TRANSPOSED },
     { TR_PART_EXPERT_DOWN_BIAS, "mlp.experts.down_proj_bias", TR_ROWS_STACKED },
-    { TR_PART_ATTN_NORM, "input_layernorm.weight", TR_ROWS_ALL },
-    { TR_PART_MLP_NORM, "post_attention_layernorm.weight", TR_ROWS_ALL },
+    PRE_NORM_TENSORS,
     END_TENSORS
 };
 
