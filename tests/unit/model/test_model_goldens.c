@@ -129,11 +129,12 @@ take_logits(fixture_t *rig, uint32_t first, uint32_t n, float *out)
     }
 }
 
-/* A prompt alone, in pieces of random lengths (whole: in one). */
+/* A prompt alone, whole, then in pieces of random lengths: the same bits. */
 static double
 alone(fixture_t *rig, const prompt_t *p, bool whole, const char *what)
 {
-    static float logits[LEN * VOCAB], last[VOCAB];
+    static float logits[LEN * VOCAB], in_one[LEN * VOCAB], last[VOCAB];
+    size_t size = (size_t) p->n * VOCAB * sizeof(float);
     int32_t slot = tr_kv_open(rig->kv, NULL);
     double worst;
 
@@ -145,6 +146,11 @@ alone(fixture_t *rig, const prompt_t *p, bool whole, const char *what)
         at += n;
     }
     worst = compare_all(logits, p, what);
+    if (whole) {
+        memcpy(in_one, logits, size);
+    } else if (memcmp(in_one, logits, size) != 0) {
+        fail_msg("%s: other bits in pieces than in one", what);
+    }
     tr_kv_close(rig->kv, slot);
     return worst;
 }
