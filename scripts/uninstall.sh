@@ -20,7 +20,7 @@ processes() {
     local pid
 
     for pid in /proc/[0-9]*; do
-        if [ "$pid/root/." -ef /. ]; then
+        if [ "$pid/root" -ef / ]; then
             echo "${pid#/proc/}"
         fi
     done
