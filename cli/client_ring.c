@@ -43,9 +43,10 @@ ring_finish(tr_call_t *call, const tr_ring_event_t *e)
 
     if (f->choice == 0) {
         snprintf(call->result.finish, sizeof(call->result.finish), "%s",
-                 f->reason == TR_FINISH_STOP     ? "stop"
-                 : f->reason == TR_FINISH_LENGTH ? "length"
-                                                 : "aborted");
+                 f->reason == TR_FINISH_STOP         ? "stop"
+                 : f->reason == TR_FINISH_LENGTH     ? "length"
+                 : f->reason == TR_FINISH_TOOL_CALLS ? "tool_calls"
+                                                     : "aborted");
     }
     if (e->last) {
         call->result.ok = f->reason != TR_FINISH_ABORTED;

@@ -37,19 +37,22 @@ typedef struct {
  * tr_ring_client_poll. */
 typedef struct {
     uint64_t id;
-    uint16_t type; /* TR_RECORD_ACCEPTED, _STARTED, _DELTA, _KV, _FINISH or
-                    * _ERROR */
+    uint16_t type; /* TR_RECORD_ACCEPTED, _STARTED, _DELTA, _ITEM, _KV, _FINISH
+                    * or _ERROR */
     bool last;     /* the request is over, its id is dead */
     union {
         tr_wire_accepted_t accepted;
         tr_wire_delta_t delta;
+        tr_wire_item_t item;
         tr_wire_kv_t kv;
         tr_wire_finish_t finish;
         tr_wire_error_t error;
     } head;
-    tr_wire_bytes_t text;     /* ACCEPTED: model, DELTA: text, ERROR: message */
+    tr_wire_bytes_t text;     /* ACCEPTED: model, DELTA: text, ERROR: message;
+                               * ITEM: a tool's name */
     tr_wire_bytes_t logprobs; /* DELTA */
-    tr_wire_bytes_t param;    /* ERROR; ACCEPTED: the KV policy's name */
+    tr_wire_bytes_t param;    /* ERROR; ACCEPTED: the KV policy's name; ITEM: a
+                               * call's id */
 } tr_ring_event_t;
 
 /* Connects and shakes hands.  options: NULL for the defaults.

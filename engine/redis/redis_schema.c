@@ -133,7 +133,9 @@ final_fields(tr_redis_command_t *c, const tr_outbox_request_t *q)
     field_number(c, "preemptions", end->preemptions);
     if (end->state == TR_REQUEST_DONE) {
         field_text(c, "finish_reason",
-                   end->finish_reason == TR_FINISH_STOP ? "stop" : "length");
+                   end->finish_reason == TR_FINISH_STOP         ? "stop"
+                   : end->finish_reason == TR_FINISH_TOOL_CALLS ? "tool_calls"
+                                                                : "length");
     }
     cache_fields(c, &end->kv);
     if (end->status != TR_OK) {

@@ -130,15 +130,15 @@ tr_response_writer_has_room(tr_response_writer_t *o, uint32_t n,
 /* ---- records ------------------------------------------------------------ */
 
 static tr_status_t
-tr_response_writer_put(tr_response_writer_t *o, uint16_t type, uint64_t id,
-                       const tr_ring_piece_t *pieces, unsigned n)
+tr_response_writer_put(tr_response_writer_t *o, uint16_t type, uint16_t flags,
+                       uint64_t id, const tr_ring_piece_t *pieces, unsigned n)
 {
     tr_status_t rc;
 
     if (tr_response_writer_dead(o)) {
         return TR_OK;
     }
-    rc = tr_ring_put(&o->ring, type, 0, id, pieces, n);
+    rc = tr_ring_put(&o->ring, type, flags, id, pieces, n);
     if (rc == TR_ERR_PROTOCOL) {
         tr_response_writer_break(o, TR_RESPONSE_WRITER_BAD_INDEX);
         return TR_OK;
@@ -149,7 +149,7 @@ tr_response_writer_put(tr_response_writer_t *o, uint16_t type, uint64_t id,
 tr_status_t
 tr_response_writer_started(tr_response_writer_t *o, uint64_t id)
 {
-    return tr_response_writer_put(o, TR_RECORD_STARTED, id, NULL, 0);
+    return tr_response_writer_put(o, TR_RECORD_STARTED, 0, id, NULL, 0);
 }
 
 tr_status_t
@@ -162,7 +162,20 @@ tr_response_writer_delta(tr_response_writer_t *o, uint64_t id, uint32_t choice,
                                  { text, text_len },
                                  { logprobs, logprobs_len } };
 
-    return tr_response_writer_put(o, TR_RECORD_DELTA, id, pieces, 3);
+    return tr_response_writer_put(o, TR_RECORD_DELTA, 0, id, pieces, 3);
+}
+
+tr_status_t
+tr_response_writer_item(tr_response_writer_t *o, uint64_t id,
+                        const tr_wire_item_t *item, const char *item_id,
+                        const char *name)
+{
+    tr_ring_piece_t pieces[] = { { item, sizeof(*item) },
+                                 { item_id, item->id_len },
+                                 { name, item->name_len } };
+
+    return tr_response_writer_put(o, TR_RECORD_ITEM, TR_FLAG_MORE, id, pieces,
+                                  3);
 }
 
 tr_status_t
@@ -171,7 +184,7 @@ tr_response_writer_kv(tr_response_writer_t *o, uint64_t id,
 {
     tr_ring_piece_t piece = { kv, sizeof(*kv) };
 
-    return tr_response_writer_put(o, TR_RECORD_KV, id, &piece, 1);
+    return tr_response_writer_put(o, TR_RECORD_KV, 0, id, &piece, 1);
 }
 
 tr_status_t
@@ -180,7 +193,7 @@ tr_response_writer_finish(tr_response_writer_t *o, uint64_t id,
 {
     tr_ring_piece_t piece = { finish, sizeof(*finish) };
 
-    return tr_response_writer_put(o, TR_RECORD_FINISH, id, &piece, 1);
+    return tr_response_writer_put(o, TR_RECORD_FINISH, 0, id, &piece, 1);
 }
 
 void
@@ -210,7 +223,7 @@ tr_response_writer_error(tr_response_writer_t *o, uint64_t id,
 
     tr_response_writer_describe_error(err, prompt_tokens, completion_tokens,
                                       &record);
-    return tr_response_writer_put(o, TR_RECORD_ERROR, id, record.pieces, 3);
+    return tr_response_writer_put(o, TR_RECORD_ERROR, 0, id, record.pieces, 3);
 }
 
 void

@@ -111,6 +111,11 @@ tr_status_t tr_response_writer_delta(tr_response_writer_t *o, uint64_t id,
                                      const char *text, uint32_t text_len,
                                      const void *logprobs,
                                      uint32_t logprobs_len);
+/* item->id_len bytes of item_id, item->name_len of name; a DELTA or FINISH of
+ * the same step follows. */
+tr_status_t tr_response_writer_item(tr_response_writer_t *o, uint64_t id,
+                                    const tr_wire_item_t *item,
+                                    const char *item_id, const char *name);
 tr_status_t tr_response_writer_kv(tr_response_writer_t *o, uint64_t id,
                                   const tr_wire_kv_t *kv);
 tr_status_t tr_response_writer_finish(tr_response_writer_t *o, uint64_t id,

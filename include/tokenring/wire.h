@@ -10,6 +10,8 @@
  *                               comes next: the queue ends and prefill begins;
  *                               no payload; may be missing
  *                      DELTA    new text of one choice, and log probabilities
+ *                      ITEM     what follows of one choice is a tool call, or the
+ *                               reasoning of the model, or text again
  *                      KV       what one choice holds of the KV cache now, where
  *                               the request asked for that
  *                      FINISH   one choice ended; the last one has the totals
@@ -18,8 +20,8 @@
  * Abort and pause are no records: they are control words (channel.h).
  *
  * For every request the engine sends, in this order: at most one ACCEPTED, at
- * most one STARTED, then DELTAs, KVs and one FINISH per choice, the last of them
- * with TR_FINISH_LAST; or at any point one ERROR, which ends it.  Exactly one
+ * most one STARTED, then DELTAs, ITEMs, KVs and one FINISH per choice, the last of
+ * them with TR_FINISH_LAST; or at any point one ERROR, which ends it.  Exactly one
  * of (FINISH with LAST, ERROR) is sent for every request whose first SUBMIT
  * part was read, also after an abort: it frees the slot.
  *
@@ -44,6 +46,7 @@ enum tr_record_type {
     TR_RECORD_FINISH = 18,
     TR_RECORD_ERROR = 19,
     TR_RECORD_STARTED = 20,
+    TR_RECORD_ITEM = 21,
     TR_RECORD_KV = 24
 };
 
@@ -83,6 +86,7 @@ typedef struct {
 #define TR_ACCEPTED_LOGPROBS 0x0004u    /* DELTAs carry logprobs */
 #define TR_ACCEPTED_USAGE_STATS 0x0008u /* usage in each chunk of the stream */
 #define TR_ACCEPTED_KV 0x0010u          /* KVs come, for these */
+#define TR_ACCEPTED_ITEMS 0x0020u       /* ITEMs may come */
 
 typedef struct {
     uint16_t endpoint; /* of the SUBMIT */
@@ -96,13 +100,38 @@ typedef struct {
 } tr_wire_accepted_t; /* ACCEPTED, 32 bytes */
 
 /* DELTA, followed by text (UTF-8, whole characters), then logprobs (entries as
- * below).  Large ones become several DELTAs, never parts. */
+ * below).  The text belongs to the choice's newest ITEM; before the first one it
+ * is the answer's content.  Large ones become several DELTAs, never parts. */
 typedef struct {
     uint32_t choice;
     uint32_t tokens; /* tokens this DELTA stands for; text may be empty */
     uint32_t text_len;
     uint32_t logprobs_len; /* bytes */
 } tr_wire_delta_t;         /* 16 bytes */
+
+enum tr_item_kind {
+    TR_ITEM_TEXT = 1,      /* content of the answer */
+    TR_ITEM_REASONING = 2, /* what the model thought before */
+    TR_ITEM_TOOL_CALL = 3  /* text is the call's arguments: JSON as it came */
+};
+
+#define TR_ITEM_ID_MAX 96u
+#define TR_ITEM_NAME_MAX 64u
+
+/* ITEM, followed by the id and the name of a tool call (neither for other
+ * kinds).  It ends with the next ITEM of its choice, or FINISH.  It has
+ * TR_FLAG_MORE: the token that began it is told by a record that follows, a
+ * DELTA (perhaps without text) or FINISH.  The engine shows all records of a
+ * token at once. */
+typedef struct {
+    uint32_t choice;
+    uint16_t kind;     /* enum tr_item_kind */
+    uint16_t flags;    /* 0 */
+    uint32_t index;    /* of a tool call among those of its choice, from 0 */
+    uint32_t id_len;   /* <= TR_ITEM_ID_MAX */
+    uint32_t name_len; /* <= TR_ITEM_NAME_MAX */
+    uint32_t reserved;
+} tr_wire_item_t; /* 24 bytes */
 
 /* One token of logprobs: this head, the token's bytes, then `top` alternatives,
  * each a tr_wire_top_t and its bytes.  An echoed prompt token without a
@@ -123,9 +152,10 @@ typedef struct {
 } tr_wire_top_t; /* 12 bytes */
 
 enum tr_finish_reason {
-    TR_FINISH_STOP = 1,   /* eos, stop token or stop string: "stop" */
-    TR_FINISH_LENGTH = 2, /* max_tokens or the context's end: "length" */
-    TR_FINISH_ABORTED = 3 /* the worker asked; no client sees it */
+    TR_FINISH_STOP = 1,      /* eos, stop token or stop string: "stop" */
+    TR_FINISH_LENGTH = 2,    /* max_tokens or the context's end: "length" */
+    TR_FINISH_ABORTED = 3,   /* the worker asked; no client sees it */
+    TR_FINISH_TOOL_CALLS = 4 /* as STOP, with calls: "tool_calls" */
 };
 
 /* What is held of the KV cache: by one choice, or by several together. */
@@ -163,13 +193,13 @@ typedef struct {
     uint32_t prompt_tokens, completion_tokens;
     uint32_t cached_tokens; /* prompt tokens that were not computed again */
     uint32_t preemptions;
-    uint64_t queue_us;      /* arrival at the engine to first scheduled */
-    uint64_t prefill_us;    /* first scheduled to first token */
-    uint64_t decode_us;     /* first token to last */
-    tr_wire_usage_t kv;     /* of the choices that ended, at their ends */
-    uint32_t choice_tokens; /* of this choice: completion tokens */
-    uint32_t reserved;
-} tr_wire_finish_t; /* FINISH, 104 bytes */
+    uint64_t queue_us;         /* arrival at the engine to first scheduled */
+    uint64_t prefill_us;       /* first scheduled to first token */
+    uint64_t decode_us;        /* first token to last */
+    tr_wire_usage_t kv;        /* of the choices that ended, at their ends */
+    uint32_t choice_tokens;    /* of this choice: completion tokens */
+    uint32_t reasoning_tokens; /* of the completion tokens of all choices */
+} tr_wire_finish_t;            /* FINISH, 104 bytes */
 
 /* ERROR, followed by param, then message (UTF-8). */
 typedef struct {
@@ -200,6 +230,10 @@ static inline tr_status_t tr_wire_delta_parse(const void *in, size_t len,
                                               tr_wire_delta_t *head,
                                               tr_wire_bytes_t *text,
                                               tr_wire_bytes_t *logprobs);
+static inline tr_status_t tr_wire_item_parse(const void *in, size_t len,
+                                             tr_wire_item_t *head,
+                                             tr_wire_bytes_t *id,
+                                             tr_wire_bytes_t *name);
 static inline tr_status_t tr_wire_kv_parse(const void *in, size_t len,
                                            tr_wire_kv_t *head);
 static inline tr_status_t tr_wire_finish_parse(const void *in, size_t len,

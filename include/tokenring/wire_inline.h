@@ -11,6 +11,7 @@
 _Static_assert(sizeof(tr_wire_submit_t) == 160, "SUBMIT head");
 _Static_assert(sizeof(tr_wire_accepted_t) == 32, "ACCEPTED head");
 _Static_assert(sizeof(tr_wire_delta_t) == 16, "DELTA head");
+_Static_assert(sizeof(tr_wire_item_t) == 24, "ITEM head");
 _Static_assert(sizeof(tr_wire_logprob_t) == 12, "logprob head");
 _Static_assert(sizeof(tr_wire_top_t) == 12, "top head");
 _Static_assert(sizeof(tr_wire_usage_t) == 48, "usage of the KV cache");
@@ -118,6 +119,25 @@ tr_wire_delta_parse(const void *in, size_t len, tr_wire_delta_t *head,
     return TR_OK;
 }
 
+static inline tr_status_t
+tr_wire_item_parse(const void *in, size_t len, tr_wire_item_t *head,
+                   tr_wire_bytes_t *id, tr_wire_bytes_t *name)
+{
+    const uint8_t *at = (const uint8_t *) in;
+
+    if (tr_wire_take(&at, &len, head, sizeof(*head)) != TR_OK
+        || head->kind < TR_ITEM_TEXT || head->kind > TR_ITEM_TOOL_CALL
+        || head->id_len > TR_ITEM_ID_MAX || head->name_len > TR_ITEM_NAME_MAX
+        || (head->kind == TR_ITEM_TOOL_CALL)
+               != (head->id_len != 0 && head->name_len != 0)
+        || tr_wire_take_bytes(&at, &len, head->id_len, id) != TR_OK
+        || tr_wire_take_bytes(&at, &len, head->name_len, name) != TR_OK
+        || len != 0) {
+        return TR_ERR_PROTOCOL;
+    }
+    return TR_OK;
+}
+
 /* Next entry of a DELTA's logprobs; the caller then takes head->top
  * alternatives with tr_wire_top_next.  TR_AGAIN at the end. */
 static inline tr_status_t
@@ -172,7 +192,7 @@ tr_wire_finish_parse(const void *in, size_t len, tr_wire_finish_t *head)
         return TR_ERR_PROTOCOL;
     }
     memcpy(head, in, sizeof(*head));
-    if (head->reason < TR_FINISH_STOP || head->reason > TR_FINISH_ABORTED) {
+    if (head->reason < TR_FINISH_STOP || head->reason > TR_FINISH_TOOL_CALLS) {
         return TR_ERR_PROTOCOL;
     }
     return TR_OK;

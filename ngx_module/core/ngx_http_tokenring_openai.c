@@ -57,6 +57,9 @@ ngx_http_tokenring_reason(ngx_uint_t reason)
     case TR_FINISH_ABORTED:
         return "aborted";
 
+    case TR_FINISH_TOOL_CALLS:
+        return "tool_calls";
+
     default:
         return "";
     }

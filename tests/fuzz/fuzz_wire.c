@@ -49,6 +49,7 @@ parse(unsigned which, const uint8_t *payload, size_t size)
         tr_wire_delta_t delta;
         tr_wire_finish_t finish;
         tr_wire_kv_t kv;
+        tr_wire_item_t item;
         tr_wire_error_t error;
     } head;
     tr_wire_bytes_t a = { NULL, 0 }, b = { NULL, 0 };
@@ -73,6 +74,9 @@ parse(unsigned which, const uint8_t *payload, size_t size)
     case 5:
         rc = tr_wire_kv_parse(payload, size, &head.kv);
         break;
+    case 6:
+        rc = tr_wire_item_parse(payload, size, &head.item, &a, &b);
+        break;
     default:
         rc = tr_wire_error_parse(payload, size, &head.error, &a, &b);
         break;
@@ -94,7 +98,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     copy = malloc(size); /* one byte more than the payload, behind its start */
     memcpy(copy + 1, data + 1, size - 1);
-    parse(data[0] % 6, copy + 1, size - 1);
+    parse(data[0] % 7, copy + 1, size - 1);
     free(copy);
     return 0;
 }

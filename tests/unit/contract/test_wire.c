@@ -104,6 +104,20 @@ parse_delta(const uint8_t *payload, size_t len)
 }
 
 static tr_status_t
+parse_item(const uint8_t *payload, size_t len)
+{
+    tr_wire_item_t head;
+    tr_wire_bytes_t id, name;
+    tr_status_t rc = tr_wire_item_parse(payload, len, &head, &id, &name);
+
+    if (rc == TR_OK) {
+        inside(id, payload, len);
+        inside(name, payload, len);
+    }
+    return rc;
+}
+
+static tr_status_t
 parse_kv(const uint8_t *payload, size_t len)
 {
     tr_wire_kv_t head;
@@ -202,6 +216,21 @@ sample_delta(sample_t *s)
 }
 
 static void
+sample_item(sample_t *s)
+{
+    tr_wire_item_t head = { .choice = 1,
+                            .kind = TR_ITEM_TOOL_CALL,
+                            .index = 3,
+                            .id_len = 6,
+                            .name_len = 4 };
+
+    s->len = 0;
+    add(s, &head, sizeof(head));
+    add(s, "call_7", 6);
+    add(s, "find", 4);
+}
+
+static void
 sample_kv(sample_t *s)
 {
     tr_wire_kv_t head = { .choice = 1,
@@ -264,6 +293,13 @@ static const struct kind {
       0,
       { offsetof(tr_wire_delta_t, text_len),
         offsetof(tr_wire_delta_t, logprobs_len) } },
+    { "ITEM",
+      parse_item,
+      sample_item,
+      sizeof(tr_wire_item_t),
+      0,
+      { offsetof(tr_wire_item_t, id_len),
+        offsetof(tr_wire_item_t, name_len) } },
     { "KV", parse_kv, sample_kv, sizeof(tr_wire_kv_t), 0, { 0, 0 } },
     { "FINISH",
       parse_finish,
@@ -391,6 +427,37 @@ test_every_truncation_of_logprobs(void **state)
     assert_int_equal(whole, 3); /* none, one, both entries */
 }
 
+/* Only a tool call has an id and a name, and it has both. */
+static void
+test_items_have_what_their_kind_has(void **state)
+{
+    static const uint16_t wrong[] = { 0, TR_ITEM_TEXT, TR_ITEM_REASONING, 4,
+                                      0xffff };
+    tr_wire_item_t head = { .kind = TR_ITEM_TEXT };
+    tr_wire_bytes_t id, name;
+    sample_t s;
+
+    (void) state;
+    sample_item(&s);
+    assert_int_equal(tr_wire_item_parse(s.bytes, s.len, &head, &id, &name),
+                     TR_OK);
+    assert_int_equal(head.choice, 1);
+    assert_int_equal(head.index, 3);
+    assert_memory_equal(id.data, "call_7", 6);
+    assert_memory_equal(name.data, "find", 4);
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        memcpy(s.bytes + offsetof(tr_wire_item_t, kind), &wrong[i], 2);
+        assert_int_equal(parse_exact(parse_item, s.bytes, s.len),
+                         TR_ERR_PROTOCOL);
+    }
+    head = (tr_wire_item_t){ .kind = TR_ITEM_REASONING };
+    assert_int_equal(parse_exact(parse_item, (uint8_t *) &head, sizeof(head)),
+                     TR_OK);
+    head.kind = TR_ITEM_TOOL_CALL;
+    assert_int_equal(parse_exact(parse_item, (uint8_t *) &head, sizeof(head)),
+                     TR_ERR_PROTOCOL);
+}
+
 static void
 test_content_is_returned(void **state)
 {
@@ -505,7 +572,7 @@ test_senseless_values(void **state)
         finish.reason = (uint16_t) reason;
         memcpy(s.bytes, &finish, sizeof(finish));
         assert_int_equal(parse_exact(parse_finish, s.bytes, s.len),
-                         reason >= 1 && reason <= 3 ? TR_OK : TR_ERR_PROTOCOL);
+                         reason >= 1 && reason <= 4 ? TR_OK : TR_ERR_PROTOCOL);
     }
 
     sample_error(&s);
@@ -620,6 +687,7 @@ main(void)
         cmocka_unit_test(test_every_wild_length),
         cmocka_unit_test(test_lengths_whose_sum_wraps),
         cmocka_unit_test(test_every_truncation_of_logprobs),
+        cmocka_unit_test(test_items_have_what_their_kind_has),
         cmocka_unit_test(test_content_is_returned),
         cmocka_unit_test(test_senseless_values),
         cmocka_unit_test(test_noise_is_survived),

@@ -76,6 +76,11 @@ writer_records(void **state)
                                 .flags = TR_FINISH_LAST,
                                 .completion_tokens = 7 },
                      finish2;
+    tr_wire_item_t item = { .choice = 2,
+                            .kind = TR_ITEM_TOOL_CALL,
+                            .id_len = 5,
+                            .name_len = 4 },
+                   item2;
     tr_wire_error_t error;
     tr_wire_bytes_t a, b;
     tr_error_t err = { .status = TR_ERR_TIMEOUT };
@@ -85,6 +90,8 @@ writer_records(void **state)
     strcpy(err.param, "p");
     strcpy(err.text, "too slow");
     assert_int_equal(tr_ring_sleep(&peer), TR_AGAIN);
+    assert_int_equal(tr_response_writer_item(&o, 5, &item, "call1", "find"),
+                     TR_OK);
     assert_int_equal(tr_response_writer_delta(&o, 5, 2, 3, "abc", 3, "xy", 2),
                      TR_OK);
     assert_int_equal(tr_response_writer_finish(&o, 5, &finish), TR_OK);
@@ -95,6 +102,16 @@ writer_records(void **state)
     assert_int_equal(rings(bell), 1);
     writer_show(&o);
     assert_int_equal(rings(bell), 0);
+
+    assert_int_equal(tr_ring_get(&peer, &rec, buf, sizeof(buf)), TR_OK);
+    assert_int_equal(rec.type, TR_RECORD_ITEM);
+    assert_int_equal(rec.flags, TR_FLAG_MORE);
+    assert_int_equal(rec.id, 5);
+    assert_int_equal(tr_wire_item_parse(buf, rec.length, &item2, &a, &b),
+                     TR_OK);
+    assert_memory_equal(&item, &item2, sizeof(item));
+    assert_memory_equal(a.data, "call1", 5);
+    assert_memory_equal(b.data, "find", 4);
 
     assert_int_equal(tr_ring_get(&peer, &rec, buf, sizeof(buf)), TR_OK);
     assert_int_equal(rec.type, TR_RECORD_DELTA);
