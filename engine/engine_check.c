@@ -160,7 +160,8 @@ judge_model(const tr_config_t *config, tr_generation_t *generation,
     if (rc != TR_OK || null) {
         return rc;
     }
-    rc = tr_model_config_load(config->model, &model, err);
+    rc = tr_model_config_load(config->model, config->ignore_config, &model,
+                              err);
     if (rc == TR_OK && generation != NULL) {
         *generation = model.generation;
     }
@@ -255,14 +256,8 @@ check_weights(const tr_config_t *config, const tr_model_config_t *model,
               tr_error_t *err)
 {
     tr_safetensors_t *files = NULL;
-    const tr_tensor_t *found;
-    tr_model_tensor_t tensor;
-    uint32_t at = 0;
-    tr_status_t rc = tr_safetensors_open(config->model, &files, err);
+    tr_status_t rc = tr_model_tensors_open(model, config->model, &files, err);
 
-    while (rc == TR_OK && tr_model_tensor_next(model, &at, &tensor)) {
-        rc = tr_model_tensor_find(files, &tensor, &found, err);
-    }
     if (files != NULL) {
         tr_safetensors_close(files);
     }
@@ -285,7 +280,8 @@ static tr_status_t
 check_model(const tr_config_t *config, FILE *out, tr_error_t *err)
 {
     tr_model_config_t model;
-    tr_status_t rc = tr_model_config_load(config->model, &model, err);
+    tr_status_t rc = tr_model_config_load(config->model, config->ignore_config,
+                                          &model, err);
 
     if (rc == TR_OK) {
         rc = check_recipe(config, &model.recipe, out, err);

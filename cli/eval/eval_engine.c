@@ -151,7 +151,8 @@ read_policies(tr_eval_engine_t *e, const char *const *specs, uint32_t n,
               tr_error_t *err)
 {
     tr_model_config_t m;
-    tr_status_t rc = tr_model_config_load(e->config.model, &m, err);
+    tr_status_t rc = tr_model_config_load(e->config.model,
+                                          e->config.ignore_config, &m, err);
 
     if (rc == TR_OK && n > TR_EVAL_POLICIES_MAX) {
         rc = tr_error_set(err, TR_ERR_INVALID, "policy",

@@ -67,6 +67,9 @@ static const setting_t settings[] = {
     { "backend", KIND_CHOICE, AT(backend), "cpu", 0, 0, "cpu cuda null",
       "cpu, cuda (a GPU), or null, which computes nothing and emits tokens at "
       "null_rate" },
+    { "ignore_config", KIND_TEXT, AT(ignore_config), "", 0, 0, NULL,
+      "keys of the model's config.json, separated by blanks, that may stay "
+      "unread although the engine does not know them; empty: none" },
     { "generation_config", KIND_CHOICE, AT(generation_config), "vllm", 0, 0,
       "vllm openai",
       "how to sample by default: vllm, as the model's generation_config.json; "

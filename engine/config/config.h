@@ -35,6 +35,7 @@ typedef struct {
     char served_model_name[128]; /* "" until finish: from model */
     char load_format[16];        /* auto | dummy */
     char backend[16];            /* cpu | cuda | null */
+    char ignore_config[512];     /* keys of config.json without effect */
     char generation_config[16];  /* vllm | openai */
     char chat_template[32];      /* auto | llama3 | chatml | ... */
     char socket[TR_CONFIG_PATH]; /* Unix socket path */

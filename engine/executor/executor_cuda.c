@@ -71,6 +71,7 @@ open_model(tr_executor_cuda_t *x, const tr_config_t *config, tr_error_t *err)
 {
     const tr_model_cuda_options_t options = {
         .dir = config->model,
+        .ignore_config = config->ignore_config,
         .load_format = config->load_format,
         .dtype = config->dtype,
         .dummy_seed = config->dummy_seed,

@@ -222,6 +222,7 @@ open_model(executor_t *x, const tr_config_t *config, int threads,
 {
     tr_model_options_t options = {
         .dir = config->model,
+        .ignore_config = config->ignore_config,
         .load_format = config->load_format,
         .dummy_seed = config->dummy_seed,
         .equalise = config->kv_equalise,

@@ -22,14 +22,6 @@
 
 #include "model_config_internal.h"
 
-json_t *
-tr_config_field(json_t *object, const char *key)
-{
-    json_t *v = json_object_get(object, key);
-
-    return json_is_null(v) ? NULL : v;
-}
-
 void
 tr_config_fail(tr_config_reader_t *r, tr_status_t status, const char *key,
                const char *text)
@@ -56,7 +48,7 @@ uint32_t
 tr_config_uint(tr_config_reader_t *r, json_t *object, const char *key,
                int64_t otherwise, uint32_t min, uint32_t max)
 {
-    json_t *v = tr_config_field(object, key);
+    json_t *v = tr_config_field(r, object, key);
     json_int_t n = v ? json_integer_value(v) : otherwise;
 
     if (r->rc != TR_OK) {
@@ -89,7 +81,7 @@ double
 tr_config_number(tr_config_reader_t *r, json_t *object, const char *key,
                  double otherwise, double min, double max)
 {
-    json_t *v = tr_config_field(object, key);
+    json_t *v = tr_config_field(r, object, key);
     double x = json_number_value(v);
 
     if (r->rc != TR_OK || (v == NULL && otherwise >= 0)) {
@@ -114,7 +106,7 @@ bool
 tr_config_bool(tr_config_reader_t *r, json_t *object, const char *key,
                bool otherwise)
 {
-    json_t *v = tr_config_field(object, key);
+    json_t *v = tr_config_field(r, object, key);
 
     if (v != NULL && !json_is_boolean(v) && r->rc == TR_OK) {
         char shown[TR_CONFIG_SHOWN];
@@ -129,11 +121,26 @@ tr_config_bool(tr_config_reader_t *r, json_t *object, const char *key,
 
 /* ---- by the family's row -------------------------------------------------- */
 
+/* A model for text and more keeps what we run in text_config, with a model_type
+ * of its own; its end tokens may stand beside it. */
+static void
+enter_text_config(tr_config_reader_t *r)
+{
+    json_t *text = json_object_get(r->root, "text_config");
+
+    tr_config_watch(r, "", r->root);
+    if (json_is_object(text)) {
+        r->outer = r->root;
+        r->root = text;
+        tr_config_watch(r, "text_config", text);
+    }
+}
+
 static void
 read_family(tr_config_reader_t *r, tr_model_config_t *c)
 {
     const char *type = json_string_value(
-        tr_config_field(r->root, "model_type"));
+        tr_config_field(r, r->root, "model_type"));
     char names[TR_FAMILY_NAMES];
 
     c->family = tr_family_find(type ? type : "");
@@ -151,7 +158,7 @@ read_family(tr_config_reader_t *r, tr_model_config_t *c)
 static void
 check_act(tr_config_reader_t *r, const char *key, tr_act_t expected)
 {
-    const char *act = json_string_value(tr_config_field(r->root, key));
+    const char *act = json_string_value(tr_config_field(r, r->root, key));
 
     if (act != NULL && strcmp(act, tr_act_name(expected)) != 0
         && r->rc == TR_OK) {
@@ -167,6 +174,24 @@ check_false(tr_config_reader_t *r, const char *key)
     if (tr_config_bool(r, r->root, key, false) && r->rc == TR_OK) {
         r->rc = tr_error_set(r->err, TR_ERR_UNSUPPORTED, key,
                              "config.json: %s is true, expected false", key);
+    }
+}
+
+static void
+check_only(tr_config_reader_t *r, const tr_config_key_t *k)
+{
+    json_t *v = tr_config_field(r, r->root, k->name);
+    char shown[TR_CONFIG_SHOWN], text[TR_CONFIG_SHOWN];
+    json_t *number = v && json_is_number(v) ? json_real(json_number_value(v))
+                                            : json_incref(v);
+
+    tr_config_show(number, text); /* 7 is 7.0 */
+    json_decref(number);
+    if (v != NULL && strcmp(text, k->reason) != 0 && r->rc == TR_OK) {
+        tr_config_show(v, shown);
+        r->rc = tr_error_set(r->err, TR_ERR_UNSUPPORTED, k->name,
+                             "config.json: %s is %s, expected %s", k->name,
+                             shown, k->reason);
     }
 }
 
@@ -199,9 +224,12 @@ read_key(tr_config_reader_t *r, const tr_config_key_t *k, tr_model_config_t *c)
         check_false(r, k->name);
         break;
     case TR_KEY_ABSENT:
-        if (tr_config_field(r->root, k->name) != NULL) {
+        if (tr_config_field(r, r->root, k->name) != NULL) {
             tr_config_fail(r, TR_ERR_UNSUPPORTED, k->name, k->reason);
         }
+        break;
+    case TR_KEY_ONLY:
+        check_only(r, k);
         break;
     }
 }
@@ -256,17 +284,15 @@ complete_heads(tr_config_reader_t *r, tr_recipe_t *c)
 /* Does layer l slide?  By layer_types, else by the family's rule. */
 static bool
 layer_slides(tr_config_reader_t *r, const tr_model_config_t *c, uint32_t l,
-             uint32_t from)
+             uint32_t from, uint32_t pattern)
 {
-    json_t *types = tr_config_field(r->root, "layer_types");
+    json_t *types = tr_config_field(r, r->root, "layer_types");
     json_t *type = json_array_get(types, l);
     const char *text = json_string_value(type);
     char shown[TR_CONFIG_SHOWN];
 
     if (types == NULL) {
-        return c->family->slide_pattern != 0
-                   ? (l + 1) % c->family->slide_pattern != 0
-                   : l >= from;
+        return pattern != 0 ? (l + 1) % pattern != 0 : l >= from;
     }
     if (text != NULL && json_array_size(types) == c->recipe.layers
         && strcmp(text, "sliding_attention") == 0) {
@@ -295,9 +321,14 @@ read_window(tr_config_reader_t *r, tr_model_config_t *c)
                                    UINT32_MAX);
     bool on = tr_config_bool(r, r->root, "use_sliding_window",
                              c->family->always_slides);
+    uint32_t pattern = c->family->slide_pattern;
 
+    if (pattern != 0) {
+        pattern = tr_config_uint(r, r->root, "sliding_window_pattern", pattern,
+                                 1, TR_LAYERS_MAX);
+    }
     for (uint32_t l = 0; l < recipe->layers && r->rc == TR_OK; l++) {
-        if (layer_slides(r, c, l, from) && on && window != 0) {
+        if (layer_slides(r, c, l, from, pattern) && on && window != 0) {
             recipe->layer[l].reach = window;
             recipe->layer[l].rope = c->family->local_rope ? 1 : 0;
         }
@@ -449,10 +480,28 @@ read_recipe(tr_config_reader_t *r, tr_model_config_t *c)
     }
 }
 
-tr_status_t
-tr_model_config_load(const char *dir, tr_model_config_t *c, tr_error_t *err)
+/* What may stand beside a text_config as well as in it. */
+static void
+read_outer(tr_config_reader_t *r, tr_model_config_t *c)
 {
-    tr_config_reader_t r = { .err = err };
+    if (tr_config_field(r, r->root, "tie_word_embeddings") == NULL) {
+        c->recipe.tied = tr_config_bool(r, r->outer, "tie_word_embeddings",
+                                        c->recipe.tied);
+    }
+    if (tr_config_field(r, r->outer, "quantization_config") != NULL) {
+        tr_config_fail(r, TR_ERR_UNSUPPORTED, "quantization_config",
+                       "quantization_config is set, expected unquantised "
+                       "weights (F32, F16 or BF16)");
+    }
+    tr_config_eos(r, c, "config.json", r->outer);
+}
+
+tr_status_t
+tr_model_config_load(const char *dir, const char *ignore, tr_model_config_t *c,
+                     tr_error_t *err)
+{
+    tr_config_reader_t r = { .err = err, .ignore = ignore };
+    json_t *file;
 
     *c = (tr_model_config_t){ 0 };
     tr_generation_init(&c->generation);
@@ -460,14 +509,21 @@ tr_model_config_load(const char *dir, tr_model_config_t *c, tr_error_t *err)
     if (r.rc != TR_OK) {
         return r.rc;
     }
+    file = r.root;
+    enter_text_config(&r);
     read_family(&r, c);
     if (r.rc == TR_OK) {
         read_recipe(&r, c);
     }
+    if (r.rc == TR_OK && r.outer != NULL) {
+        read_outer(&r, c);
+    }
     tr_config_eos(&r, c, "config.json", r.root);
+    tr_config_check_unread(&r);
+    tr_config_unwatch(&r);
     if (r.rc == TR_OK) {
         tr_config_generation(&r, dir, c);
     }
-    json_decref(r.root);
+    json_decref(file);
     return r.rc;
 }

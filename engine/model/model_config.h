@@ -41,7 +41,9 @@ typedef struct {
     int32_t bos; /* -1: none */
 } tr_model_config_t;
 
-tr_status_t tr_model_config_load(const char *dir, tr_model_config_t *out,
-                                 tr_error_t *err);
+/* `ignore`: names of keys, separated by blanks or commas, that may stand there
+ * although we do not know them (the setting ignore_config), or NULL. */
+tr_status_t tr_model_config_load(const char *dir, const char *ignore,
+                                 tr_model_config_t *out, tr_error_t *err);
 
 #endif

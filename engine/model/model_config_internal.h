@@ -13,14 +13,33 @@
 
 #define TR_CONFIG_SHOWN 65 /* bytes of a value in a message */
 
+#define TR_CONFIG_WATCHED 4 /* the file, a text_config, two rotary tables */
+
+/* An object whose keys must all be read, and those that were. */
+typedef struct {
+    const char *name; /* of the object, for messages; "": the model's config */
+    json_t *object, *read;
+} tr_config_watched_t;
+
 typedef struct tr_config_reader {
-    json_t *root;
+    json_t *root;  /* what describes the text model */
+    json_t *outer; /* the file, where root is its text_config; else NULL */
     tr_error_t *err;
-    tr_status_t rc; /* of the first failure; later reads do nothing */
+    tr_status_t rc;     /* of the first failure; later reads do nothing */
+    const char *ignore; /* the setting ignore_config */
+    tr_config_watched_t watched[TR_CONFIG_WATCHED];
+    uint32_t n_watched;
 } tr_config_reader_t;
 
-/* A key's value; NULL when it is absent or null. */
-json_t *tr_config_field(json_t *object, const char *key);
+/* A key's value; NULL when it is absent or null.  It counts as read, where its
+ * object is watched. */
+json_t *tr_config_field(tr_config_reader_t *r, json_t *object, const char *key);
+
+/* model_config_keys.c: from now on reads of the object are remembered (`name`
+ * is kept), keys that nobody read fail, and the end of it. */
+void tr_config_watch(tr_config_reader_t *r, const char *name, json_t *object);
+void tr_config_check_unread(tr_config_reader_t *r);
+void tr_config_unwatch(tr_config_reader_t *r);
 
 /* The first failure. */
 void tr_config_fail(tr_config_reader_t *r, tr_status_t status, const char *key,

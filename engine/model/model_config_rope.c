@@ -109,13 +109,15 @@ static const struct {
 static void
 read_type(reader_t *r, json_t *rope, tr_model_config_t *c, tr_rope_t *t)
 {
-    json_t *name = tr_config_field(rope, "rope_type");
-    json_t *factor = tr_config_field(rope, "factor");
+    json_t *name = tr_config_field(r, rope, "rope_type");
+    json_t *old = tr_config_field(r, rope, "type");
+    json_t *factor = json_object_get(rope, "factor"); /* not read here */
     const char *text;
     char shown[TR_CONFIG_SHOWN];
 
-    name = name ? name : tr_config_field(rope, "type");
-    if (r->rc != TR_OK || (name == NULL && factor == NULL)) {
+    name = name ? name : old;
+    if (r->rc != TR_OK
+        || (name == NULL && (factor == NULL || json_is_null(factor)))) {
         return;
     }
     tr_config_show(name ? name : factor, shown);
@@ -166,7 +168,8 @@ read_partial(reader_t *r, json_t *rope, tr_model_config_t *c)
 
 /* A table, from an object of config.json (NULL: there is none). */
 static void
-read_table(reader_t *r, json_t *rope, tr_model_config_t *c, tr_rope_t *t)
+read_table(reader_t *r, const char *name, json_t *rope, tr_model_config_t *c,
+           tr_rope_t *t)
 {
     char shown[TR_CONFIG_SHOWN];
 
@@ -180,8 +183,10 @@ read_table(reader_t *r, json_t *rope, tr_model_config_t *c, tr_rope_t *t)
                              shown);
         return;
     }
-    t->theta = number(r, r->root, "rope_theta", 10000.0);
+    t->theta = number(r, r->root, "rope_theta",
+                      c->family->theta ? c->family->theta : 10000.0);
     if (rope != NULL) {
+        tr_config_watch(r, name, rope);
         t->theta = number(r, rope, "rope_theta", t->theta);
         read_type(r, rope, c, t);
     }
@@ -202,13 +207,19 @@ void
 tr_config_ropes(reader_t *r, tr_model_config_t *c)
 {
     tr_recipe_t *recipe = &c->recipe;
-    json_t *rope = tr_config_field(r->root, "rope_parameters");
-    json_t *full = rope ? tr_config_field(rope, "full_attention") : NULL;
-    json_t *sliding = rope ? tr_config_field(rope, "sliding_attention") : NULL;
+    json_t *rope = tr_config_field(r, r->root, "rope_parameters");
+    json_t *full = rope ? tr_config_field(r, rope, "full_attention") : NULL;
+    json_t *sliding = rope ? tr_config_field(r, rope, "sliding_attention")
+                           : NULL;
+    const char *name = full ? "rope_parameters.full_attention"
+                            : "rope_parameters";
+    json_t *scaling = tr_config_field(r, r->root, "rope_scaling");
     tr_rope_t *local = &recipe->rope[1];
+    double theta;
 
     if (rope == NULL) {
-        rope = tr_config_field(r->root, "rope_scaling");
+        rope = scaling;
+        name = "rope_scaling";
     }
     if (r->rc == TR_OK && sliding != NULL
         && (full == NULL || !c->family->local_rope)) {
@@ -223,19 +234,23 @@ tr_config_ropes(reader_t *r, tr_model_config_t *c)
     rope = full ? full : rope;
     recipe->n_ropes = 1;
     recipe->rope_interleaved = c->family->rope_interleaved;
-    read_table(r, rope, c, &recipe->rope[0]);
+    read_table(r, name, rope, c, &recipe->rope[0]);
     read_partial(r, rope, c);
-    if (r->rc != TR_OK || !c->family->local_rope || !any_slides(c)) {
+    if (r->rc != TR_OK || !c->family->local_rope) {
+        return;
+    }
+    theta = number(r, r->root, "rope_local_base_freq",
+                   c->family->local_theta ? c->family->local_theta
+                                          : recipe->rope[0].theta);
+    if (!any_slides(c)) {
         return;
     }
     recipe->n_ropes = 2;
     if (sliding != NULL) {
-        read_table(r, sliding, c, local);
+        read_table(r, "rope_parameters.sliding_attention", sliding, c, local);
         return;
     }
     local->type = TR_ROPE_DEFAULT; /* what stretches is for the other layers */
     local->amp = 1;
-    local->theta = number(r, r->root, "rope_local_base_freq",
-                          c->family->local_theta ? c->family->local_theta
-                                                 : recipe->rope[0].theta);
+    local->theta = theta;
 }

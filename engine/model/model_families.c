@@ -45,30 +45,34 @@
  * with use_sliding_window, max_window_layers and layer_types, rope_* and
  * eos_token_id.  num_key_value_heads: as many as query heads; head_dim: what
  * hidden_size leaves for each. */
-#define COMMON_KEYS                                                          \
-    { .name = "quantization_config",                                         \
-      .kind = TR_KEY_ABSENT,                                                 \
-      .reason = "quantization_config is set, expected unquantised weights "  \
-                "(F32, F16 or BF16)" },                                      \
-        { .name = "mlp_bias", .kind = TR_KEY_FALSE },                        \
-        { .name = "attention_bias",                                          \
-          .kind = TR_KEY_BOOL,                                               \
-          .at = AT(attention_bias) },                                        \
-        UINT("vocab_size", recipe.vocab, MUST, 2, VOCAB_MAX),                \
-        UINT("hidden_size", recipe.hidden, MUST, 1, HIDDEN_MAX),             \
-        UINT("intermediate_size", recipe.intermediate, MUST, 1,              \
-             INTERMEDIATE_MAX),                                              \
-        UINT("num_hidden_layers", recipe.layers, MUST, 1, TR_LAYERS_MAX),    \
-        UINT("num_attention_heads", recipe.query_heads, MUST, 1, HEADS_MAX), \
-        UINT("num_key_value_heads", recipe.kv_heads, 0, 1, HEADS_MAX),       \
-        UINT("head_dim", recipe.head_dim, 0, 1, HEAD_DIM_MAX),               \
-        FLOAT("rms_norm_eps", recipe.norm_eps, 1e-6, FLT_MIN, 1),            \
-        FLOAT("initializer_range", init_range, 0.02, FLT_MIN, 1e3),          \
-        UINT("max_position_embeddings", recipe.max_positions, 2048, 1,       \
-             TR_POSITIONS_MAX),                                              \
-    {                                                                        \
-        .name = "bos_token_id", .kind = TR_KEY_TOKEN, .at = AT(bos)          \
+#define COMMON_KEYS                                                         \
+    { .name = "quantization_config",                                        \
+      .kind = TR_KEY_ABSENT,                                                \
+      .reason = "quantization_config is set, expected unquantised weights " \
+                "(F32, F16 or BF16)" },                                     \
+        { .name = "mlp_bias", .kind = TR_KEY_FALSE },                       \
+        { .name = "attention_bias",                                         \
+          .kind = TR_KEY_BOOL,                                              \
+          .at = AT(attention_bias) },                                       \
+        UINT("hidden_size", recipe.hidden, MUST, 1, HIDDEN_MAX),            \
+        UINT("intermediate_size", recipe.intermediate, MUST, 1,             \
+             INTERMEDIATE_MAX),                                             \
+        UINT("num_hidden_layers", recipe.layers, MUST, 1, TR_LAYERS_MAX),   \
+        FLOAT("rms_norm_eps", recipe.norm_eps, 1e-6, FLT_MIN, 1),           \
+        FLOAT("initializer_range", init_range, 0.02, FLT_MIN, 1e3),         \
+    {                                                                       \
+        .name = "bos_token_id", .kind = TR_KEY_TOKEN, .at = AT(bos)         \
     }
+
+#define SHAPE_KEYS(vocab_, heads, kv_heads_, dim, positions)                   \
+    UINT("vocab_size", recipe.vocab, vocab_, 2, VOCAB_MAX),                    \
+        UINT("num_attention_heads", recipe.query_heads, heads, 1, HEADS_MAX),  \
+        UINT("num_key_value_heads", recipe.kv_heads, kv_heads_, 1, HEADS_MAX), \
+        UINT("head_dim", recipe.head_dim, dim, 1, HEAD_DIM_MAX),               \
+        UINT("max_position_embeddings", recipe.max_positions, positions, 1,    \
+             TR_POSITIONS_MAX)
+
+#define PLAIN_SHAPE SHAPE_KEYS(MUST, MUST, 0, 0, 2048)
 
 #define TIED(otherwise_)                                    \
     {                                                       \
@@ -78,13 +82,19 @@
 
 static const tr_config_key_t llama_keys[] = { { .name = "hidden_act",
                                                 .kind = TR_KEY_ACT },
+                                              PLAIN_SHAPE,
                                               COMMON_KEYS,
                                               TIED(false),
                                               { .name = NULL } };
 
 static const tr_config_key_t gemma3_keys[] = {
     { .name = "hidden_activation", .kind = TR_KEY_ACT },
+    { .name = "hidden_act",
+      .kind = TR_KEY_ONLY,
+      .reason = "\"gelu_pytorch_tanh\"" },
     COMMON_KEYS,
+    /* published files leave out what transformers has by default */
+    SHAPE_KEYS(262208, 8, 4, 256, 131072),
     TIED(true),
     FLOAT("query_pre_attn_scalar", query_scalar, 256, 1e-3, 1e6),
     FLOAT("final_logit_softcapping", recipe.final_softcap, 0, 1e-3, 1e6),
@@ -100,6 +110,7 @@ static const tr_config_key_t gemma3_keys[] = {
 
 static const tr_config_key_t qwen3_moe_keys[] = {
     { .name = "hidden_act", .kind = TR_KEY_ACT },
+    PLAIN_SHAPE,
     COMMON_KEYS,
     TIED(false),
     UINT("num_experts", recipe.moe.route.experts, 0, 1, EXPERTS_MAX),
@@ -112,15 +123,20 @@ static const tr_config_key_t qwen3_moe_keys[] = {
 };
 
 static const tr_config_key_t gpt_oss_keys[] = {
+    { .name = "hidden_act", .kind = TR_KEY_ONLY, .reason = "\"silu\"" },
+    { .name = "swiglu_limit", .kind = TR_KEY_ONLY, .reason = "7.0" },
+    PLAIN_SHAPE,
     COMMON_KEYS,
     TIED(false),
     UINT("num_local_experts", recipe.moe.route.experts, MUST, 1, EXPERTS_MAX),
+    UINT("experts_per_token", recipe.moe.route.top_k, 0, 1, TR_TOP_K_MAX),
     UINT("num_experts_per_tok", recipe.moe.route.top_k, MUST, 1, TR_TOP_K_MAX),
     { .name = NULL }
 };
 
 static const tr_config_key_t glm4_moe_keys[] = {
     { .name = "hidden_act", .kind = TR_KEY_ACT },
+    PLAIN_SHAPE,
     COMMON_KEYS,
     TIED(false),
     UINT("n_routed_experts", recipe.moe.route.experts, MUST, 1, EXPERTS_MAX),
@@ -135,11 +151,14 @@ static const tr_config_key_t glm4_moe_keys[] = {
       .at = AT(recipe.moe.route.renorm),
       .otherwise = true },
     { .name = "use_qk_norm", .kind = TR_KEY_BOOL, .at = AT(qk_norm) },
+    { .name = "scoring_func", .kind = TR_KEY_ONLY, .reason = "\"sigmoid\"" },
+    { .name = "topk_method", .kind = TR_KEY_ONLY, .reason = "\"noaux_tc\"" },
     { .name = NULL }
 };
 
 static const tr_config_key_t granite_keys[] = {
     { .name = "hidden_act", .kind = TR_KEY_ACT },
+    PLAIN_SHAPE,
     COMMON_KEYS,
     TIED(false),
     FLOAT("embedding_multiplier", recipe.embed_scale, 1, 1e-6, 1e6),
@@ -343,7 +362,7 @@ fold_gemma3(struct tr_config_reader *r, tr_model_config_t *c)
 static void
 fold_smollm3(struct tr_config_reader *r, tr_model_config_t *c)
 {
-    json_t *list = tr_config_field(r->root, "no_rope_layers");
+    json_t *list = tr_config_field(r, r->root, "no_rope_layers");
     uint32_t every = tr_config_uint(r, r->root, "no_rope_layer_interval", 4, 1,
                                     TR_LAYERS_MAX);
     uint32_t n = c->recipe.layers;
@@ -369,14 +388,17 @@ fold_qwen3_moe(struct tr_config_reader *r, tr_model_config_t *c)
 {
     uint32_t step = tr_config_uint(r, r->root, "decoder_sparse_step", 1, 1,
                                    TR_LAYERS_MAX);
-    json_t *dense = tr_config_field(r->root, "mlp_only_layers"), *v;
+    json_t *dense = tr_config_field(r, r->root, "mlp_only_layers"), *v;
+    uint32_t local;
     size_t i;
 
     set_biases(c, TR_BIAS_QKV | TR_BIAS_O);
-    if (c->recipe.moe.route.experts == 0) { /* as transformers 5 writes it */
-        c->recipe.moe.route.experts = tr_config_uint(r, r->root,
-                                                     "num_local_experts", -1, 1,
-                                                     EXPERTS_MAX);
+    /* transformers 5 writes it so; without the other it must be there */
+    local = tr_config_uint(r, r->root, "num_local_experts",
+                           c->recipe.moe.route.experts != 0 ? 0 : -1, 1,
+                           EXPERTS_MAX);
+    if (c->recipe.moe.route.experts == 0) {
+        c->recipe.moe.route.experts = local;
     }
     c->recipe.moe.route.score = TR_ROUTE_SOFTMAX;
     c->recipe.moe.route.groups = c->recipe.moe.route.top_groups = 1;
@@ -471,6 +493,7 @@ static const tr_family_t families[] = {
       .always_slides = true,
       .slide_pattern = 6,
       .local_rope = true,
+      .theta = 1000000,
       .local_theta = 10000,
       .norm_plus_one = true,
       .keys = gemma3_keys,

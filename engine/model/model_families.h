@@ -20,6 +20,7 @@ typedef enum {
     TR_KEY_ACT,   /* the name of the activation in the family's row, no other */
     TR_KEY_FALSE, /* false: we have nothing for true */
     TR_KEY_ABSENT, /* nothing at all */
+    TR_KEY_ONLY,   /* the one value that we compute, or nothing */
 } tr_config_kind_t;
 
 typedef struct {
@@ -29,7 +30,8 @@ typedef struct {
     double otherwise;   /* UINT, FLOAT, BOOL: when absent; < 0: it must be
                          * there */
     double min, max;    /* UINT, FLOAT */
-    const char *reason; /* ABSENT: what is wrong and what was expected */
+    const char *reason; /* ABSENT: what is wrong and what was expected; ONLY:
+                         * the value, as JSON */
 } tr_config_key_t;
 
 /* Which rows of its part a tensor is. */
@@ -68,6 +70,7 @@ typedef struct tr_family {
                               * max_window_layers on */
     bool local_rope;         /* sliding layers have frequencies of their own, */
     double local_theta;      /* of this base (0: the others'), unscaled */
+    double theta;            /* without rope_theta; 0: 10,000 */
     double partial_rotary;   /* without partial_rotary_factor; 0: 1 */
     bool rope_interleaved;   /* tr_recipe_t */
     bool norm_plus_one;      /* tr_recipe_t */

@@ -56,7 +56,7 @@ void
 tr_config_eos(tr_config_reader_t *r, tr_model_config_t *c, const char *file,
               json_t *root)
 {
-    json_t *v = tr_config_field(root, "eos_token_id");
+    json_t *v = tr_config_field(r, root, "eos_token_id");
 
     if (!json_is_array(v)) {
         if (v != NULL) {
@@ -92,10 +92,10 @@ tr_generation_init(tr_generation_t *g)
 }
 
 static void
-read_sampling(json_t *root, tr_generation_t *g)
+read_sampling(tr_config_reader_t *r, json_t *root, tr_generation_t *g)
 {
     for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
-        json_t *v = tr_config_field(root, numbers[i].name);
+        json_t *v = tr_config_field(r, root, numbers[i].name);
         double number = json_number_value(v);
         char shown[TR_CONFIG_SHOWN];
 
@@ -135,6 +135,6 @@ tr_config_generation(tr_config_reader_t *r, const char *dir,
         return;
     }
     tr_config_eos(r, c, "generation_config.json", root);
-    read_sampling(root, &c->generation);
+    read_sampling(r, root, &c->generation);
     json_decref(root);
 }

@@ -4,6 +4,7 @@
 #include "model_tensors.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "engine/config/log.h"
@@ -169,12 +170,32 @@ expected_shape(const tr_model_tensor_t *t, uint32_t dims[3])
     return n;
 }
 
+/* Models for text and more put a word before the names of their text model, in
+ * front ("language_model.model.norm.weight") or behind the first
+ * ("model.language_model.norm.weight"). */
+static const tr_tensor_t *
+find_named(const tr_safetensors_t *st, const char *name)
+{
+    const tr_tensor_t *t = tr_safetensors_find(st, name);
+    char other[TR_TENSOR_NAME + 32];
+
+    if (t == NULL) {
+        snprintf(other, sizeof(other), "language_model.%s", name);
+        t = tr_safetensors_find(st, other);
+    }
+    if (t == NULL && strncmp(name, "model.", 6) == 0) {
+        snprintf(other, sizeof(other), "model.language_model.%s", name + 6);
+        t = tr_safetensors_find(st, other);
+    }
+    return t;
+}
+
 tr_status_t
 tr_model_tensor_find(const tr_safetensors_t *st,
                      const tr_model_tensor_t *tensor, const tr_tensor_t **out,
                      tr_error_t *err)
 {
-    const tr_tensor_t *t = tr_safetensors_find(st, tensor->name);
+    const tr_tensor_t *t = find_named(st, tensor->name);
     char shape[128] = "", want[128] = "";
     uint32_t dims[3], n = expected_shape(tensor, dims);
 
@@ -208,6 +229,112 @@ tr_model_tensor_find(const tr_safetensors_t *st,
                         "%s: tensor \"%s\" has shape [%s], config.json says "
                         "[%s]",
                         t->file, tensor->name, shape, want);
+}
+
+/* ---- what nobody asked for ---------------------------------------------- */
+
+static int
+by_address(const void *a, const void *b)
+{
+    uintptr_t x = (uintptr_t) * (const tr_tensor_t *const *) a;
+    uintptr_t y = (uintptr_t) * (const tr_tensor_t *const *) b;
+
+    return x < y ? -1 : x > y;
+}
+
+/* The N of "..layers.N..", -1: it is in no layer. */
+static long
+layer_of(const char *name)
+{
+    const char *p = strstr(name, "layers.");
+    char *end;
+    long n = p ? strtol(p + 7, &end, 10) : -1;
+
+    return p && end != p + 7 && *end == '.' ? n : -1;
+}
+
+/* May it stay unread?  Parts of the model that are not run here, tables that we
+ * compute, and dtypes that no weights have, as masks and positions have. */
+static bool
+may_stay(const tr_model_config_t *c, const tr_tensor_t *t)
+{
+    static const char *const words[] = { "vision", "visual",
+                                         "audio",  "multi_modal_projector",
+                                         "mtp.",   "inv_freq" };
+    static const char *const other[] = { "BOOL", "I16", "U16",
+                                         "I64",  "U64", "C64" };
+    bool head = strstr(t->name, "lm_head.weight") != NULL;
+
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+        if (strstr(t->name, words[i]) != NULL) {
+            return true;
+        }
+    }
+    for (size_t i = 0; i < sizeof(other) / sizeof(other[0]); i++) {
+        if (strcmp(t->other, other[i]) == 0) {
+            return true;
+        }
+    }
+    return (head && c->recipe.tied)
+           || layer_of(t->name) >= (long) c->recipe.layers;
+}
+
+static tr_status_t
+check_unread(const tr_model_config_t *c, const tr_safetensors_t *st,
+             tr_error_t *err)
+{
+    uint32_t n = tr_safetensors_count(st), found = 0, at = 0;
+    const tr_tensor_t **read = calloc(n + 1, sizeof(*read));
+    tr_model_tensor_t wanted;
+    tr_status_t rc = TR_OK;
+
+    if (read == NULL) {
+        return tr_error_set(err, TR_ERR_NOMEM, "model",
+                            "out of memory: a list of %u tensors", n);
+    }
+    while (found < n && tr_model_tensor_next(c, &at, &wanted)) {
+        read[found] = find_named(st, wanted.name);
+        found += read[found] != NULL;
+    }
+    qsort(read, found, sizeof(*read), by_address);
+    for (uint32_t i = 0; i < n && rc == TR_OK; i++) {
+        const tr_tensor_t *t = tr_safetensors_at(st, i);
+
+        if (bsearch(&t, read, found, sizeof(*read), by_address) == NULL
+            && !may_stay(c, t)) {
+            rc = tr_error_set(err, TR_ERR_UNSUPPORTED, t->name,
+                              "%s: tensor \"%.200s\" is not used: %s has no "
+                              "such part",
+                              t->file, t->name, c->model_type);
+        }
+    }
+    free(read);
+    return rc;
+}
+
+tr_status_t
+tr_model_tensors_open(const tr_model_config_t *c, const char *dir,
+                      tr_safetensors_t **out, tr_error_t *err)
+{
+    const tr_tensor_t *found;
+    tr_model_tensor_t wanted;
+    uint32_t at = 0;
+    tr_status_t rc = tr_safetensors_open(dir, out, err);
+
+    if (rc != TR_OK) {
+        return rc;
+    }
+    while (rc == TR_OK && tr_model_tensor_next(c, &at, &wanted)) {
+        rc = tr_model_tensor_find(*out, &wanted, &found, err);
+    }
+    if (rc == TR_OK) {
+        rc = check_unread(c, *out, err);
+    }
+    if (rc != TR_OK) {
+        tr_safetensors_close(*out);
+        *out = NULL;
+    }
+    return rc;
 }
 
 /* ---- order of rows ------------------------------------------------------ */

@@ -40,6 +40,12 @@ tr_status_t tr_model_tensor_find(const tr_safetensors_t *st,
                                  const tr_model_tensor_t *tensor,
                                  const tr_tensor_t **out, tr_error_t *err);
 
+/* Opens the model's files and checks them against its configuration: each tensor
+ * that it asks for is there, in its shape, and none of the text model's is left
+ * over, since a part that nobody reads makes another model of it. */
+tr_status_t tr_model_tensors_open(const tr_model_config_t *c, const char *dir,
+                                  tr_safetensors_t **out, tr_error_t *err);
+
 /* Do rows stand in the file in another order than in the part: those of heads
  * that rotate (tr_recipe_rotary_source), or of stacked experts? */
 bool tr_model_tensor_reordered(const tr_recipe_t *r,

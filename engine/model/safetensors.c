@@ -502,6 +502,12 @@ tr_safetensors_count(const tr_safetensors_t *st)
 }
 
 const tr_tensor_t *
+tr_safetensors_at(const tr_safetensors_t *st, uint32_t i)
+{
+    return &st->tensors[i];
+}
+
+const tr_tensor_t *
 tr_safetensors_find(const tr_safetensors_t *st, const char *name)
 {
     tr_tensor_t key = { .name = name };

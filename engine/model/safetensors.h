@@ -41,6 +41,8 @@ tr_status_t tr_safetensors_open(const char *dir, tr_safetensors_t **out,
 void tr_safetensors_close(tr_safetensors_t *st);
 
 uint32_t tr_safetensors_count(const tr_safetensors_t *st);
+/* i below the count, by name */
+const tr_tensor_t *tr_safetensors_at(const tr_safetensors_t *st, uint32_t i);
 /* NULL when there is none of that name. */
 const tr_tensor_t *tr_safetensors_find(const tr_safetensors_t *st,
                                        const char *name);

@@ -141,7 +141,8 @@ tr_model_open(const tr_model_options_t *options, tr_model_t **out,
                             "cannot start %d compute threads",
                             options->threads);
     }
-    rc = tr_model_config_load(options->dir, &m->config, err);
+    rc = tr_model_config_load(options->dir, options->ignore_config, &m->config,
+                              err);
     if (rc == TR_OK && !options->slides) {
         tr_recipe_bound(&m->config.recipe);
     }

@@ -325,7 +325,7 @@ tr_model_weights_load(tr_model_t *m, const tr_model_options_t *options,
     layout(&l);
     fill_ropes(m);
     if (strcmp(options->load_format, "dummy") != 0) {
-        rc = tr_safetensors_open(options->dir, &l.st, err);
+        rc = tr_model_tensors_open(&m->config, options->dir, &l.st, err);
         if (rc != TR_OK) {
             return rc;
         }

@@ -329,7 +329,8 @@ tr_model_cuda_open(const tr_model_cuda_options_t *options,
     }
     m->cuda = options->cuda;
     m->stream = options->stream;
-    rc = tr_model_config_load(options->dir, &m->config, err);
+    rc = tr_model_config_load(options->dir, options->ignore_config, &m->config,
+                              err);
     if (rc == TR_OK) {
         tr_recipe_bound(&m->config.recipe);
         m->rotate = options->rotate;

@@ -82,9 +82,10 @@ typedef struct {
 } tr_model_cuda_t;
 
 typedef struct {
-    const char *dir;         /* borrowed during open */
-    const char *load_format; /* "auto" or "dummy" */
-    const char *dtype;       /* "auto", "bf16" or "f16" */
+    const char *dir;           /* borrowed during open */
+    const char *ignore_config; /* tr_model_config_load; likewise */
+    const char *load_format;   /* "auto" or "dummy" */
+    const char *dtype;         /* "auto", "bf16" or "f16" */
     uint64_t dummy_seed;
     bool equalise;   /* kv_equalise; weights of files alone */
     uint32_t rotate; /* kv_rotate: bits (rotate.h) */

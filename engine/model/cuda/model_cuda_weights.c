@@ -441,7 +441,7 @@ tr_model_cuda_load(tr_model_cuda_t *m, const tr_model_cuda_options_t *options,
 
     clock_gettime(CLOCK_MONOTONIC, &l.said);
     if (strcmp(options->load_format, "dummy") != 0) {
-        rc = tr_safetensors_open(options->dir, &l.st, err);
+        rc = tr_model_tensors_open(&m->config, options->dir, &l.st, err);
     }
     if (rc == TR_OK) {
         rc = choose_type(&l, options->dtype);

@@ -61,7 +61,7 @@ load(const char *config, const char *generation)
 
     write_file("config.json", config);
     write_file("generation_config.json", generation);
-    if (tr_model_config_load(dir, &c, &err) != TR_OK) {
+    if (tr_model_config_load(dir, NULL, &c, &err) != TR_OK) {
         fail_msg("%s: %s", config, err.text);
     }
     return c;
@@ -217,7 +217,8 @@ test_pocket(void **state)
     tr_error_t err;
 
     (void) state;
-    assert_int_equal(tr_model_config_load("models/pocket", &c, &err), TR_OK);
+    assert_int_equal(tr_model_config_load("models/pocket", NULL, &c, &err),
+                     TR_OK);
     assert_true(c.n_eos == 2 && c.eos[0] == 4 && c.eos[1] == 1);
     /* two bytes each, by the index file */
     assert_int_equal(tr_recipe_parameters(&c.recipe), 28324608 / 2);
@@ -379,6 +380,35 @@ static const struct {
     { LLAMA(",\"rope_parameters\":{\"sliding_attention\":{}}"), NULL,
       TR_ERR_UNSUPPORTED, "rope_parameters", "no full_attention" },
     { LLAMA(",\"vocab_size\":1000"), NULL, TR_ERR_FORMAT, "", "duplicate" },
+    /* keys that nobody reads */
+    { LLAMA(",\"embedding_multiplier\":12"), NULL, TR_ERR_UNSUPPORTED,
+      "embedding_multiplier",
+      "config.json: embedding_multiplier is 12, which this engine does not "
+      "know; name it in ignore_config if it has no effect" },
+    { LLAMA(",\"num_experts\":8"), NULL, TR_ERR_UNSUPPORTED, "num_experts",
+      "num_experts is 8" },
+    { LLAMA(",\"use_parallel_residual\":true"), NULL, TR_ERR_UNSUPPORTED,
+      "use_parallel_residual", "is true" },
+    { LLAMA(",\"rope_scaling\":{\"rope_type\":\"default\",\"factor\":8}"), NULL,
+      TR_ERR_UNSUPPORTED, "factor", "rope_scaling.factor is 8" },
+    { LLAMA(",\"rope_parameters\":{\"rope_theta\":1e4,"
+            "\"mrope_section\":[16,24,24]}"),
+      NULL, TR_ERR_UNSUPPORTED, "mrope_section",
+      "rope_parameters.mrope_section is [16,24,24]" },
+    { GLM(",\"n_routed_experts\":8,\"num_experts_per_tok\":2,"
+          "\"scoring_func\":\"softmax\""),
+      NULL, TR_ERR_UNSUPPORTED, "scoring_func",
+      "scoring_func is \"softmax\", expected \"sigmoid\"" },
+    { "{\"model_type\":\"llava\",\"text_config\":{\"model_type\":\"gemma\"}}",
+      NULL, TR_ERR_UNSUPPORTED, "model_type", "\"gemma\", expected llama" },
+    { "{\"model_type\":\"llava\",\"cross_attention_layers\":[3],"
+      "\"text_config\":" LLAMA("") "}",
+      NULL, TR_ERR_UNSUPPORTED, "cross_attention_layers", "is [3]" },
+    { "{\"model_type\":\"llava\",\"text_config\":" LLAMA(",\"x_y\":1") "}",
+      NULL, TR_ERR_UNSUPPORTED, "x_y", "config.json: text_config.x_y is 1" },
+    { "{\"model_type\":\"llava\",\"quantization_config\":{\"bits\":4},"
+      "\"text_config\":" LLAMA("") "}",
+      NULL, TR_ERR_UNSUPPORTED, "quantization_config", "unquantised" },
 };
 
 static void
@@ -392,7 +422,7 @@ test_refused(void **state)
 
         write_file("config.json", refused[i].config);
         write_file("generation_config.json", refused[i].generation);
-        rc = tr_model_config_load(dir, &c, &err);
+        rc = tr_model_config_load(dir, NULL, &c, &err);
         if (rc != refused[i].status || err.status != rc
             || strcmp(err.param, refused[i].param)
             || strstr(err.text, refused[i].words) == NULL) {
@@ -402,6 +432,77 @@ test_refused(void **state)
                      refused[i].status, refused[i].param, refused[i].words);
         }
     }
+}
+
+/* What published files hold beside the model: training, storage, defaults. */
+static void
+test_keys_without_effect(void **state)
+{
+    static const char wide[] = LLAMA(
+        ",\"architectures\":[\"LlamaForCausalLM\"],\"torch_dtype\":"
+        "\"bfloat16\","
+        "\"transformers_version\":\"4.51.3\",\"attention_dropout\":0.1,"
+        "\"pretraining_tp\":2,\"use_cache\":true,\"_name_or_path\":\"x\","
+        "\"unsloth_fixed\":true,\"pad_token_id\":5,\"head_dim\":64,"
+        "\"embedding_multiplier\":1.0,\"num_experts\":0,\"tail\":[],"
+        "\"rope_scaling\":{\"type\":\"default\",\"factor\":1.0},"
+        "\"original_max_position_embeddings\":4096,\"auto_map\":{\"A\":\"b\"}");
+    tr_model_config_t c = load(wide, NULL);
+    tr_error_t err;
+
+    (void) state;
+    assert_int_equal(c.recipe.head_dim, 64);
+    write_file("config.json", LLAMA(",\"x_y\":1,\"z\":[2]"));
+    assert_int_equal(tr_model_config_load(dir, "x_y", &c, &err),
+                     TR_ERR_UNSUPPORTED);
+    assert_string_equal(err.param, "z");
+    assert_int_equal(tr_model_config_load(dir, "z, x_y", &c, &err), TR_OK);
+    assert_int_equal(tr_model_config_load(dir, "zz x_", &c, &err),
+                     TR_ERR_UNSUPPORTED);
+}
+
+/* Gemma 3 4B and Mistral Small 3.1, as their directories have it (shortened). */
+static void
+test_text_config(void **state)
+{
+    tr_model_config_t c = load(
+        "{\"architectures\":[\"Gemma3ForConditionalGeneration\"],"
+        "\"boi_token_index\":255999,\"eoi_token_index\":256000,"
+        "\"eos_token_id\":[1,106],\"image_token_index\":262144,"
+        "\"initializer_range\":0.02,\"mm_tokens_per_image\":256,"
+        "\"model_type\":\"gemma3\",\"text_config\":{\"hidden_size\":2560,"
+        "\"intermediate_size\":10240,\"model_type\":\"gemma3_text\","
+        "\"num_hidden_layers\":34,\"rope_scaling\":{\"factor\":8.0,"
+        "\"rope_type\":\"linear\"},\"sliding_window\":1024},"
+        "\"torch_dtype\":\"bfloat16\",\"vision_config\":{\"hidden_size\":1152}"
+        "}",
+        NULL);
+
+    (void) state;
+    assert_string_equal(c.model_type, "gemma3_text");
+    assert_true(c.recipe.vocab == 262208 && c.recipe.query_heads == 8
+                && c.recipe.kv_heads == 4 && c.recipe.head_dim == 256);
+    assert_true(c.recipe.max_positions == 131072 && c.recipe.tied);
+    assert_true(c.recipe.rope[0].theta == 1000000
+                && c.recipe.rope[0].type == TR_ROPE_LINEAR
+                && c.recipe.rope[1].theta == 10000
+                && c.recipe.rope[1].type == TR_ROPE_DEFAULT);
+    assert_true(c.recipe.layer[0].reach == 1024
+                && c.recipe.layer[5].reach == 0);
+    assert_true(c.n_eos == 2 && c.eos[0] == 1 && c.eos[1] == 106);
+    c = load("{\"architectures\":[\"Mistral3ForConditionalGeneration\"],"
+             "\"image_token_index\":10,\"model_type\":\"mistral3\","
+             "\"multimodal_projector_bias\":false,"
+             "\"projector_hidden_act\":\"gelu\",\"spatial_merge_size\":2,"
+             "\"tie_word_embeddings\":true,"
+             "\"text_config\":{\"model_type\":\"mistral\"," SHAPE
+             ",\"head_dim\":128,\"rope_theta\":1e9,\"sliding_window\":null,"
+             "\"max_position_embeddings\":131072},"
+             "\"vision_feature_layer\":-1,\"vision_config\":{}}",
+             NULL);
+    assert_string_equal(c.model_type, "mistral");
+    assert_true(c.recipe.head_dim == 128 && c.recipe.rope[0].theta == 1e9);
+    assert_true(c.recipe.tied && c.recipe.layer[0].reach == 0);
 }
 
 /* An end token that the model cannot say is none. */
@@ -422,7 +523,7 @@ static void
 test_wild_numbers(void **state)
 {
     tr_model_config_t c = load(
-        LLAMA(",\"a\":[NaN,-Infinity],\"b\":\"\\\"NaN\",\"eos_token_id\":3"),
+        LLAMA(",\"_a\":[NaN,-Infinity],\"_b\":\"\\\"NaN\",\"eos_token_id\":3"),
         "{\"top_p\":NaN,\"temperature\":0.5,\"x\":Infinity,\"y\":\"NaN\"}");
 
     (void) state;
@@ -466,6 +567,8 @@ main(void)
         cmocka_unit_test(test_rope),
         cmocka_unit_test(test_pocket),
         cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_keys_without_effect),
+        cmocka_unit_test(test_text_config),
         cmocka_unit_test(test_len),
     };
 

@@ -299,7 +299,7 @@ test_refused(void **state)
         tr_error_t err = { 0 };
 
         snprintf(dir, sizeof(dir), MODELS "/%s", refused[i].model);
-        assert_int_equal(tr_model_config_load(dir, &c, &err),
+        assert_int_equal(tr_model_config_load(dir, NULL, &c, &err),
                          TR_ERR_UNSUPPORTED);
         assert_non_null(strstr(err.text, refused[i].words));
     }
