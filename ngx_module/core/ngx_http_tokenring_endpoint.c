@@ -16,6 +16,7 @@ static const ngx_http_tokenring_endpoint_t  ngx_http_tokenring_endpoints[] = {
       ngx_http_tokenring_openai_delta,
       ngx_http_tokenring_openai_finish,
       ngx_http_tokenring_openai_whole,
+      ngx_http_tokenring_openai_item,
       "chat.completion",
       "chat.completion.chunk",
       ngx_string(",\"delta\":{\"role\":\"assistant\",\"content\":\"\"},"
@@ -23,8 +24,9 @@ static const ngx_http_tokenring_endpoint_t  ngx_http_tokenring_endpoints[] = {
       ngx_string(",\"delta\":{\"content\":\""),
       ngx_string("\"},\"logprobs\":"),
       ",\"delta\":{},",
-      "\"message\":{\"role\":\"assistant\",\"content\":\"",
-      ",\"refusal\":null}",
+      "\"message\":{\"role\":\"assistant\",\"content\":",
+      ",\"refusal\":null",
+      "}",
       ngx_http_tokenring_logprobs_chat },
 
     [TR_ENDPOINT_COMPLETIONS] =
@@ -34,13 +36,15 @@ static const ngx_http_tokenring_endpoint_t  ngx_http_tokenring_endpoints[] = {
       ngx_http_tokenring_openai_delta,
       ngx_http_tokenring_openai_finish,
       ngx_http_tokenring_openai_whole,
+      NULL,
       "text_completion",
       "text_completion",
       ngx_null_string,
       ngx_string(",\"text\":\""),
       ngx_string("\",\"logprobs\":"),
       ",\"text\":\"\",",
-      "\"text\":\"",
+      "\"text\":",
+      "",
       "",
       ngx_http_tokenring_logprobs_completion }
 };
@@ -84,6 +88,16 @@ ngx_http_tokenring_render_delta(ngx_http_tokenring_ctx_t *ctx,
 {
     return ngx_http_tokenring_endpoint(ctx->endpoint)->delta(ctx, index,
                                                              number);
+}
+
+
+ngx_int_t
+ngx_http_tokenring_render_item(ngx_http_tokenring_ctx_t *ctx,
+    ngx_uint_t index, uint64_t number, tr_wire_bytes_t *id,
+    tr_wire_bytes_t *name)
+{
+    return ngx_http_tokenring_endpoint(ctx->endpoint)->item(ctx, index, number,
+                                                            id, name);
 }
 
 

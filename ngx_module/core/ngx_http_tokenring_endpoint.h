@@ -20,6 +20,11 @@ typedef ngx_int_t (*ngx_http_tokenring_render_record_pt)(
     ngx_http_tokenring_ctx_t *ctx, ngx_uint_t index, uint64_t number);
 
 
+typedef ngx_int_t (*ngx_http_tokenring_render_item_pt)(
+    ngx_http_tokenring_ctx_t *ctx, ngx_uint_t index, uint64_t number,
+    tr_wire_bytes_t *id, tr_wire_bytes_t *name);
+
+
 typedef struct {
     const char                           *id_prefix;  /* "chatcmpl" */
 
@@ -29,6 +34,7 @@ typedef struct {
     ngx_http_tokenring_render_record_pt   delta;
     ngx_http_tokenring_render_record_pt   finish;
     ngx_http_tokenring_render_pt          whole;
+    ngx_http_tokenring_render_item_pt     item;    /* NULL: text alone */
 
     /* for _openai.c: "object" of a response and of a stream's chunk */
     const char                           *object;
@@ -40,9 +46,10 @@ typedef struct {
     ngx_str_t                             text_end;
     const char                           *last;
 
-    /* a choice in a whole response: round its text */
+    /* a choice in a whole response: round its text, and its end */
     const char                           *message;
     const char                           *message_end;
+    const char                           *message_close;
 
     ngx_int_t                           (*logprobs)(
                                         ngx_http_tokenring_text_t *out,

@@ -41,6 +41,8 @@ static ngx_int_t ngx_http_tokenring_usage_kv(ngx_http_tokenring_text_t *t,
     ngx_str_t *policy, tr_wire_usage_t *kv);
 static ngx_int_t ngx_http_tokenring_logprobs(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_choice_t *choice);
+static ngx_int_t ngx_http_tokenring_content(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_choice_t *choice);
 
 
 const char *
@@ -130,8 +132,9 @@ ngx_http_tokenring_openai_chunks(ngx_http_tokenring_ctx_t *ctx)
 
     out = &ctx->out;
 
-    rc = ctx->resumable ? ngx_http_tokenring_render_records(ctx)
-                        : ngx_http_tokenring_render_choices(ctx);
+    rc = ngx_http_tokenring_queues(ctx)
+         ? ngx_http_tokenring_render_records(ctx)
+         : ngx_http_tokenring_render_choices(ctx);
 
     if (rc != NGX_OK) {
         return (rc == NGX_AGAIN) ? (ngx_int_t) ngx_http_tokenring_text_len(out)
@@ -213,13 +216,51 @@ ngx_int_t
 ngx_http_tokenring_openai_delta(ngx_http_tokenring_ctx_t *ctx,
     ngx_uint_t index, uint64_t number)
 {
-    if (!ctx->choices[index].begun
+    ngx_http_tokenring_choice_t  *choice;
+
+    choice = &ctx->choices[index];
+
+    if (!choice->begun
         && ngx_http_tokenring_role_chunk(ctx, index) != NGX_OK)
     {
         return NGX_ERROR;
     }
 
-    return ngx_http_tokenring_text_chunk(ctx, index, number);
+    do {
+        if (ngx_http_tokenring_text_chunk(ctx, index, number) != NGX_OK) {
+            return NGX_ERROR;
+        }
+    } while (ngx_http_tokenring_text_len(&choice->text));
+
+    return NGX_OK;
+}
+
+
+/* a call begins; what else an item begins with shows in the text that follows */
+
+ngx_int_t
+ngx_http_tokenring_openai_item(ngx_http_tokenring_ctx_t *ctx,
+    ngx_uint_t index, uint64_t number, tr_wire_bytes_t *id,
+    tr_wire_bytes_t *name)
+{
+    ngx_http_tokenring_choice_t  *choice;
+
+    choice = &ctx->choices[index];
+
+    if (choice->items->kind != TR_ITEM_TOOL_CALL) {
+        return NGX_OK;
+    }
+
+    if ((!choice->begun
+         && ngx_http_tokenring_role_chunk(ctx, index) != NGX_OK)
+        || ngx_http_tokenring_chunk_open(ctx, index, number) != NGX_OK
+        || ngx_http_tokenring_items_call(ctx, choice->items, id, name)
+           != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_tokenring_chunk_close(ctx, index, choice->tokens);
 }
 
 
@@ -358,6 +399,7 @@ ngx_http_tokenring_text_chunk(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t index,
     uint64_t number)
 {
     size_t                                len, before;
+    ngx_uint_t                            item;
     ngx_http_tokenring_text_t            *out;
     ngx_http_tokenring_choice_t          *choice;
     const ngx_http_tokenring_endpoint_t  *endpoint;
@@ -376,13 +418,17 @@ ngx_http_tokenring_text_chunk(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t index,
                                      NGX_HTTP_TOKENRING_EVENT);
     }
 
+    item = (choice->items && choice->items->kind != TR_ITEM_TEXT);
+
     if (ngx_http_tokenring_chunk_open(ctx, index, number) != NGX_OK
-        || ngx_http_tokenring_append(out, endpoint->text.data,
-                                     endpoint->text.len)
+        || (item ? ngx_http_tokenring_items_open(ctx, choice->items)
+                 : ngx_http_tokenring_append(out, endpoint->text.data,
+                                             endpoint->text.len))
            != NGX_OK
         || ngx_http_tokenring_json(out, choice->text.pos, len) != NGX_OK
-        || ngx_http_tokenring_append(out, endpoint->text_end.data,
-                                     endpoint->text_end.len)
+        || (item ? ngx_http_tokenring_items_close(ctx, choice->items)
+                 : ngx_http_tokenring_append(out, endpoint->text_end.data,
+                                             endpoint->text_end.len))
            != NGX_OK
         || ngx_http_tokenring_logprobs(ctx, choice) != NGX_OK)
     {
@@ -496,6 +542,11 @@ ngx_http_tokenring_render_usage(ngx_http_tokenring_text_t *t,
                ",\"prompt_tokens_details\":{\"cached_tokens\":%uD}",
                totals->cached_tokens)
            != NGX_OK
+        || (totals->reasoning_tokens
+            && ngx_http_tokenring_printf(t, 96,
+                   ",\"completion_tokens_details\":{\"reasoning_tokens\":"
+                   "%uD}", totals->reasoning_tokens)
+               != NGX_OK)
         || ngx_http_tokenring_usage_kv(t, policy, &totals->kv) != NGX_OK)
     {
         return NGX_ERROR;
@@ -564,6 +615,37 @@ ngx_http_tokenring_logprobs(ngx_http_tokenring_ctx_t *ctx,
 }
 
 
+/* what a choice says, as a string; null beside calls or reasoning alone */
+
+static ngx_int_t
+ngx_http_tokenring_content(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_choice_t *choice)
+{
+    size_t                       len;
+    ngx_http_tokenring_text_t   *out;
+    ngx_http_tokenring_items_t  *items;
+
+    out = &ctx->out;
+    items = choice->items;
+    len = ngx_http_tokenring_text_len(&choice->text);
+
+    if (len == 0 && items
+        && (ngx_http_tokenring_text_len(&items->reasoning)
+            || ngx_http_tokenring_text_len(&items->calls)))
+    {
+        return ngx_http_tokenring_put(out, "null");
+    }
+
+    if (ngx_http_tokenring_put(out, "\"") != NGX_OK
+        || ngx_http_tokenring_json(out, choice->text.pos, len) != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_tokenring_put(out, "\"");
+}
+
+
 /* a response that is not streamed */
 
 ngx_int_t
@@ -589,11 +671,14 @@ ngx_http_tokenring_openai_whole(ngx_http_tokenring_ctx_t *ctx)
                  i ? "," : "", i, endpoint->message);
 
         if (rc != NGX_OK
-            || ngx_http_tokenring_json(out, choice->text.pos,
-                               ngx_http_tokenring_text_len(&choice->text))
+            || ngx_http_tokenring_content(ctx, choice) != NGX_OK
+            || ngx_http_tokenring_printf(out, 32, "%s", endpoint->message_end)
                != NGX_OK
-            || ngx_http_tokenring_printf(out, 64, "\"%s,\"logprobs\":",
-                                         endpoint->message_end)
+            || (choice->items
+                && ngx_http_tokenring_items_whole(ctx, choice->items)
+                   != NGX_OK)
+            || ngx_http_tokenring_printf(out, 64, "%s,\"logprobs\":",
+                                         endpoint->message_close)
                != NGX_OK
             || ngx_http_tokenring_logprobs(ctx, choice) != NGX_OK
             || ngx_http_tokenring_printf(out, 64,
@@ -604,9 +689,9 @@ ngx_http_tokenring_openai_whole(ngx_http_tokenring_ctx_t *ctx)
             return NGX_ERROR;
         }
 
-        ngx_http_tokenring_text_free(&choice->text);
-        ngx_http_tokenring_text_free(&choice->logprobs);
     }
+
+    ngx_http_tokenring_choices_free(ctx);
 
     if (ngx_http_tokenring_put(out, "],") != NGX_OK
         || ngx_http_tokenring_render_usage(out, ctx->prompt_tokens,

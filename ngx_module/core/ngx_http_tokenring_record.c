@@ -9,6 +9,7 @@
 #include "ngx_http_tokenring_body.h"
 #include "ngx_http_tokenring_channel.h"
 #include "ngx_http_tokenring_conf.h"
+#include "ngx_http_tokenring_endpoint.h"
 #include "ngx_http_tokenring_metrics.h"
 #include "ngx_http_tokenring_render.h"
 
@@ -23,6 +24,8 @@ static ngx_int_t ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx,
 static ngx_int_t ngx_http_tokenring_started(ngx_http_tokenring_ctx_t *ctx,
     size_t len);
 static ngx_int_t ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx,
+    u_char *payload, size_t len);
+static ngx_int_t ngx_http_tokenring_item(ngx_http_tokenring_ctx_t *ctx,
     u_char *payload, size_t len);
 static ngx_int_t ngx_http_tokenring_kv(ngx_http_tokenring_ctx_t *ctx,
     u_char *payload, size_t len);
@@ -48,6 +51,9 @@ ngx_http_tokenring_record_name(ngx_uint_t type)
 
     case TR_RECORD_DELTA:
         return "DELTA";
+
+    case TR_RECORD_ITEM:
+        return "ITEM";
 
     case TR_RECORD_KV:
         return "KV";
@@ -113,6 +119,10 @@ ngx_http_tokenring_record(ngx_http_tokenring_ctx_t *ctx, tr_record_t *rec,
         rc = ngx_http_tokenring_delta(ctx, payload, rec->length);
         break;
 
+    case TR_RECORD_ITEM:
+        rc = ngx_http_tokenring_item(ctx, payload, rec->length);
+        break;
+
     case TR_RECORD_KV:
         rc = ngx_http_tokenring_kv(ctx, payload, rec->length);
         break;
@@ -167,6 +177,8 @@ ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
         || head.endpoint != ctx->endpoint
         || head.model_len > TR_NAME_MAX
         || head.policy_len > TR_NAME_MAX
+        || ((head.flags & TR_ACCEPTED_ITEMS)
+            && ngx_http_tokenring_endpoint(ctx->endpoint)->item == NULL)
         || ctx->state != NGX_HTTP_TOKENRING_QUEUED)
     {
         return NGX_DECLINED;
@@ -217,6 +229,12 @@ ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
 
     ctx->nchoices = head.choices;
     ctx->left = head.choices;
+
+    if ((head.flags & TR_ACCEPTED_ITEMS)
+        && ngx_http_tokenring_items_create(ctx) != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
 
     if (ctx->gone) {
         return NGX_OK;
@@ -316,7 +334,7 @@ ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
         return NGX_OK;
     }
 
-    if (ctx->resumable && ctx->stream) {
+    if (ngx_http_tokenring_queues(ctx)) {
         if (ngx_http_tokenring_queue_delta(ctx, &head, &text, &logprobs)
             != NGX_OK)
         {
@@ -329,7 +347,7 @@ ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     choice = &ctx->choices[head.choice];
     choice->tokens += head.tokens;
 
-    if (ngx_http_tokenring_append(&choice->text, text.data, text.len) != NGX_OK
+    if (ngx_http_tokenring_item_text(ctx, head.choice, &text) != NGX_OK
         || (logprobs.len
             && ngx_http_tokenring_append(&choice->logprobs, logprobs.data,
                                          logprobs.len)
@@ -355,6 +373,36 @@ queued:
     }
 
     return NGX_OK;
+}
+
+
+/* what the text that follows in a choice is */
+
+static ngx_int_t
+ngx_http_tokenring_item(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
+    size_t len)
+{
+    tr_wire_item_t   head;
+    tr_wire_bytes_t  id, name;
+
+    if (tr_wire_item_parse(payload, len, &head, &id, &name) != TR_OK
+        || ctx->state < NGX_HTTP_TOKENRING_ACCEPTED
+        || head.choice >= ctx->nchoices
+        || ctx->choices[head.choice].items == NULL
+        || ctx->choices[head.choice].reason)
+    {
+        return NGX_DECLINED;
+    }
+
+    if (ctx->gone || ctx->error) {
+        return NGX_OK;
+    }
+
+    if (ngx_http_tokenring_queues(ctx)) {
+        return ngx_http_tokenring_queue_item(ctx, &head, &id, &name);
+    }
+
+    return ngx_http_tokenring_item_begin(ctx, head.choice, &head, &id, &name);
 }
 
 
@@ -384,7 +432,7 @@ ngx_http_tokenring_kv(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
         return NGX_OK;
     }
 
-    if (ctx->resumable && ctx->stream) {
+    if (ngx_http_tokenring_queues(ctx)) {
         return ngx_http_tokenring_queue_kv(ctx, &head);
     }
 
@@ -419,7 +467,7 @@ ngx_http_tokenring_finish(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
         ctx->choices[head.choice].reason = head.reason;
         ctx->left--;
 
-        if (!ctx->resumable || !ctx->stream) {
+        if (!ngx_http_tokenring_queues(ctx)) {
             ctx->choices[head.choice].tokens = head.choice_tokens;
 
         } else if (!ctx->gone && !ctx->error

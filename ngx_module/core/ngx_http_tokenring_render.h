@@ -47,6 +47,31 @@ ngx_int_t ngx_http_tokenring_render_finish(ngx_http_tokenring_ctx_t *ctx,
     ngx_uint_t index, uint64_t number);
 
 
+/* the event of an ITEM record, if it is one that a client sees */
+ngx_int_t ngx_http_tokenring_render_item(ngx_http_tokenring_ctx_t *ctx,
+    ngx_uint_t index, uint64_t number, tr_wire_bytes_t *id,
+    tr_wire_bytes_t *name);
+
+
+/* _items.c: tool calls and reasoning */
+ngx_int_t ngx_http_tokenring_items_create(ngx_http_tokenring_ctx_t *ctx);
+void ngx_http_tokenring_choices_free(ngx_http_tokenring_ctx_t *ctx);
+ngx_int_t ngx_http_tokenring_item_begin(ngx_http_tokenring_ctx_t *ctx,
+    ngx_uint_t index, tr_wire_item_t *head, tr_wire_bytes_t *id,
+    tr_wire_bytes_t *name);
+ngx_int_t ngx_http_tokenring_item_text(ngx_http_tokenring_ctx_t *ctx,
+    ngx_uint_t index, tr_wire_bytes_t *text);
+ngx_int_t ngx_http_tokenring_items_whole(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_items_t *items);
+ngx_int_t ngx_http_tokenring_items_open(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_items_t *items);
+ngx_int_t ngx_http_tokenring_items_close(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_items_t *items);
+ngx_int_t ngx_http_tokenring_items_call(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_items_t *items, tr_wire_bytes_t *id,
+    tr_wire_bytes_t *name);
+
+
 /* the same for chat and completions, as OpenAI's API gives them */
 ngx_int_t ngx_http_tokenring_openai_heads(ngx_http_tokenring_ctx_t *ctx);
 ngx_int_t ngx_http_tokenring_openai_chunks(ngx_http_tokenring_ctx_t *ctx);
@@ -54,6 +79,9 @@ ngx_int_t ngx_http_tokenring_openai_delta(ngx_http_tokenring_ctx_t *ctx,
     ngx_uint_t index, uint64_t number);
 ngx_int_t ngx_http_tokenring_openai_finish(ngx_http_tokenring_ctx_t *ctx,
     ngx_uint_t index, uint64_t number);
+ngx_int_t ngx_http_tokenring_openai_item(ngx_http_tokenring_ctx_t *ctx,
+    ngx_uint_t index, uint64_t number, tr_wire_bytes_t *id,
+    tr_wire_bytes_t *name);
 ngx_int_t ngx_http_tokenring_openai_whole(ngx_http_tokenring_ctx_t *ctx);
 
 
@@ -65,9 +93,15 @@ ngx_int_t ngx_http_tokenring_logprobs_completion(
     ngx_http_tokenring_text_t *out, ngx_http_tokenring_choice_t *choice);
 
 
-/* a record of a resumable stream, copied into ctx->queue */
+/* are the records of a stream rendered one by one, from ctx->queue? */
+#define ngx_http_tokenring_queues(ctx)                                        \
+    ((ctx)->stream && ((ctx)->resumable || (ctx)->items))
+
+/* a record of such a stream, copied into ctx->queue */
 ngx_int_t ngx_http_tokenring_queue_delta(ngx_http_tokenring_ctx_t *ctx,
     tr_wire_delta_t *delta, tr_wire_bytes_t *text, tr_wire_bytes_t *logprobs);
+ngx_int_t ngx_http_tokenring_queue_item(ngx_http_tokenring_ctx_t *ctx,
+    tr_wire_item_t *item, tr_wire_bytes_t *id, tr_wire_bytes_t *name);
 ngx_int_t ngx_http_tokenring_queue_kv(ngx_http_tokenring_ctx_t *ctx,
     tr_wire_kv_t *kv);
 ngx_int_t ngx_http_tokenring_queue_finish(ngx_http_tokenring_ctx_t *ctx,

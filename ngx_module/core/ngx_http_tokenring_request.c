@@ -10,6 +10,7 @@
 #include "ngx_http_tokenring_conf.h"
 #include "ngx_http_tokenring_error.h"
 #include "ngx_http_tokenring_metrics.h"
+#include "ngx_http_tokenring_render.h"
 #include "ngx_http_tokenring_request.h"
 #include "ngx_http_tokenring_send.h"
 #include "ngx_http_tokenring_follow.h"
@@ -347,7 +348,6 @@ left:
 void
 ngx_http_tokenring_hang_up(ngx_http_tokenring_ctx_t *ctx)
 {
-    ngx_uint_t           i;
     ngx_http_request_t  *r;
 
     if (ctx->gone) {
@@ -381,11 +381,7 @@ ngx_http_tokenring_hang_up(ngx_http_tokenring_ctx_t *ctx)
         ngx_del_timer(r->connection->write);
     }
 
-    for (i = 0; i < ctx->nchoices; i++) {
-        ngx_http_tokenring_text_free(&ctx->choices[i].text);
-        ngx_http_tokenring_text_free(&ctx->choices[i].logprobs);
-    }
-
+    ngx_http_tokenring_choices_free(ctx);
     ngx_http_tokenring_text_free(&ctx->queue);
 
     ctx->pending = 0;
@@ -595,15 +591,7 @@ ngx_http_tokenring_pool_cleanup(void *data)
 {
     ngx_http_tokenring_ctx_t  *ctx = data;
 
-    ngx_uint_t  i;
-
-    if (ctx->choices) {
-        for (i = 0; i < ctx->nchoices; i++) {
-            ngx_http_tokenring_text_free(&ctx->choices[i].text);
-            ngx_http_tokenring_text_free(&ctx->choices[i].logprobs);
-        }
-    }
-
+    ngx_http_tokenring_choices_free(ctx);
     ngx_http_tokenring_text_free(&ctx->queue);
     ngx_http_tokenring_text_free(&ctx->head);
     ngx_http_tokenring_text_free(&ctx->out);

@@ -28,9 +28,20 @@
 #define NGX_HTTP_TOKENRING_MESSAGE_MAX  4096
 
 
+/* tool calls and reasoning of a choice (_items.c) */
+
+typedef struct {
+    uint16_t                        kind;    /* of the text that comes now */
+    uint32_t                        index;   /* of the newest call */
+    ngx_http_tokenring_text_t       reasoning;
+    ngx_http_tokenring_text_t       calls;   /* JSON, open at its end */
+} ngx_http_tokenring_items_t;
+
+
 typedef struct {
     ngx_http_tokenring_text_t       text;
     ngx_http_tokenring_text_t       logprobs;
+    ngx_http_tokenring_items_t     *items;   /* NULL: text alone */
     uint64_t                        offset;  /* characters shown so far */
     uint64_t                        tokens;  /* generated so far */
     tr_wire_usage_t                *kv;      /* held now; NULL: not told */
@@ -166,6 +177,7 @@ struct ngx_http_tokenring_ctx_s {
     unsigned                        include_usage:1;
     unsigned                        with_logprobs:1;
     unsigned                        usage_stats:1;  /* in each chunk */
+    unsigned                        items:1;        /* choices have them */
 
     /* the client and its socket, which change in any state */
     unsigned                        gone:1;      /* it left before the end */

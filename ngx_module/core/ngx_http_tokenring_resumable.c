@@ -1,5 +1,6 @@
 /*
- * Streams that a client can resume.
+ * Streams that a client can resume, and others whose records are rendered one by
+ * one, since they tell of tool calls or reasoning.
  *
  * The engine numbers the records of a request (docs/redis.md), and so does the
  * worker, by counting.  In a resumable stream each record is rendered by
@@ -23,13 +24,16 @@
 
 typedef enum {
     NGX_HTTP_TOKENRING_QUEUED_DELTA = 0,
+    NGX_HTTP_TOKENRING_QUEUED_ITEM,
     NGX_HTTP_TOKENRING_QUEUED_KV,
     NGX_HTTP_TOKENRING_QUEUED_FINISH
 } ngx_http_tokenring_queued_e;
 
 
 /* what is to be rendered of a record, followed by its text (that of a KV is a
- * tr_wire_usage_t) and logprobs; tokens: of a DELTA more, of a FINISH in all */
+ * tr_wire_usage_t, that of an ITEM the name) and logprobs (of an ITEM the id);
+ * tokens: of a DELTA more, of a FINISH in all; item: of an ITEM its kind, and
+ * tokens the call's index */
 
 typedef struct {
     uint64_t    number;
@@ -38,7 +42,7 @@ typedef struct {
     uint32_t    tokens;
     uint32_t    text_len;
     uint32_t    logprobs_len;
-    uint32_t    reserved;
+    uint32_t    item;
 } ngx_http_tokenring_queued_t;
 
 
@@ -198,6 +202,29 @@ ngx_http_tokenring_queue_delta(ngx_http_tokenring_ctx_t *ctx,
 }
 
 
+ngx_int_t
+ngx_http_tokenring_queue_item(ngx_http_tokenring_ctx_t *ctx,
+    tr_wire_item_t *item, tr_wire_bytes_t *id, tr_wire_bytes_t *name)
+{
+    ngx_http_tokenring_queued_t  head;
+
+    ngx_memzero(&head, sizeof(ngx_http_tokenring_queued_t));
+
+    head.kind = NGX_HTTP_TOKENRING_QUEUED_ITEM;
+    head.index = item->choice;
+    head.item = item->kind;
+    head.tokens = item->index;
+    head.text_len = name->len;
+    head.logprobs_len = id->len;
+
+    if (item->kind == TR_ITEM_TOOL_CALL) {
+        ctx->spoken = 1;
+    }
+
+    return ngx_http_tokenring_queue_push(ctx, &head, name->data, id->data);
+}
+
+
 /* makes no event */
 
 ngx_int_t
@@ -318,11 +345,25 @@ static ngx_int_t
 ngx_http_tokenring_render_queued(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_queued_t *head, u_char *p)
 {
+    uint64_t                      number;
+    tr_wire_bytes_t               id, name;
     ngx_http_tokenring_choice_t  *choice;
 
     choice = &ctx->choices[head->index];
+    number = ctx->resumable ? head->number : 0;
 
     switch (head->kind) {
+
+    case NGX_HTTP_TOKENRING_QUEUED_ITEM:
+        name.data = (const char *) p;
+        name.len = head->text_len;
+        id.data = (const char *) p + head->text_len;
+        id.len = head->logprobs_len;
+        choice->items->kind = (uint16_t) head->item;
+        choice->items->index = head->tokens;
+        ctx->pending -= head->text_len + head->logprobs_len;
+        return ngx_http_tokenring_render_item(ctx, head->index, number, &id,
+                                              &name);
 
     case NGX_HTTP_TOKENRING_QUEUED_KV:
         ngx_memcpy(choice->kv, p, sizeof(tr_wire_usage_t));
@@ -331,8 +372,7 @@ ngx_http_tokenring_render_queued(ngx_http_tokenring_ctx_t *ctx,
 
     case NGX_HTTP_TOKENRING_QUEUED_FINISH:
         choice->tokens = head->tokens;
-        return ngx_http_tokenring_render_finish(ctx, head->index,
-                                                head->number);
+        return ngx_http_tokenring_render_finish(ctx, head->index, number);
 
     default: /* NGX_HTTP_TOKENRING_QUEUED_DELTA */
         break;
@@ -352,5 +392,5 @@ ngx_http_tokenring_render_queued(ngx_http_tokenring_ctx_t *ctx,
         return NGX_ERROR;
     }
 
-    return ngx_http_tokenring_render_delta(ctx, head->index, head->number);
+    return ngx_http_tokenring_render_delta(ctx, head->index, number);
 }

@@ -19,6 +19,7 @@
 #include "ngx_http_tokenring_conf.h"
 #include "ngx_http_tokenring_engine.h"
 #include "ngx_http_tokenring_metrics.h"
+#include "ngx_http_tokenring_render.h"
 #include "ngx_http_tokenring_request.h"
 #include "ngx_http_tokenring_send.h"
 
@@ -301,16 +302,13 @@ ngx_http_tokenring_body_resend(ngx_http_tokenring_ctx_t *ctx)
 static void
 ngx_http_tokenring_reset(ngx_http_tokenring_ctx_t *ctx)
 {
-    u_char      *p;
-    ngx_uint_t   i;
+    u_char  *p;
 
-    for (i = 0; i < ctx->nchoices; i++) {
-        ngx_http_tokenring_text_free(&ctx->choices[i].text);
-        ngx_http_tokenring_text_free(&ctx->choices[i].logprobs);
-    }
+    ngx_http_tokenring_choices_free(ctx);
 
     ctx->choices = NULL;
     ctx->nchoices = 0;
+    ctx->items = 0;
     ctx->left = 0;
     ctx->pending = 0;
 

@@ -19,6 +19,7 @@
  *     late_error   count tokens, then ERROR
  *     abort        count tokens, then FINISH(aborted) that nobody asked for
  *     escapes      one token with everything that JSON must escape
+ *     items        reasoning, text, and count calls
  *     hostile_X    ACCEPTED, one token, then what X in hostile() says;
  *                  hostile_flood also ends the process, 20 s later at most
  *
@@ -176,8 +177,11 @@ put_accepted(fake_channel_t *c, fake_request_t *r)
                              | (body_true(r, "continuous_usage_stats")
                                     ? TR_ACCEPTED_USAGE_STATS
                                     : 0)
-                             | (body_true(r, "include_kv") ? TR_ACCEPTED_KV
-                                                           : 0));
+                             | (body_true(r, "include_kv") ? TR_ACCEPTED_KV : 0)
+                             | (body_fake(r, "items")
+                                        || body_fake(r, "hostile_item_kind")
+                                    ? TR_ACCEPTED_ITEMS
+                                    : 0));
     head.choices = body_number(r, "choices", 1);
     head.prompt_tokens = 7;
     head.model_len = sizeof(model) - 1;
@@ -227,6 +231,46 @@ put_text(fake_channel_t *c, fake_request_t *r, uint32_t choice,
                logprobs, head.logprobs_len);
 }
 
+static bool
+put_item(fake_channel_t *c, fake_request_t *r, uint32_t choice, uint16_t kind,
+         uint32_t index)
+{
+    tr_wire_item_t head = { .choice = choice, .kind = kind, .index = index };
+    char id[32], name[32];
+
+    if (kind == TR_ITEM_TOOL_CALL) {
+        head.id_len = (uint32_t) snprintf(id, sizeof(id), "call_%u_%u", choice,
+                                          index);
+        head.name_len = (uint32_t) snprintf(name, sizeof(name), "find_%u",
+                                            index);
+    }
+    return put(c, TR_RECORD_ITEM, r->id, &head, sizeof(head), id, head.id_len,
+               name, head.name_len);
+}
+
+/* One choice that thinks, speaks and calls. */
+static void
+put_items(fake_channel_t *c, fake_request_t *r, uint32_t choice)
+{
+    static const char *const arguments[] = { "{\"q\": \"", "\\\"\xc3\xa9\\n",
+                                             "\xf0\x9f\x98\x80\"}" };
+    uint32_t n = body_number(r, "count", 1), i;
+
+    put_item(c, r, choice, TR_ITEM_REASONING, 0);
+    put_text(c, r, choice, "hm \"\xc3\xa9\"\n", 8);
+    put_text(c, r, choice, "yes", 3);
+    put_item(c, r, choice, TR_ITEM_TEXT, 0);
+    put_text(c, r, choice, "so: ", 4);
+    r->sent += 3;
+    for (i = 0; i < n; i++) {
+        put_item(c, r, choice, TR_ITEM_TOOL_CALL, i);
+        for (size_t k = 0; k < 3; k++) {
+            put_text(c, r, choice, arguments[k], strlen(arguments[k]));
+            r->sent++;
+        }
+    }
+}
+
 /* What r holds of the KV cache, which grows. */
 static bool
 put_kv(fake_channel_t *c, fake_request_t *r, uint32_t choice)
@@ -258,6 +302,7 @@ put_finish(fake_channel_t *c, fake_request_t *r, uint32_t choice,
     f.completion_tokens = r->sent;
     f.choice_tokens = r->sent / body_number(r, "choices", 1);
     f.cached_tokens = 3;
+    f.reasoning_tokens = reason == TR_FINISH_TOOL_CALLS ? 2 : 0;
     f.kv.bytes = 250;
     f.kv.full_bytes = 1000;
     return put(c, TR_RECORD_FINISH, r->id, &f, sizeof(f), NULL, 0, NULL, 0);
@@ -331,6 +376,10 @@ hostile(fake_channel_t *c, fake_request_t *r, const char *how)
         delta.logprobs_len = 13;
         put(c, TR_RECORD_DELTA, r->id, &delta, sizeof(delta),
             "\0\0\0\0\0\0\0\0\377\377\377\377!", 13, NULL, 0);
+    } else if (strcmp(how, "item") == 0) { /* ACCEPTED did not say so */
+        put_item(c, r, 0, TR_ITEM_REASONING, 0);
+    } else if (strcmp(how, "item_kind") == 0) {
+        put_item(c, r, 0, 9, 0);
     } else if (strcmp(how, "twice") == 0) {
         put_accepted(c, r);
     } else if (strcmp(how, "reason") == 0) {
@@ -470,6 +519,13 @@ step(fake_channel_t *c, fake_request_t *r)
         put_text(c, r, 0, all, sizeof(all) - 1);
         r->sent = 1;
         finish_all(c, r, TR_FINISH_STOP);
+        return true;
+    }
+    if (body_fake(r, "items")) {
+        for (i = 0; i < n; i++) {
+            put_items(c, r, i);
+        }
+        finish_all(c, r, TR_FINISH_TOOL_CALLS);
         return true;
     }
     if (body_fake(r, "length")) {

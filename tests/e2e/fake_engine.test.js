@@ -131,6 +131,54 @@ async function works() {
 
 // ---- what a correct engine sends ------------------------------------------
 
+// As OpenAI has them: a call's id and name come once, its arguments in pieces.
+const called = (choice, n) => Array.from({ length: n }, (_, k) => ({
+  id: `call_${choice}_${k}`,
+  type: 'function',
+  function: { name: `find_${k}`, arguments: '{"q": "\\"é\\n😀"}' },
+}));
+
+test('tool calls and reasoning, whole', async () => {
+  const r = await post(url, { fake: 'items', count: 2, choices: 2 });
+  const body = r.json();
+  assert.deepEqual(body.choices.map((c) => c.message), [0, 1].map((i) => ({
+    role: 'assistant', content: 'so: ', refusal: null,
+    reasoning_content: 'hm "é"\nyes', tool_calls: called(i, 2),
+  })));
+  assert.deepEqual(body.choices.map((c) => c.finish_reason),
+    ['tool_calls', 'tool_calls']);
+  assert.deepEqual(body.usage.completion_tokens_details,
+    { reasoning_tokens: 2 });
+});
+
+test('tool calls and reasoning, streamed', async () => {
+  const s = await stream(url, { fake: 'items', count: 2, choices: 2,
+    stream: true, include_usage: true }).finished;
+  assert.equal(s.done, true);
+  const chunks = s.events;
+  for (const i of [0, 1]) {
+    const mine = chunks.flatMap((c) => c.choices)
+      .filter((c) => c.index === i);
+    assert.deepEqual(mine.map((c) => c.delta), [
+      { role: 'assistant', content: '' },
+      { reasoning_content: 'hm "é"\n' },
+      { reasoning_content: 'yes' },
+      { content: 'so: ' },
+      ...called(i, 2).flatMap((call, index) => [
+        { tool_calls: [{ index, ...call,
+          function: { name: call.function.name, arguments: '' } }] },
+        ...['{"q": "', '\\"é\\n', '😀"}'].map((part) => ({
+          tool_calls: [{ index, function: { arguments: part } }] })),
+      ]),
+      {},
+    ]);
+    assert.deepEqual(mine.map((c) => c.finish_reason),
+      [...Array(mine.length - 1).fill(null), 'tool_calls']);
+  }
+  assert.deepEqual(chunks.at(-1).usage.completion_tokens_details,
+    { reasoning_tokens: 2 });
+});
+
 test('what JSON must escape, and bytes that are no UTF-8', async () => {
   const r = await post(url, { fake: 'escapes' });
   // ff, c0, 80, ed a0 80 and a cut e2 82: every such byte is one U+FFFD
@@ -229,7 +277,7 @@ test('an error in the middle: an event, the end, no [DONE]', async () => {
 // ---- rules broken ---------------------------------------------------------
 
 for (const how of ['type', 'short', 'long', 'length', 'choice', 'logprobs',
-  'twice', 'reason', 'again', 'last', 'abort', 'error', 'header', 'tail']) {
+  'item', 'item_kind', 'twice', 'reason', 'again', 'last', 'abort', 'error', 'header', 'tail']) {
   test(`a hostile engine: ${how}`, async () => {
     const workers = stack.workers();
     const errors = 'tokenring_gateway_protocol_errors_total';
