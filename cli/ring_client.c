@@ -630,17 +630,17 @@ client_parse(tr_ring_client_t *c, const tr_record_t *rec,
                                       &event->head.accepted, &event->text,
                                       &event->param);
     case TR_RECORD_STARTED:
-        return tr_wire_started_parse(rec->length);
+        return tr_wire_started_parse(c->buf, rec->length, &event->head.started);
     case TR_RECORD_DELTA:
         return tr_wire_delta_parse(c->buf, rec->length, &event->head.delta,
-                                   &event->text, &event->logprobs);
+                                   &event->text, &event->logprobs, NULL);
     case TR_RECORD_ITEM:
         return tr_wire_item_parse(c->buf, rec->length, &event->head.item,
                                   &event->param, &event->text);
     case TR_RECORD_KV:
         return tr_wire_kv_parse(c->buf, rec->length, &event->head.kv);
     case TR_RECORD_FINISH:
-        if (tr_wire_finish_parse(c->buf, rec->length, &event->head.finish)
+        if (tr_wire_finish_parse(c->buf, rec->length, &event->head.finish, NULL)
             != TR_OK) {
             return TR_ERR_PROTOCOL;
         }

@@ -42,6 +42,7 @@ typedef struct {
     bool last;     /* the request is over, its id is dead */
     union {
         tr_wire_accepted_t accepted;
+        tr_wire_started_t started;
         tr_wire_delta_t delta;
         tr_wire_item_t item;
         tr_wire_kv_t kv;

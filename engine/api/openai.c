@@ -127,7 +127,20 @@ static tr_status_t
 check_model(tr_openai_call_t *c)
 {
     json_t *model = tr_json_field(c->root, "model");
+    const tr_request_t *r = c->r;
 
+    if (r->routed_model != NULL) {
+        /* it chose this engine by what it read: whether that is a name of this
+         * engine's is its business, but not what the body says */
+        if (!json_is_string(model) || json_string_length(model) != r->routed_len
+            || memcmp(json_string_value(model), r->routed_model, r->routed_len)
+                   != 0) {
+            return tr_error_set(c->err, TR_ERR_INVALID, "model",
+                                "The gateway and the engine read different "
+                                "models in this body.");
+        }
+        return TR_OK;
+    }
     if (model == NULL) {
         return TR_OK; /* there is only one */
     }

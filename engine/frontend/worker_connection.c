@@ -144,6 +144,7 @@ make_channel(tr_connection_t *c, int *channel_fd)
         return rc;
     }
     c->n_slots = c->map.slots;
+    c->features = tr_features(c->hello.features);
     c->slots = calloc(c->n_slots, sizeof(*c->slots));
     c->bell_in = tr_doorbell_create();
     c->bell_out = tr_doorbell_create();

@@ -55,6 +55,7 @@ typedef struct {
     size_t laid_out;       /* bytes of its arena, counted in the env's */
     uint64_t tokens;       /* what it will hold, counted in the env's */
     uint64_t declared;     /* body_len of its SUBMIT */
+    uint32_t model_left;   /* bytes of the model's name that are to come */
     uint32_t generation;   /* last one seen */
     uint8_t state;
     bool gathered; /* the last part of this generation was seen */
@@ -122,6 +123,7 @@ struct tr_connection {
     tr_response_writer_t writer; /* the ring of responses: the step loop's */
     tr_request_slot_t *slots;    /* [map.slots] */
     uint32_t n_slots;
+    uint32_t features;   /* TR_FEATURE_*: that both sides have */
     uint32_t n_requests; /* slots not free */
     size_t body_bytes;   /* held by bodies of its requests */
     tr_request_t *replies, *replies_tail;

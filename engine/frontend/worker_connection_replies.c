@@ -152,11 +152,15 @@ put_accepted(tr_connection_t *c, tr_request_t *r)
         .model_len = (uint32_t) strlen(model),
         .created = (int64_t) time(NULL),
         .policy_len = (uint32_t) strlen(policy),
+        .seed = r->seed,
+        .exact_id = c->env->status->card.exact_id,
+        .max_total = r->max_total,
     };
     tr_ring_piece_t pieces[] = { { &head, sizeof(head) },
                                  { model, head.model_len },
                                  { policy, head.policy_len } };
 
+    memcpy(head.model_id, c->env->status->card.model_id, TR_MODEL_ID);
     tr_events_answer(r, TR_RECORD_ACCEPTED, pieces, 3);
     if (atomic_load(&r->control) & TR_CONTROL_DETACH) {
         return TR_OK; /* only its end is still to be sent */

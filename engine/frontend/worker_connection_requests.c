@@ -255,14 +255,33 @@ submit(tr_connection_t *c, tr_request_slot_t *s)
     }
 }
 
+/* The model's name comes ahead of the body: takes what is here of it. */
+static void
+gather_model(tr_request_slot_t *s, const char **bytes, size_t *n)
+{
+    tr_request_t *r = s->request;
+    size_t take = *n < s->model_left ? *n : s->model_left;
+
+    if (take != 0) {
+        memcpy(r->routed_model + r->routed_len - s->model_left, *bytes, take);
+        s->model_left -= (uint32_t) take;
+        *bytes += take;
+        *n -= take;
+    }
+}
+
 /* One part's bytes.  TR_ERR_PROTOCOL only for what a correct worker never
  * sends. */
 static tr_status_t
-gather(tr_connection_t *c, tr_request_slot_t *s, const void *bytes, size_t n,
+gather(tr_connection_t *c, tr_request_slot_t *s, const char *bytes, size_t n,
        bool more)
 {
     tr_request_t *r = s->request;
 
+    gather_model(s, &bytes, &n);
+    if (s->model_left != 0 && !more) {
+        return tr_connection_violation(c, "a model's name that is cut off");
+    }
     if (s->declared != TR_BODY_UNKNOWN
         && (r->body_len + n > s->declared
             || (!more && r->body_len + n != s->declared))) {
@@ -289,6 +308,16 @@ gather(tr_connection_t *c, tr_request_slot_t *s, const void *bytes, size_t n,
 /* ---- SUBMIT ------------------------------------------------------------- */
 
 static tr_status_t
+set_model(tr_request_t *r, uint32_t len)
+{
+    if (len != 0) {
+        r->routed_model = malloc(len);
+        r->routed_len = len;
+    }
+    return len == 0 || r->routed_model != NULL ? TR_OK : TR_ERR_NOMEM;
+}
+
+static tr_status_t
 first_part(tr_connection_t *c, const tr_record_t *rec, const uint8_t *payload)
 {
     tr_request_slot_t *s = &c->slots[TR_ID_SLOT(rec->id)];
@@ -300,8 +329,13 @@ first_part(tr_connection_t *c, const tr_record_t *rec, const uint8_t *payload)
         return tr_connection_violation(c, "bad SUBMIT of %u bytes",
                                        rec->length);
     }
+    if (head.replay_len != 0) {
+        return tr_connection_violation(c, "a replay block, which this engine "
+                                          "does not offer");
+    }
     r = calloc(1, sizeof(*r));
-    if (r == NULL) {
+    if (r == NULL || set_model(r, head.model_len) != TR_OK) {
+        tr_request_free(r);
         return tr_connection_violation(c, "no memory for a request");
     }
     r->id = rec->id;
@@ -317,6 +351,7 @@ first_part(tr_connection_t *c, const tr_record_t *rec, const uint8_t *payload)
     s->request = r;
     s->generation = TR_ID_GENERATION(rec->id);
     s->declared = head.body_len;
+    s->model_left = head.model_len;
     s->state = TR_SLOT_GATHERING;
     s->gathered = !(rec->flags & TR_FLAG_MORE);
     c->n_requests++;
@@ -356,7 +391,7 @@ later_part(tr_connection_t *c, const tr_record_t *rec, const uint8_t *payload)
     if (s->state != TR_SLOT_GATHERING) {
         return TR_OK; /* refused or aborted meanwhile */
     }
-    return gather(c, s, payload, rec->length, more);
+    return gather(c, s, (const char *) payload, rec->length, more);
 }
 
 static tr_status_t

@@ -244,7 +244,7 @@ is_last(uint16_t type, const uint8_t *payload, size_t len)
 
     return type == TR_RECORD_ERROR
            || (type == TR_RECORD_FINISH
-               && tr_wire_finish_parse(payload, len, &finish) == TR_OK
+               && tr_wire_finish_parse(payload, len, &finish, NULL) == TR_OK
                && (finish.flags & TR_FINISH_LAST) != 0);
 }
 

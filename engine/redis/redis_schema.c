@@ -101,7 +101,7 @@ identity_fields(const tr_redis_schema_t *w, tr_redis_command_t *c,
     field_text(c, "owner", q->owner);
     field_flag(c, "resumable", (q->flags & TR_SUBMIT_RESUMABLE) != 0);
     field_flag(c, "detach", (q->flags & TR_SUBMIT_DETACH) != 0);
-    field_number(c, "wire", TR_ABI_VERSION);
+    field_number(c, "wire", TR_STORED_VERSION);
     field_time(c, "created", q->created_ms);
 }
 

@@ -32,22 +32,29 @@ tr_emit_event(tr_emit_t *e, tr_request_t *r, uint16_t type,
     }
 }
 
+/* n_ids: of e->ids, 0 or `tokens`. */
 static void
-tr_emit_delta(tr_emit_t *e, tr_request_t *r, uint32_t choice, uint32_t tokens,
-              uint32_t text_len, uint32_t logprobs_len)
+tr_emit_delta(tr_emit_t *e, const tr_sequence_t *q, uint32_t tokens,
+              uint32_t text_len, uint32_t logprobs_len, uint32_t n_ids)
 {
-    tr_wire_delta_t head = { choice, tokens, text_len, logprobs_len };
+    tr_request_t *r = q->request;
+    tr_wire_delta_t head = { .choice = q->choice,
+                             .tokens = tokens,
+                             .text_len = text_len,
+                             .logprobs_len = logprobs_len,
+                             .echoed = q->echoed };
     tr_ring_piece_t pieces[] = { { &head, sizeof(head) },
                                  { e->text, text_len },
                                  { e->logprobs, logprobs_len } };
     tr_status_t rc;
 
-    tr_emit_event(e, r, TR_RECORD_DELTA, pieces, 3);
+    tr_emit_event(e, r, TR_RECORD_DELTA, pieces, 3); /* without ids */
     if (tr_request_detached(r)) {
         return;
     }
-    rc = tr_response_writer_delta(r->writer, r->id, choice, tokens, e->text,
-                                  text_len, e->logprobs, logprobs_len);
+    head.ids_len = n_ids * (uint32_t) sizeof(*e->ids);
+    rc = tr_response_writer_delta(r->writer, r->id, &head, e->text, e->logprobs,
+                                  e->ids);
     assert(rc == TR_OK); /* has_room said so */
     (void) rc;
     tr_emit_touch(e, r->writer);
@@ -61,7 +68,7 @@ tr_emit_started(tr_emit_t *e, tr_request_t *r, uint64_t now)
         e->events = r->events;
     }
     if (!tr_request_detached(r) && tr_response_writer_has_room(r->writer, 1, 0)
-        && tr_response_writer_started(r->writer, r->id) == TR_OK) {
+        && tr_response_writer_started(r->writer, r->id, 0) == TR_OK) {
         tr_emit_touch(e, r->writer);
     }
 }
@@ -111,6 +118,27 @@ tr_emit_append(tr_emit_t *e, uint32_t len, const tr_text_out_t *out)
     return len + out->len;
 }
 
+/* A DELTA for the tokens that none told of yet.  last: the newest of them,
+ * which is not in q->tokens; NULL: it is. */
+static void
+tr_emit_unsent(tr_emit_t *e, tr_sequence_t *q, const int32_t *last,
+               uint32_t text_len, uint32_t logprobs_len)
+{
+    uint32_t n = q->unsent, kept = n - (last != NULL);
+
+    q->unsent = 0;
+    if (!(q->request->submit_flags & TR_SUBMIT_IDS)) {
+        tr_emit_delta(e, q, n, text_len, logprobs_len, 0);
+        return;
+    }
+    assert(n <= TR_DELTA_TOKENS_MAX && kept <= q->len);
+    memcpy(e->ids, q->tokens + q->len - kept, kept * sizeof(*e->ids));
+    if (last != NULL) {
+        e->ids[kept] = *last;
+    }
+    tr_emit_delta(e, q, n, text_len, logprobs_len, n);
+}
+
 uint16_t
 tr_emit_token(tr_emit_t *e, tr_sequence_t *q, const tr_sampled_t *sampled)
 {
@@ -118,11 +146,12 @@ tr_emit_token(tr_emit_t *e, tr_sequence_t *q, const tr_sampled_t *sampled)
     int32_t token = sampled->token;
     uint32_t len = 0, logprobs = 0;
     uint16_t reason = 0;
+    bool stop = tr_emit_is_stop(q, token);
     tr_text_out_t out;
 
     tr_sampler_accept(&q->sampler, token);
     q->unsent++;
-    if (tr_emit_is_stop(q, token)) {
+    if (stop) {
         reason = TR_FINISH_STOP; /* the token itself is not text */
     } else {
         q->tokens[q->len++] = token;
@@ -146,9 +175,9 @@ tr_emit_token(tr_emit_t *e, tr_sequence_t *q, const tr_sampled_t *sampled)
             reason = TR_FINISH_STOP;
         }
     }
-    if (len != 0 || logprobs != 0) {
-        tr_emit_delta(e, r, q->choice, q->unsent, len, logprobs);
-        q->unsent = 0;
+    if (len != 0 || logprobs != 0 || reason != 0
+        || q->unsent == TR_DELTA_TOKENS_MAX) {
+        tr_emit_unsent(e, q, stop ? &token : NULL, len, logprobs);
     }
     return reason;
 }
@@ -207,7 +236,7 @@ tr_emit_echo(tr_emit_t *e, tr_sequence_t *q)
             break;
         }
         len = tr_emit_echo_fill(e, q, &logprobs);
-        tr_emit_delta(e, q->request, q->choice, 0, len, logprobs);
+        tr_emit_delta(e, q, 0, len, logprobs, 0);
     }
     return i != 0;
 }

@@ -17,6 +17,7 @@ typedef struct {
     tr_bell_t bell;              /* of the step loop's thread */
     char text[TR_RESPONSE_WRITER_TEXT_MAX];
     uint8_t logprobs[TR_RESPONSE_WRITER_LOGPROB_MAX];
+    int32_t ids[TR_DELTA_TOKENS_MAX];
 } tr_emit_t;
 
 /* Says that r has left the queue, if there is room: what follows says so
@@ -29,8 +30,10 @@ void tr_emit_progress(tr_emit_t *e, tr_request_t *r, const tr_wire_usage_t *kv,
                       uint64_t now);
 
 /* Takes what was sampled: appends it to q->tokens unless it ends the sequence
- * by itself, and stages the text that it completes.  The response writer has
- * room.  Returns 0, or the enum tr_finish_reason for which q ended. */
+ * by itself, and stages the text that it completes; at q's end, or after
+ * TR_DELTA_TOKENS_MAX tokens without text, a DELTA without any.  The response
+ * writer has room.  Returns 0, or the enum tr_finish_reason for which q
+ * ended. */
 uint16_t tr_emit_token(tr_emit_t *e, tr_sequence_t *q,
                        const tr_sampled_t *sampled);
 

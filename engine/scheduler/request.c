@@ -86,6 +86,7 @@ tr_request_free(tr_request_t *r)
     if (r != NULL) {
         tr_arena_free(&r->arena);
         free(r->body);
+        free(r->routed_model);
         free(r);
     }
 }
@@ -171,6 +172,8 @@ tr_request_layout(tr_request_t *r, const tr_ids_t *prompts, uint32_t n_prompts,
         && getrandom(&l.seed, sizeof(l.seed), 0) != sizeof(l.seed)) {
         return TR_ERR_INTERNAL;
     }
+    r->seed = l.seed;
+    r->max_total = 0;
     r->sequences = tr_arena_alloc(&r->arena, n * sizeof(tr_sequence_t));
     if (r->sequences == NULL) {
         return TR_ERR_NOMEM;
@@ -184,6 +187,7 @@ tr_request_layout(tr_request_t *r, const tr_ids_t *prompts, uint32_t n_prompts,
         if (rc != TR_OK) {
             return rc;
         }
+        r->max_total += s->cap - s->prompt_len;
         if (i % r->n == 0) {
             total += prompt->len;
             if (r->echo && r->params.logprobs >= 0) {

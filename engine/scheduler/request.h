@@ -105,9 +105,11 @@ struct tr_request {
     tr_arena_t arena;
 
     /* body, gathered by the frontend thread, freed by the request parser after
-     * parsing */
+     * parsing; and the model that the gateway read in it, if it says so */
     char *body;
     size_t body_len, body_cap;
+    char *routed_model; /* [routed_len], NULL: it does not */
+    uint32_t routed_len;
 
     /* filled by the request parser */
     bool stream, include_usage, echo;
@@ -121,6 +123,8 @@ struct tr_request {
     tr_sequence_t *sequences; /* [n_sequences], choice = prompt * n + k */
     uint32_t n_sequences;
     uint32_t prompt_tokens; /* of all prompts, each counted once */
+    uint64_t seed;          /* of all choices, drawn where none was given */
+    uint64_t max_total;     /* tokens that all choices may have, together */
     tr_error_t error;       /* status != TR_OK: refused */
 
     /* wishes: TR_CONTROL_*; set by the frontend thread, read by the step loop

@@ -14,7 +14,8 @@
 
 _Static_assert(TR_RESPONSE_WRITER_MIN / 4 - sizeof(tr_record_t)
                    >= sizeof(tr_wire_delta_t) + TR_RESPONSE_WRITER_TEXT_MAX
-                          + TR_RESPONSE_WRITER_LOGPROB_MAX,
+                          + TR_RESPONSE_WRITER_LOGPROB_MAX
+                          + TR_RESPONSE_WRITER_IDS_MAX,
                "one step of one sequence fits a record of the smallest ring");
 
 /* Bytes in the ring: records are aligned, headers included. */
@@ -95,10 +96,11 @@ bool
 tr_response_writer_has_room(tr_response_writer_t *o, uint32_t n,
                             uint32_t logprobs)
 {
-    const uint64_t text = TR_RESPONSE_WRITER_RECORD(0) /* STARTED */
+    const uint64_t text = TR_RESPONSE_WRITER_RECORD(sizeof(tr_wire_started_t))
                           + TR_RESPONSE_WRITER_RECORD(
                               sizeof(tr_wire_delta_t)
-                              + TR_RESPONSE_WRITER_TEXT_MAX)
+                              + TR_RESPONSE_WRITER_TEXT_MAX
+                              + TR_RESPONSE_WRITER_IDS_MAX)
                           + TR_RESPONSE_WRITER_RECORD(sizeof(tr_wire_finish_t))
                           /* now, and at the end */
                           + 2 * TR_RESPONSE_WRITER_RECORD(sizeof(tr_wire_kv_t));
@@ -147,22 +149,26 @@ tr_response_writer_put(tr_response_writer_t *o, uint16_t type, uint16_t flags,
 }
 
 tr_status_t
-tr_response_writer_started(tr_response_writer_t *o, uint64_t id)
+tr_response_writer_started(tr_response_writer_t *o, uint64_t id,
+                           uint32_t cached_tokens)
 {
-    return tr_response_writer_put(o, TR_RECORD_STARTED, 0, id, NULL, 0);
+    tr_wire_started_t head = { .cached_tokens = cached_tokens };
+    tr_ring_piece_t piece = { &head, sizeof(head) };
+
+    return tr_response_writer_put(o, TR_RECORD_STARTED, 0, id, &piece, 1);
 }
 
 tr_status_t
-tr_response_writer_delta(tr_response_writer_t *o, uint64_t id, uint32_t choice,
-                         uint32_t tokens, const char *text, uint32_t text_len,
-                         const void *logprobs, uint32_t logprobs_len)
+tr_response_writer_delta(tr_response_writer_t *o, uint64_t id,
+                         const tr_wire_delta_t *head, const char *text,
+                         const void *logprobs, const int32_t *ids)
 {
-    tr_wire_delta_t head = { choice, tokens, text_len, logprobs_len };
-    tr_ring_piece_t pieces[] = { { &head, sizeof(head) },
-                                 { text, text_len },
-                                 { logprobs, logprobs_len } };
+    tr_ring_piece_t pieces[] = { { head, sizeof(*head) },
+                                 { text, head->text_len },
+                                 { logprobs, head->logprobs_len },
+                                 { ids, head->ids_len } };
 
-    return tr_response_writer_put(o, TR_RECORD_DELTA, 0, id, pieces, 3);
+    return tr_response_writer_put(o, TR_RECORD_DELTA, 0, id, pieces, 4);
 }
 
 tr_status_t

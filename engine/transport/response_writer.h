@@ -29,6 +29,8 @@
     ((1 + TR_TOP_LOGPROBS_MAX)         \
      * (sizeof(tr_wire_logprob_t) + TR_RESPONSE_WRITER_TOKEN_BYTES))
 
+#define TR_RESPONSE_WRITER_IDS_MAX (TR_DELTA_TOKENS_MAX * sizeof(int32_t))
+
 #define TR_RESPONSE_WRITER_MIN (64u << 10)
 
 /* What an ERROR says about trying again, in seconds; 0: nothing. */
@@ -105,12 +107,12 @@ bool tr_response_writer_has_room(tr_response_writer_t *o, uint32_t n,
 /* Step loop: stage one record each; they become visible with
  * tr_response_writer_publish, once a step.  They cannot fail when has_room said
  * yes; TR_AGAIN otherwise. */
-tr_status_t tr_response_writer_started(tr_response_writer_t *o, uint64_t id);
+tr_status_t tr_response_writer_started(tr_response_writer_t *o, uint64_t id,
+                                       uint32_t cached_tokens);
 tr_status_t tr_response_writer_delta(tr_response_writer_t *o, uint64_t id,
-                                     uint32_t choice, uint32_t tokens,
-                                     const char *text, uint32_t text_len,
-                                     const void *logprobs,
-                                     uint32_t logprobs_len);
+                                     const tr_wire_delta_t *head,
+                                     const char *text, const void *logprobs,
+                                     const int32_t *ids);
 /* item->id_len bytes of item_id, item->name_len of name; a DELTA or FINISH of
  * the same step follows. */
 tr_status_t tr_response_writer_item(tr_response_writer_t *o, uint64_t id,

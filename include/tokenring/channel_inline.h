@@ -240,10 +240,12 @@ static inline tr_status_t
 tr_status_attach(int fd, const tr_status_page_t **out)
 {
     const tr_status_page_t *page;
+    struct stat st;
     void *base;
 
     *out = NULL;
-    if (!tr_memfd_verify(fd, TR_STATUS_SEALS, sizeof(*page))) {
+    if (!tr_memfd_verify(fd, TR_STATUS_SEALS, 0) || fstat(fd, &st) != 0
+        || (uint64_t) st.st_size < sizeof(*page)) {
         return TR_ERR_PROTOCOL;
     }
     base = mmap(NULL, sizeof(*page), PROT_READ, MAP_SHARED, fd, 0);
@@ -252,7 +254,7 @@ tr_status_attach(int fd, const tr_status_page_t **out)
     }
     page = (const tr_status_page_t *) base;
     if (page->magic != TR_STATUS_MAGIC || page->version != TR_STATUS_VERSION
-        || page->size != sizeof(*page)) {
+        || page->size < sizeof(*page) || page->size != (uint64_t) st.st_size) {
         munmap(base, sizeof(*page));
         return TR_ERR_PROTOCOL;
     }

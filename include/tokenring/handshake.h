@@ -4,6 +4,10 @@
  * It sends tr_hello_t over the engine's Unix socket.  The engine answers with
  * tr_welcome_t and four descriptors, or with refused != 0, both version ranges
  * named in `message`, and none.  Both messages keep their size in all versions.
+ *
+ * The version covers what both sides must understand.  What one of them may do
+ * without goes by feature bits: each side tells its own, and a feature is used
+ * where both have it (tr_features).
  */
 #ifndef TOKENRING_HANDSHAKE_H
 #define TOKENRING_HANDSHAKE_H
@@ -16,6 +20,11 @@
 #define TR_CHANNEL_MAGIC 0x4c454e4e41484354ull /* "TCHANNEL" */
 #define TR_ABI_VERSION 4u     /* of channels, rings, records and status page */
 #define TR_ABI_VERSION_MIN 4u /* oldest still spoken; none was released yet */
+
+/* Bits of features[0]; features[1] is for more, and 0. */
+#define TR_FEATURE_IDS 0x01u   /* TR_SUBMIT_IDS: DELTAs carry token ids */
+#define TR_FEATURE_MODEL 0x20u /* SUBMIT may name the model, to be compared */
+#define TR_FEATURES (TR_FEATURE_IDS | TR_FEATURE_MODEL)
 
 enum tr_peer_role { TR_ROLE_WORKER = 1, TR_ROLE_CLI = 2 };
 
@@ -37,10 +46,11 @@ typedef struct {
     uint32_t request_ring; /* wanted capacity in bytes, 0: default */
     uint32_t response_ring;
     uint32_t wish; /* enum tr_hello_wish, of TR_ROLE_CLI */
-    uint32_t reserved[5];
-} tr_hello_t; /* 56 bytes */
+    uint32_t reserved[3];
+    uint32_t features[2]; /* of the peer */
+} tr_hello_t;             /* 56 bytes */
 
-#define TR_WELCOME_MESSAGE 160
+#define TR_WELCOME_MESSAGE 152
 
 /* engine -> worker */
 typedef struct {
@@ -50,6 +60,7 @@ typedef struct {
     uint32_t version_min, version_max; /* what the engine speaks */
     uint64_t generation; /* of the engine run, same as on the status page */
     char message[TR_WELCOME_MESSAGE]; /* why refused, NUL-terminated */
+    uint32_t features[2];             /* of the engine */
 } tr_welcome_t;                       /* 192 bytes */
 
 #define TR_CHANNEL_FDS 4
@@ -59,6 +70,9 @@ enum {
     TR_FD_TO_PEER = 2,   /* eventfd that the engine rings */
     TR_FD_STATUS = 3     /* memfd of the status page */
 };
+
+/* The features that this side shares with one that told these. */
+static inline uint32_t tr_features(const uint32_t theirs[2]);
 
 /* Worker: a hello that asks for default sizes. */
 static inline void tr_hello_init(tr_hello_t *hello, uint32_t role);

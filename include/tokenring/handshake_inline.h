@@ -15,6 +15,12 @@
 _Static_assert(sizeof(tr_hello_t) == 56, "HELLO is fixed for all versions");
 _Static_assert(sizeof(tr_welcome_t) == 192, "WELCOME is fixed");
 
+static inline uint32_t
+tr_features(const uint32_t theirs[2])
+{
+    return theirs[0] & TR_FEATURES;
+}
+
 static inline void
 tr_hello_init(tr_hello_t *hello, uint32_t role)
 {
@@ -23,6 +29,7 @@ tr_hello_init(tr_hello_t *hello, uint32_t role)
     hello->version_min = TR_ABI_VERSION_MIN;
     hello->version_max = TR_ABI_VERSION;
     hello->role = role;
+    hello->features[0] = TR_FEATURES;
 }
 
 static inline void
@@ -82,6 +89,7 @@ tr_hello_answer(const tr_hello_t *hello, uint64_t generation, tr_welcome_t *out)
     out->version_min = TR_ABI_VERSION_MIN;
     out->version_max = TR_ABI_VERSION;
     out->generation = generation;
+    out->features[0] = TR_FEATURES;
     return TR_OK;
 }
 

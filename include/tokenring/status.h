@@ -11,6 +11,9 @@
  *   counters   step loop, frontend thread, Redis publisher; relaxed atomics
  *
  * The page is a hint; the engine's queue decides.
+ *
+ * It only grows, at its end: who knows less of it maps less, and a page that is
+ * smaller than what is known is refused.
  */
 #ifndef TOKENRING_STATUS_H
 #define TOKENRING_STATUS_H
@@ -21,7 +24,7 @@
 #include <tokenring/error.h>
 
 #define TR_STATUS_MAGIC 0x474e495254535452ull /* "RTSTRING" */
-#define TR_STATUS_VERSION 4u
+#define TR_STATUS_VERSION 5u
 #define TR_STATUS_LEVELS 12
 #define TR_STATUS_BUCKETS 28 /* below TR_STATUS_BOUNDS_US; one more is +Inf */
 #define TR_STATUS_RATIOS 14  /* below TR_STATUS_RATIO_BOUNDS; one more */
@@ -58,6 +61,11 @@ typedef struct {
     /* what a request may name as its kv_policy: the default first, separated
      * by blanks */
     char kv_policies[512];
+    /* The same on two engines: the same weights, tokenizer and chat template;
+     * and, for exact_id, the same arithmetic as well: backend, device, types,
+     * KV policy, build.  0: unknown. */
+    uint8_t model_id[16];
+    uint64_t exact_id;
 } tr_status_card_t;
 
 /* Under the seqlock. */
@@ -132,7 +140,7 @@ typedef struct {
 typedef struct {
     uint64_t magic;      /* TR_STATUS_MAGIC */
     uint32_t version;    /* TR_STATUS_VERSION */
-    uint32_t size;       /* sizeof(tr_status_page_t) */
+    uint32_t size;       /* of the page, at least what is known of it */
     uint64_t generation; /* random, one per engine run */
     uint32_t engine_pid;
     uint32_t reserved;

@@ -1,15 +1,17 @@
 /*
  * The records that travel through the rings.
  *
- *   worker -> engine   SUBMIT   one API request: a fixed head, then the raw
- *                               JSON body in as many parts as it takes
+ *   worker -> engine   SUBMIT   one API request: a fixed head, then a replay
+ *                               block, a model name and the raw JSON body in as
+ *                               many parts as they take
  *   engine -> worker   ACCEPTED what the worker must know to answer: streaming
  *                               or not, how many choices, which model; comes in
  *                               the ring of answers, before all that follows
  *                      STARTED  the request joins its first batch, whose step
  *                               comes next: the queue ends and prefill begins;
- *                               no payload; may be missing
- *                      DELTA    new text of one choice, and log probabilities
+ *                               may be missing
+ *                      DELTA    new text of one choice, log probabilities, and
+ *                               token ids where the SUBMIT asked for them
  *                      ITEM     what follows of one choice is a tool call, or the
  *                               reasoning of the model, or text again
  *                      KV       what one choice holds of the KV cache now, where
@@ -50,6 +52,12 @@ enum tr_record_type {
     TR_RECORD_KV = 24
 };
 
+/* What Redis keeps (docs/redis.md): the records as the worker gets them, but
+ * without token ids.  It has a version of its own, since streams there outlive
+ * engines and gateways; 4 and before were those of the channel. */
+#define TR_STORED_VERSION 5u
+#define TR_STORED_VERSION_MIN 5u
+
 #define TR_ID_SLOT(id) ((uint32_t) ((id) &0xffffffffu))
 #define TR_ID_GENERATION(id) ((uint32_t) ((id) >> 32))
 #define TR_ID(slot, generation) \
@@ -59,18 +67,26 @@ enum tr_record_type {
 #define TR_BODY_UNKNOWN UINT64_MAX
 #define TR_SUBMIT_RESUMABLE 0x0001u /* its output is kept in Redis */
 #define TR_SUBMIT_DETACH 0x0002u    /* goes on without client and channel */
+#define TR_SUBMIT_IDS 0x0004u       /* its DELTAs carry token ids */
+#define TR_MODEL_ID 16u             /* bytes: which weights and tokenizer */
+#define TR_CACHE_KEY 16u
+#define TR_TRACE_MAX 56u
+#define TR_SUBMIT_MODEL_MAX 256u
+#define TR_REPLAY_MAX (8u << 20) /* bytes of a replay block */
 #define TR_COMPLETION_LEN 32u
 #define TR_OWNER_LEN 40u
 
-/* SUBMIT.  First part: this head, then body bytes; later parts: bytes only.
- * The last part has no TR_FLAG_MORE and may be empty.  A first part has a
- * generation that is new to its slot; parts that come after the request has
- * ended are dropped. */
+/* SUBMIT.  First part: this head, then bytes; later parts: bytes only.  The
+ * bytes are replay_len of a replay block, model_len of a model's name, and the
+ * body, and parts may end anywhere among them.  The last part has no
+ * TR_FLAG_MORE and may be empty.  A first part has a generation that is new to
+ * its slot; parts that come after the request has ended are dropped. */
 typedef struct {
     uint16_t endpoint;                  /* not checked: tr_endpoint_info() */
     uint16_t flags;                     /* TR_SUBMIT_* */
     uint32_t request_id_len;            /* <= TR_REQUEST_ID_MAX */
-    uint64_t body_len;                  /* bytes, or TR_BODY_UNKNOWN */
+    uint64_t body_len;                  /* bytes, or TR_BODY_UNKNOWN: of the
+                                         * body alone */
     uint64_t received_us;               /* CLOCK_MONOTONIC at arrival, us */
     char request_id[TR_REQUEST_ID_MAX]; /* X-Request-Id, printable ASCII */
     /* the completion's id, 128 random bits in lower-case hex, or all NUL: the
@@ -79,7 +95,19 @@ typedef struct {
     /* who may read it: a SHA-1 in lower-case hex (docs/redis.md), or all NUL:
      * anybody */
     char owner[TR_OWNER_LEN];
-} tr_wire_submit_t; /* 160 bytes */
+    uint32_t replay_len; /* <= TR_REPLAY_MAX; 0: none */
+    uint32_t model_len;  /* <= TR_SUBMIT_MODEL_MAX; 0: the engine's business;
+                          * else the model that the gateway read in the body */
+    uint64_t tenant;     /* whose it is, hashed; 0: nobody's in particular */
+    uint64_t allowance;  /* tokens that it may sample; 0: no limit */
+    uint16_t share;      /* of the tenant, in fair scheduling; 0: 1 */
+    uint8_t priority;    /* multiplies the share; 0: 1 */
+    uint8_t charges;     /* engines that stopped while they started it */
+    uint32_t reserved;
+    /* keyed hash of what may share a cache with it; 0: with anybody */
+    uint8_t cache_key[TR_CACHE_KEY];
+    char trace[TR_TRACE_MAX]; /* traceparent, printable ASCII, then NULs */
+} tr_wire_submit_t;           /* 264 bytes */
 
 #define TR_ACCEPTED_STREAM 0x0001u
 #define TR_ACCEPTED_INCLUDE_USAGE 0x0002u
@@ -97,17 +125,34 @@ typedef struct {
     int64_t created;     /* Unix time, s */
     uint32_t policy_len; /* then the KV policy's name, UTF-8 */
     uint32_t reserved;
-} tr_wire_accepted_t; /* ACCEPTED, 32 bytes */
+    uint64_t seed;                 /* of its sampling, the engine's own too */
+    uint8_t model_id[TR_MODEL_ID]; /* as on the status page's card */
+    uint64_t exact_id;
+    uint64_t max_total; /* completion tokens of all choices, at most */
+} tr_wire_accepted_t;   /* ACCEPTED, 72 bytes */
 
-/* DELTA, followed by text (UTF-8, whole characters), then logprobs (entries as
- * below).  The text belongs to the choice's newest ITEM; before the first one it
- * is the answer's content.  Large ones become several DELTAs, never parts. */
+typedef struct {
+    uint32_t cached_tokens; /* of the prompt, that need not be computed */
+    uint32_t reserved;
+} tr_wire_started_t; /* STARTED, 8 bytes */
+
+/* DELTA, followed by text (UTF-8, whole characters), logprobs (entries as
+ * below), and ids.  The text belongs to the choice's newest ITEM; before the
+ * first one it is the answer's content.  Large ones become several DELTAs, never
+ * parts.  What text was told follows from the ids told: text that is held back
+ * is told with the token that frees it, and before a FINISH every token has been
+ * told. */
 typedef struct {
     uint32_t choice;
     uint32_t tokens; /* tokens this DELTA stands for; text may be empty */
     uint32_t text_len;
     uint32_t logprobs_len; /* bytes */
-} tr_wire_delta_t;         /* 16 bytes */
+    uint32_t ids_len;      /* bytes: 0, or those of `tokens` int32_t */
+    uint32_t echoed;       /* prompt tokens given out up to now, with echo */
+} tr_wire_delta_t;         /* 24 bytes */
+
+/* At most so many tokens wait for the DELTA that tells of them. */
+#define TR_DELTA_TOKENS_MAX 64u
 
 enum tr_item_kind {
     TR_ITEM_TEXT = 1,      /* content of the answer */
@@ -184,6 +229,7 @@ typedef struct {
 } tr_wire_kv_t; /* KV, 56 bytes */
 
 #define TR_FINISH_LAST 0x0001u /* the request is over, its slot is free */
+#define TR_FINISH_CUT 0x0002u  /* by the end of a token budget, as LENGTH */
 
 typedef struct {
     uint32_t choice;
@@ -199,7 +245,10 @@ typedef struct {
     tr_wire_usage_t kv;        /* of the choices that ended, at their ends */
     uint32_t choice_tokens;    /* of this choice: completion tokens */
     uint32_t reasoning_tokens; /* of the completion tokens of all choices */
-} tr_wire_finish_t;            /* FINISH, 104 bytes */
+    uint32_t migrations;       /* engines that it had before this one */
+    uint32_t tail_len;         /* bytes that follow; who does not know them
+                                * skips them */
+} tr_wire_finish_t;            /* FINISH, 112 bytes */
 
 /* ERROR, followed by param, then message (UTF-8). */
 typedef struct {
@@ -217,19 +266,22 @@ typedef struct {
 } tr_wire_bytes_t;
 
 /* Each reads one payload of len bytes: TR_OK, or TR_ERR_PROTOCOL when a length
- * or a value is impossible.  submit_parse is for the first part. */
+ * or a value is impossible.  submit_parse is for the first part; bytes: what
+ * follows its head.  ids and tail may be NULL. */
 static inline tr_status_t tr_wire_submit_parse(const void *in, size_t len,
                                                tr_wire_submit_t *head,
-                                               tr_wire_bytes_t *body);
+                                               tr_wire_bytes_t *bytes);
 static inline tr_status_t tr_wire_accepted_parse(const void *in, size_t len,
                                                  tr_wire_accepted_t *head,
                                                  tr_wire_bytes_t *model,
                                                  tr_wire_bytes_t *policy);
-static inline tr_status_t tr_wire_started_parse(size_t len);
+static inline tr_status_t tr_wire_started_parse(const void *in, size_t len,
+                                                tr_wire_started_t *head);
 static inline tr_status_t tr_wire_delta_parse(const void *in, size_t len,
                                               tr_wire_delta_t *head,
                                               tr_wire_bytes_t *text,
-                                              tr_wire_bytes_t *logprobs);
+                                              tr_wire_bytes_t *logprobs,
+                                              tr_wire_bytes_t *ids);
 static inline tr_status_t tr_wire_item_parse(const void *in, size_t len,
                                              tr_wire_item_t *head,
                                              tr_wire_bytes_t *id,
@@ -237,7 +289,8 @@ static inline tr_status_t tr_wire_item_parse(const void *in, size_t len,
 static inline tr_status_t tr_wire_kv_parse(const void *in, size_t len,
                                            tr_wire_kv_t *head);
 static inline tr_status_t tr_wire_finish_parse(const void *in, size_t len,
-                                               tr_wire_finish_t *head);
+                                               tr_wire_finish_t *head,
+                                               tr_wire_bytes_t *tail);
 static inline tr_status_t tr_wire_error_parse(const void *in, size_t len,
                                               tr_wire_error_t *head,
                                               tr_wire_bytes_t *param,

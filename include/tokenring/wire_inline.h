@@ -8,15 +8,16 @@
 
 #include <tokenring/wire.h>
 
-_Static_assert(sizeof(tr_wire_submit_t) == 160, "SUBMIT head");
-_Static_assert(sizeof(tr_wire_accepted_t) == 32, "ACCEPTED head");
-_Static_assert(sizeof(tr_wire_delta_t) == 16, "DELTA head");
+_Static_assert(sizeof(tr_wire_submit_t) == 264, "SUBMIT head");
+_Static_assert(sizeof(tr_wire_accepted_t) == 72, "ACCEPTED head");
+_Static_assert(sizeof(tr_wire_started_t) == 8, "STARTED is 8 bytes");
+_Static_assert(sizeof(tr_wire_delta_t) == 24, "DELTA head");
 _Static_assert(sizeof(tr_wire_item_t) == 24, "ITEM head");
 _Static_assert(sizeof(tr_wire_logprob_t) == 12, "logprob head");
 _Static_assert(sizeof(tr_wire_top_t) == 12, "top head");
 _Static_assert(sizeof(tr_wire_usage_t) == 48, "usage of the KV cache");
 _Static_assert(sizeof(tr_wire_kv_t) == 56, "KV is 56 bytes");
-_Static_assert(sizeof(tr_wire_finish_t) == 104, "FINISH is 104 bytes");
+_Static_assert(sizeof(tr_wire_finish_t) == 112, "FINISH head");
 _Static_assert(sizeof(tr_wire_error_t) == 24, "ERROR head");
 
 static inline tr_status_t
@@ -59,27 +60,53 @@ tr_wire_is_hex(const char *at, size_t n)
     return digits == n || nuls == n;
 }
 
-/* First part of a SUBMIT; *body is what follows the head. */
+/* Printable ASCII without blanks. */
+static inline int
+tr_wire_is_word(const char *at, size_t n)
+{
+    size_t i;
+
+    for (i = 0; i < n; i++) {
+        if (at[i] < 0x21 || at[i] > 0x7e) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* Are the head's lengths possible, with n bytes behind it in the first part? */
+static inline int
+tr_wire_submit_fits(const tr_wire_submit_t *head, size_t n)
+{
+    uint64_t before = (uint64_t) head->replay_len + head->model_len;
+
+    return head->replay_len <= TR_REPLAY_MAX
+           && head->model_len <= TR_SUBMIT_MODEL_MAX && n <= UINT32_MAX
+           && (head->body_len == TR_BODY_UNKNOWN || n <= before
+               || n - before <= head->body_len);
+}
+
+/* First part of a SUBMIT; *bytes is what follows the head. */
 static inline tr_status_t
 tr_wire_submit_parse(const void *in, size_t len, tr_wire_submit_t *head,
-                     tr_wire_bytes_t *body)
+                     tr_wire_bytes_t *bytes)
 {
     const uint8_t *at = (const uint8_t *) in;
-    uint32_t i;
+    size_t trace;
 
     if (tr_wire_take(&at, &len, head, sizeof(*head)) != TR_OK
         || head->request_id_len > TR_REQUEST_ID_MAX
-        || (head->body_len != TR_BODY_UNKNOWN && len > head->body_len)
+        || !tr_wire_submit_fits(head, len)
         || !tr_wire_is_hex(head->completion, TR_COMPLETION_LEN)
-        || !tr_wire_is_hex(head->owner, TR_OWNER_LEN) || len > UINT32_MAX) {
+        || !tr_wire_is_hex(head->owner, TR_OWNER_LEN)) {
         return TR_ERR_PROTOCOL;
     }
-    for (i = 0; i < head->request_id_len; i++) {
-        if (head->request_id[i] < 0x21 || head->request_id[i] > 0x7e) {
-            return TR_ERR_PROTOCOL;
-        }
+    trace = strnlen(head->trace, TR_TRACE_MAX);
+    if (!tr_wire_is_word(head->request_id, head->request_id_len)
+        || !tr_wire_is_word(head->trace, trace)) {
+        return TR_ERR_PROTOCOL;
     }
-    return tr_wire_take_bytes(&at, &len, (uint32_t) len, body);
+    return tr_wire_take_bytes(&at, &len, (uint32_t) len, bytes);
 }
 
 static inline tr_status_t
@@ -99,20 +126,31 @@ tr_wire_accepted_parse(const void *in, size_t len, tr_wire_accepted_t *head,
 }
 
 static inline tr_status_t
-tr_wire_started_parse(size_t len)
+tr_wire_started_parse(const void *in, size_t len, tr_wire_started_t *head)
 {
-    return len == 0 ? TR_OK : TR_ERR_PROTOCOL;
+    if (len != sizeof(*head)) {
+        return TR_ERR_PROTOCOL;
+    }
+    memcpy(head, in, sizeof(*head));
+    return TR_OK;
 }
 
 static inline tr_status_t
 tr_wire_delta_parse(const void *in, size_t len, tr_wire_delta_t *head,
-                    tr_wire_bytes_t *text, tr_wire_bytes_t *logprobs)
+                    tr_wire_bytes_t *text, tr_wire_bytes_t *logprobs,
+                    tr_wire_bytes_t *ids)
 {
     const uint8_t *at = (const uint8_t *) in;
+    tr_wire_bytes_t unwanted;
 
     if (tr_wire_take(&at, &len, head, sizeof(*head)) != TR_OK
+        || (head->ids_len != 0
+            && head->ids_len != sizeof(int32_t) * (uint64_t) head->tokens)
         || tr_wire_take_bytes(&at, &len, head->text_len, text) != TR_OK
         || tr_wire_take_bytes(&at, &len, head->logprobs_len, logprobs) != TR_OK
+        || tr_wire_take_bytes(&at, &len, head->ids_len,
+                              ids != NULL ? ids : &unwanted)
+               != TR_OK
         || len != 0) {
         return TR_ERR_PROTOCOL;
     }
@@ -186,13 +224,18 @@ tr_wire_kv_parse(const void *in, size_t len, tr_wire_kv_t *head)
 }
 
 static inline tr_status_t
-tr_wire_finish_parse(const void *in, size_t len, tr_wire_finish_t *head)
+tr_wire_finish_parse(const void *in, size_t len, tr_wire_finish_t *head,
+                     tr_wire_bytes_t *tail)
 {
-    if (len != sizeof(*head)) {
-        return TR_ERR_PROTOCOL;
-    }
-    memcpy(head, in, sizeof(*head));
-    if (head->reason < TR_FINISH_STOP || head->reason > TR_FINISH_TOOL_CALLS) {
+    const uint8_t *at = (const uint8_t *) in;
+    tr_wire_bytes_t unwanted;
+
+    if (tr_wire_take(&at, &len, head, sizeof(*head)) != TR_OK
+        || head->reason < TR_FINISH_STOP || head->reason > TR_FINISH_TOOL_CALLS
+        || tr_wire_take_bytes(&at, &len, head->tail_len,
+                              tail != NULL ? tail : &unwanted)
+               != TR_OK
+        || len != 0) {
         return TR_ERR_PROTOCOL;
     }
     return TR_OK;

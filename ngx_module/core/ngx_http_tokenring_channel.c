@@ -451,7 +451,7 @@ ngx_http_tokenring_drain(ngx_http_tokenring_conn_t *conn, ngx_uint_t budget)
 
         if (rec.type == TR_RECORD_ERROR
             || (rec.type == TR_RECORD_FINISH
-                && rec.length == sizeof(tr_wire_finish_t)
+                && rec.length >= sizeof(tr_wire_finish_t)
                 && ((tr_wire_finish_t *) ngx_http_tokenring_scratch)->flags
                    & TR_FINISH_LAST))
         {

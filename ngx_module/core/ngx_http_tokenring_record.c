@@ -22,7 +22,7 @@
 static ngx_int_t ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx,
     u_char *payload, size_t len);
 static ngx_int_t ngx_http_tokenring_started(ngx_http_tokenring_ctx_t *ctx,
-    size_t len);
+    u_char *payload, size_t len);
 static ngx_int_t ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx,
     u_char *payload, size_t len);
 static ngx_int_t ngx_http_tokenring_item(ngx_http_tokenring_ctx_t *ctx,
@@ -112,7 +112,7 @@ ngx_http_tokenring_record(ngx_http_tokenring_ctx_t *ctx, tr_record_t *rec,
         break;
 
     case TR_RECORD_STARTED:
-        rc = ngx_http_tokenring_started(ctx, rec->length);
+        rc = ngx_http_tokenring_started(ctx, payload, rec->length);
         break;
 
     case TR_RECORD_DELTA:
@@ -258,9 +258,12 @@ ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
 
 
 static ngx_int_t
-ngx_http_tokenring_started(ngx_http_tokenring_ctx_t *ctx, size_t len)
+ngx_http_tokenring_started(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
+    size_t len)
 {
-    if (tr_wire_started_parse(len) != TR_OK
+    tr_wire_started_t  head;
+
+    if (tr_wire_started_parse(payload, len, &head) != TR_OK
         || ctx->state < NGX_HTTP_TOKENRING_ACCEPTED)
     {
         return NGX_DECLINED;
@@ -283,7 +286,8 @@ ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     tr_wire_delta_t               head;
     ngx_http_tokenring_choice_t  *choice;
 
-    if (tr_wire_delta_parse(payload, len, &head, &text, &logprobs) != TR_OK
+    if (tr_wire_delta_parse(payload, len, &head, &text, &logprobs, NULL)
+        != TR_OK
         || ctx->state < NGX_HTTP_TOKENRING_ACCEPTED
         || head.choice >= ctx->nchoices
         || ctx->choices[head.choice].reason
@@ -449,7 +453,7 @@ ngx_http_tokenring_finish(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     ngx_uint_t         last;
     tr_wire_finish_t   head;
 
-    if (tr_wire_finish_parse(payload, len, &head) != TR_OK) {
+    if (tr_wire_finish_parse(payload, len, &head, NULL) != TR_OK) {
         return NGX_DECLINED;
     }
 

@@ -246,7 +246,9 @@ ngx_http_tokenring_follow_found(void *data, ngx_int_t rc)
                  "The output of this request was not stored: "
                  "tokenring_resumable was off");
 
-    } else if (rec->wire < TR_ABI_VERSION_MIN || rec->wire > TR_ABI_VERSION) {
+    } else if (rec->wire < TR_STORED_VERSION_MIN
+               || rec->wire > TR_STORED_VERSION)
+    {
         rc = ngx_http_tokenring_send_error(r, TR_ERR_NO_REDIS,
                  "The output of this request has an incompatible version");
 

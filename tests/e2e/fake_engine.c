@@ -219,7 +219,9 @@ static bool
 put_text(fake_channel_t *c, fake_request_t *r, uint32_t choice,
          const char *text, size_t len)
 {
-    tr_wire_delta_t head = { choice, 1, (uint32_t) len, 0 };
+    tr_wire_delta_t head = { .choice = choice,
+                             .tokens = 1,
+                             .text_len = (uint32_t) len };
     uint8_t logprobs[2048];
 
     if (body_true(r, "logprobs")) {
@@ -324,12 +326,14 @@ put_error(fake_channel_t *c, fake_request_t *r, tr_status_t status)
                sizeof(param) - 1, message, sizeof(message) - 1);
 }
 
-/* Hangs up and goes on: its ring, full of the smallest records, is full again
- * at no cost as soon as some of them were taken. */
+/* Hangs up and goes on: its ring, full of the smallest records (of a request
+ * that nobody knows), is full again at no cost as soon as some of them were
+ * taken. */
 static void
 flood(fake_channel_t *c, fake_request_t *r)
 {
-    const tr_record_t started = { 0, TR_RECORD_STARTED, 0, r->id };
+    const tr_record_t nobodys = { 0, TR_RECORD_STARTED, 0,
+                                  r->id + (1ull << 32) };
     tr_ring_shared_t *ring = c->map.response;
     uint64_t end = now_us() + 20000000, at;
 
@@ -339,8 +343,8 @@ flood(fake_channel_t *c, fake_request_t *r)
     tr_doorbell_ring(c->to_peer);
     while (atomic_load(&ring->head) != c->responses.tail && now_us() < end) {
     }
-    for (at = 0; at < c->map.response_capacity; at += sizeof(started)) {
-        memcpy(c->map.response_data + at, &started, sizeof(started));
+    for (at = 0; at < c->map.response_capacity; at += sizeof(nobodys)) {
+        memcpy(c->map.response_data + at, &nobodys, sizeof(nobodys));
     }
     atomic_store(&ring->tail, c->responses.tail + at);
     close(c->sock);
@@ -354,7 +358,7 @@ flood(fake_channel_t *c, fake_request_t *r)
 static void
 hostile(fake_channel_t *c, fake_request_t *r, const char *how)
 {
-    tr_wire_delta_t delta = { 0, 1, 1, 0 };
+    tr_wire_delta_t delta = { .tokens = 1, .text_len = 1 };
     tr_wire_finish_t f;
 
     memset(&f, 0, sizeof(f));

@@ -46,13 +46,14 @@ parse(unsigned which, const uint8_t *payload, size_t size)
     union {
         tr_wire_submit_t submit;
         tr_wire_accepted_t accepted;
+        tr_wire_started_t started;
         tr_wire_delta_t delta;
         tr_wire_finish_t finish;
         tr_wire_kv_t kv;
         tr_wire_item_t item;
         tr_wire_error_t error;
     } head;
-    tr_wire_bytes_t a = { NULL, 0 }, b = { NULL, 0 };
+    tr_wire_bytes_t a = { NULL, 0 }, b = { NULL, 0 }, d = { NULL, 0 };
     tr_status_t rc;
 
     switch (which) {
@@ -63,19 +64,22 @@ parse(unsigned which, const uint8_t *payload, size_t size)
         rc = tr_wire_accepted_parse(payload, size, &head.accepted, &a, &b);
         break;
     case 2:
-        rc = tr_wire_delta_parse(payload, size, &head.delta, &a, &b);
+        rc = tr_wire_delta_parse(payload, size, &head.delta, &a, &b, &d);
         if (rc == TR_OK) {
             walk_logprobs(b);
         }
         break;
     case 3:
-        rc = tr_wire_finish_parse(payload, size, &head.finish);
+        rc = tr_wire_finish_parse(payload, size, &head.finish, &d);
         break;
     case 5:
         rc = tr_wire_kv_parse(payload, size, &head.kv);
         break;
     case 6:
         rc = tr_wire_item_parse(payload, size, &head.item, &a, &b);
+        break;
+    case 7:
+        rc = tr_wire_started_parse(payload, size, &head.started);
         break;
     default:
         rc = tr_wire_error_parse(payload, size, &head.error, &a, &b);
@@ -85,6 +89,7 @@ parse(unsigned which, const uint8_t *payload, size_t size)
     if (rc == TR_OK) {
         touch(a);
         touch(b);
+        touch(d);
     }
 }
 
@@ -98,7 +103,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     copy = malloc(size); /* one byte more than the payload, behind its start */
     memcpy(copy + 1, data + 1, size - 1);
-    parse(data[0] % 7, copy + 1, size - 1);
+    parse(data[0] % 8, copy + 1, size - 1);
     free(copy);
     return 0;
 }

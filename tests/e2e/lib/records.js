@@ -9,7 +9,7 @@ const { randomBytes } = require('node:crypto');
 const TYPE = { accepted: 16, delta: 17, finish: 18, error: 19, started: 20,
   kv: 24 };
 const REASON = { stop: 1, length: 2, aborted: 3 };
-const WIRE = 4; // TR_ABI_VERSION
+const WIRE = 5; // TR_STORED_VERSION
 
 function record(type, payload) {
   const head = Buffer.alloc(8);
@@ -23,7 +23,7 @@ function accepted({ chat = true, stream = true, usage = false,
   model = 'fake "model"', policy = 'fake"policy', created = 1700000000,
 } = {}) {
   const name = Buffer.from(model);
-  const head = Buffer.alloc(32);
+  const head = Buffer.alloc(72);
   head.writeUInt16LE(chat ? 1 : 2, 0);
   head.writeUInt16LE((stream ? 1 : 0) | (usage ? 2 : 0) | (logprobs ? 4 : 0)
     | (stats ? 8 : 0) | (kv ? 16 : 0), 2);
@@ -37,7 +37,7 @@ function accepted({ chat = true, stream = true, usage = false,
 
 function delta(text, { choice = 0, tokens = 1, textLen } = {}) {
   const bytes = Buffer.from(text);
-  const head = Buffer.alloc(16);
+  const head = Buffer.alloc(24);
   head.writeUInt32LE(choice, 0);
   head.writeUInt32LE(tokens, 4);
   head.writeUInt32LE(textLen === undefined ? bytes.length : textLen, 8);
@@ -61,7 +61,7 @@ function kv({ choice = 0, ...held } = {}) {
 
 function finish({ choice = 0, reason = 'stop', last = true, prompt = 7,
   completion = 0, cached = 3, held = {}, choiceTokens = completion } = {}) {
-  const b = Buffer.alloc(104);
+  const b = Buffer.alloc(112);
   b.writeUInt32LE(choice, 0);
   b.writeUInt16LE(REASON[reason], 4);
   b.writeUInt16LE(last ? 1 : 0, 6);
@@ -81,7 +81,7 @@ function error(status, message) {
   return record('error', Buffer.concat([head, text]));
 }
 
-const started = () => record('started', Buffer.alloc(0));
+const started = () => record('started', Buffer.alloc(8));
 
 // One request of an engine that is this test.
 class Written {

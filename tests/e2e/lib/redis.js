@@ -312,7 +312,7 @@ const RECORD = { ACCEPTED: 16, DELTA: 17, FINISH: 18, ERROR: 19 };
 
 // The text of a DELTA, what an ERROR says.
 function deltaText(payload) {
-  return payload.toString('utf8', 16, 16 + payload.readUInt32LE(8));
+  return payload.toString('utf8', 24, 24 + payload.readUInt32LE(8));
 }
 function errorMessage(payload) {
   const at = 24 + payload.readUInt32LE(8);

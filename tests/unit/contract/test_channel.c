@@ -557,6 +557,11 @@ test_versions_meet(void **state)
     assert_int_equal(welcome.version, TR_ABI_VERSION);
     assert_int_equal(welcome.generation, 42);
     assert_int_equal(tr_welcome_check(&welcome, why), TR_OK);
+    /* each side hears what the other can do, and uses what both can */
+    assert_int_equal(tr_features(welcome.features), TR_FEATURES);
+    assert_int_equal(tr_features(hello.features), TR_FEATURES);
+    hello.features[0] = TR_FEATURE_IDS | 0x80000000u; /* and one to come */
+    assert_int_equal(tr_features(hello.features), TR_FEATURE_IDS);
     /* a newer peer that still speaks ours */
     hello.version_max = TR_ABI_VERSION + 5;
     assert_int_equal(tr_hello_answer(&hello, 42, &welcome), TR_OK);

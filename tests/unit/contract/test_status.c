@@ -302,6 +302,13 @@ test_impostors_are_refused(void **state)
     assert_int_equal(attach_forged(TR_STATUS_SEALS, size, magic, version,
                                    size + 8),
                      TR_ERR_PROTOCOL);
+    assert_int_equal(attach_forged(TR_STATUS_SEALS, size + 64, magic, version,
+                                   size - 8),
+                     TR_ERR_PROTOCOL);
+    /* of a newer engine, which has more to tell */
+    assert_int_equal(attach_forged(TR_STATUS_SEALS, size + 64, magic, version,
+                                   size + 64),
+                     TR_OK);
     fd = open("/dev/zero", O_RDONLY | O_CLOEXEC);
     assert_int_equal(tr_status_attach(fd, &seen), TR_ERR_PROTOCOL);
     close(fd);

@@ -40,7 +40,8 @@ parse_submit(const uint8_t *payload, size_t len)
     if (rc == TR_OK) {
         inside(body, payload, len);
         assert_true(head.request_id_len <= TR_REQUEST_ID_MAX);
-        assert_true(body.len <= head.body_len);
+        assert_true(body.len <= head.body_len + head.replay_len + head.model_len
+                    || head.body_len == TR_BODY_UNKNOWN);
     }
     return rc;
 }
@@ -92,12 +93,15 @@ static tr_status_t
 parse_delta(const uint8_t *payload, size_t len)
 {
     tr_wire_delta_t head;
-    tr_wire_bytes_t text, logprobs;
-    tr_status_t rc = tr_wire_delta_parse(payload, len, &head, &text, &logprobs);
+    tr_wire_bytes_t text, logprobs, ids;
+    tr_status_t rc = tr_wire_delta_parse(payload, len, &head, &text, &logprobs,
+                                         &ids);
 
     if (rc != TR_OK) {
         return rc;
     }
+    inside(ids, payload, len);
+    assert_true(ids.len == 0 || ids.len == 4 * (uint64_t) head.tokens);
     inside(text, payload, len);
     inside(logprobs, payload, len);
     return walk_logprobs(logprobs, payload, len);
@@ -118,6 +122,14 @@ parse_item(const uint8_t *payload, size_t len)
 }
 
 static tr_status_t
+parse_started(const uint8_t *payload, size_t len)
+{
+    tr_wire_started_t head;
+
+    return tr_wire_started_parse(payload, len, &head);
+}
+
+static tr_status_t
 parse_kv(const uint8_t *payload, size_t len)
 {
     tr_wire_kv_t head;
@@ -129,8 +141,13 @@ static tr_status_t
 parse_finish(const uint8_t *payload, size_t len)
 {
     tr_wire_finish_t head;
+    tr_wire_bytes_t tail;
+    tr_status_t rc = tr_wire_finish_parse(payload, len, &head, &tail);
 
-    return tr_wire_finish_parse(payload, len, &head);
+    if (rc == TR_OK) {
+        inside(tail, payload, len);
+    }
+    return rc;
 }
 
 static tr_status_t
@@ -169,7 +186,8 @@ sample_submit(sample_t *s)
                               .request_id_len = 5,
                               .body_len = 12,
                               .received_us = 99,
-                              .request_id = "req~!" };
+                              .request_id = "req~!",
+                              .trace = "00-ab-cd-01" };
 
     s->len = 0;
     add(s, &head, sizeof(head));
@@ -199,7 +217,10 @@ sample_delta(sample_t *s)
         .token = 7, .logprob = -0.5f, .bytes_len = 3, .top = 2
     };
     tr_wire_top_t top = { .token = 8, .logprob = -1.0f, .bytes_len = 2 };
-    tr_wire_delta_t head = { .choice = 1, .tokens = 2, .text_len = 5 };
+    tr_wire_delta_t head = {
+        .choice = 1, .tokens = 2, .text_len = 5, .ids_len = 8, .echoed = 3
+    };
+    const int32_t ids[2] = { 7, 8 };
 
     head.logprobs_len = 2 * (12 + 3 + 2 * (12 + 2));
     s->len = 0;
@@ -213,6 +234,16 @@ sample_delta(sample_t *s)
         add(s, &top, sizeof(top));
         add(s, "ho", 2);
     }
+    add(s, ids, sizeof(ids));
+}
+
+static void
+sample_started(sample_t *s)
+{
+    tr_wire_started_t head = { .cached_tokens = 5 };
+
+    s->len = 0;
+    add(s, &head, sizeof(head));
 }
 
 static void
@@ -246,10 +277,12 @@ sample_finish(sample_t *s)
     tr_wire_finish_t head = { .choice = 1,
                               .reason = TR_FINISH_STOP,
                               .flags = TR_FINISH_LAST,
-                              .completion_tokens = 12 };
+                              .completion_tokens = 12,
+                              .tail_len = 5 };
 
     s->len = 0;
     add(s, &head, sizeof(head));
+    add(s, "newer", 5);
 }
 
 static void
@@ -271,7 +304,7 @@ static const struct kind {
     void (*sample)(sample_t *s);
     size_t head;       /* bytes */
     int open_end;      /* what follows the head may have any length */
-    size_t lengths[2]; /* offsets of 32-bit length fields, 0: none */
+    size_t lengths[3]; /* offsets of 32-bit length fields, 0: none */
 } kinds[] = {
     { "SUBMIT",
       parse_submit,
@@ -292,7 +325,14 @@ static const struct kind {
       sizeof(tr_wire_delta_t),
       0,
       { offsetof(tr_wire_delta_t, text_len),
-        offsetof(tr_wire_delta_t, logprobs_len) } },
+        offsetof(tr_wire_delta_t, logprobs_len),
+        offsetof(tr_wire_delta_t, ids_len) } },
+    { "STARTED",
+      parse_started,
+      sample_started,
+      sizeof(tr_wire_started_t),
+      0,
+      { 0, 0 } },
     { "ITEM",
       parse_item,
       sample_item,
@@ -306,7 +346,7 @@ static const struct kind {
       sample_finish,
       sizeof(tr_wire_finish_t),
       0,
-      { 0, 0 } },
+      { offsetof(tr_wire_finish_t, tail_len), 0 } },
     { "ERROR",
       parse_error,
       sample_error,
@@ -371,7 +411,7 @@ test_every_wild_length(void **state)
 
     (void) state;
     for (k = 0; k < KINDS; k++) {
-        for (f = 0; f < 2 && kinds[k].lengths[f] != 0; f++) {
+        for (f = 0; f < 3 && kinds[k].lengths[f] != 0; f++) {
             for (w = 0; w < sizeof(wild) / sizeof(wild[0]); w++) {
                 tr_status_t rc, want = TR_ERR_PROTOCOL;
 
@@ -420,6 +460,7 @@ test_every_truncation_of_logprobs(void **state)
         size_t len = sizeof(head) + head.text_len + cut;
 
         shorter.logprobs_len = (uint32_t) cut;
+        shorter.ids_len = 0;
         memcpy(copy, s.bytes, len);
         memcpy(copy, &shorter, sizeof(shorter));
         whole += parse_exact(parse_delta, copy, len) == TR_OK;
@@ -461,7 +502,7 @@ test_items_have_what_their_kind_has(void **state)
 static void
 test_content_is_returned(void **state)
 {
-    tr_wire_bytes_t a = { 0 }, b = { 0 };
+    tr_wire_bytes_t a = { 0 }, b = { 0 }, ids = { 0 };
     tr_wire_submit_t submit;
     tr_wire_accepted_t accepted;
     tr_wire_delta_t delta;
@@ -470,6 +511,7 @@ test_content_is_returned(void **state)
     tr_wire_error_t error;
     tr_wire_logprob_t entry = { 0 };
     tr_wire_top_t top = { 0 };
+    int32_t told;
     sample_t s;
 
     (void) state;
@@ -491,9 +533,13 @@ test_content_is_returned(void **state)
     assert_memory_equal(b.data, "full", 4);
 
     sample_delta(&s);
-    assert_int_equal(tr_wire_delta_parse(s.bytes, s.len, &delta, &a, &b),
+    assert_int_equal(tr_wire_delta_parse(s.bytes, s.len, &delta, &a, &b, &ids),
                      TR_OK);
     assert_int_equal(delta.choice, 1);
+    assert_int_equal(delta.echoed, 3);
+    assert_int_equal(ids.len, 8);
+    memcpy(&told, ids.data, sizeof(told));
+    assert_int_equal(told, 7);
     assert_int_equal(a.len, 5);
     assert_memory_equal(a.data, "hello", 5);
     assert_int_equal(tr_wire_logprob_next(&b, &entry, &a), TR_OK);
@@ -511,8 +557,10 @@ test_content_is_returned(void **state)
     assert_int_equal(kv.usage.full_bytes, 9);
 
     sample_finish(&s);
-    assert_int_equal(tr_wire_finish_parse(s.bytes, s.len, &finish), TR_OK);
+    assert_int_equal(tr_wire_finish_parse(s.bytes, s.len, &finish, &a), TR_OK);
     assert_int_equal(finish.completion_tokens, 12);
+    assert_int_equal(a.len, 5);
+    assert_memory_equal(a.data, "newer", 5);
 
     sample_error(&s);
     assert_int_equal(tr_wire_error_parse(s.bytes, s.len, &error, &a, &b),
@@ -557,6 +605,19 @@ test_senseless_values(void **state)
     SUBMIT_WITH((memset(submit.request_id, 'a', TR_REQUEST_ID_MAX),
                  submit.request_id_len = TR_REQUEST_ID_MAX + 1),
                 TR_ERR_PROTOCOL);
+    SUBMIT_WITH(submit.trace[3] = ' ', TR_ERR_PROTOCOL);
+    SUBMIT_WITH((memset(submit.trace, 'a', TR_TRACE_MAX)), TR_OK);
+    /* what comes ahead of the body is no part of its length */
+    SUBMIT_WITH((submit.model_len = 3, submit.body_len = 7), TR_OK);
+    SUBMIT_WITH((submit.model_len = 3, submit.body_len = 6), TR_ERR_PROTOCOL);
+    SUBMIT_WITH((submit.replay_len = 20, submit.body_len = 0), TR_OK);
+    SUBMIT_WITH((submit.replay_len = 4, submit.model_len = 4,
+                 submit.body_len = 2),
+                TR_OK);
+    SUBMIT_WITH(submit.replay_len = TR_REPLAY_MAX, TR_OK);
+    SUBMIT_WITH(submit.replay_len = TR_REPLAY_MAX + 1, TR_ERR_PROTOCOL);
+    SUBMIT_WITH(submit.replay_len = UINT32_MAX, TR_ERR_PROTOCOL);
+    SUBMIT_WITH(submit.model_len = TR_SUBMIT_MODEL_MAX + 1, TR_ERR_PROTOCOL);
 #undef SUBMIT_WITH
 
     sample_accepted(&s);

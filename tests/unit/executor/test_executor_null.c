@@ -259,7 +259,7 @@ exactly_max_tokens(void **state)
             tr_wire_finish_t f = { 0 };
 
             if (rec.type == TR_RECORD_FINISH) {
-                tr_wire_finish_parse(buf, rec.length, &f);
+                tr_wire_finish_parse(buf, rec.length, &f, NULL);
                 assert_int_equal(f.flags, TR_FINISH_LAST);
                 if (rec.id != 7) {
                     assert_int_equal(f.completion_tokens, 10 + rec.id);

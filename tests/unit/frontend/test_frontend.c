@@ -71,6 +71,9 @@ test_refused(void **state)
     rig_stop(&rig);
 }
 
+#define DIFFERENT \
+    "The gateway and the engine read different models in this body."
+
 /* A gateway may be newer than the engine: the request is refused, in the middle
  * of its body, and its channel goes on. */
 static void
@@ -103,6 +106,63 @@ test_unknown_endpoint(void **state)
     }
     raw_submit(&r, TR_ID(0, 2), HELLO_BODY, TR_BODY_UNKNOWN, false);
     assert_int_equal(raw_end(&r, TR_ID(0, 2)), TR_FINISH_LENGTH);
+    raw_close(&r);
+    rig_stop(&rig);
+}
+
+/* The model that the gateway read comes ahead of the body, in any pieces, and
+ * must be the one that the engine reads there. */
+static void
+test_routed_model(void **state)
+{
+    static const char model[] = "alias";
+    static const char *const bodies[] = {
+        "{\"prompt\":\"x\",\"max_tokens\":2,\"model\":\"alias\"}",
+        "{\"prompt\":\"x\",\"max_tokens\":2,\"mod\\u0065l\":\"alia\\u0073\"}",
+        "{\"prompt\":\"x\",\"max_tokens\":2,\"model\":\"alias2\"}",
+        "{\"prompt\":\"x\",\"max_tokens\":2,\"model\":7}",
+        "{\"prompt\":\"x\",\"max_tokens\":2}"
+    };
+    tr_wire_bytes_t param, message;
+    tr_wire_error_t error;
+    uint8_t payload[1024];
+    fixture_t rig;
+    uint32_t i, cut;
+    raw_t r;
+
+    (void) state;
+    rig_start(&rig, NULL);
+    raw_open(&r, &rig, 0);
+    for (i = 0; i < 5; i++) {
+        for (cut = 0; cut <= sizeof(model); cut++) {
+            uint64_t id = TR_ID(i, cut + 1);
+            size_t len = strlen(bodies[i]), at = sizeof(model) - 1;
+            tr_wire_submit_t head = { .endpoint = TR_ENDPOINT_COMPLETIONS,
+                                      .body_len = len,
+                                      .model_len = sizeof(model) - 1 };
+
+            memcpy(payload, &head, sizeof(head));
+            memcpy(payload + sizeof(head), model, at);
+            memcpy(payload + sizeof(head) + at, bodies[i], len);
+            raw_put(&r, TR_RECORD_SUBMIT, TR_FLAG_MORE, id, payload,
+                    sizeof(head) + cut);
+            raw_put(&r, TR_RECORD_SUBMIT, 0, id, payload + sizeof(head) + cut,
+                    at + len - cut);
+            if (i < 2) {
+                assert_int_equal(raw_end(&r, id), TR_FINISH_LENGTH);
+                continue;
+            }
+            assert_int_equal(raw_next(&r).type, TR_RECORD_ERROR);
+            assert_int_equal(tr_wire_error_parse(r.buf,
+                                                 sizeof(error) + 5
+                                                     + strlen(DIFFERENT),
+                                                 &error, &param, &message),
+                             TR_OK);
+            assert_int_equal(error.status, TR_ERR_INVALID);
+            assert_memory_equal(param.data, "model", 5);
+            assert_memory_equal(message.data, DIFFERENT, message.len);
+        }
+    }
     raw_close(&r);
     rig_stop(&rig);
 }
@@ -162,7 +222,8 @@ expect_aborted(raw_t *r, uint64_t id)
 
     assert_true(rec.id == id);
     assert_int_equal(rec.type, TR_RECORD_FINISH);
-    assert_int_equal(tr_wire_finish_parse(r->buf, rec.length, &head), TR_OK);
+    assert_int_equal(tr_wire_finish_parse(r->buf, rec.length, &head, NULL),
+                     TR_OK);
     assert_int_equal(head.reason, TR_FINISH_ABORTED);
     assert_int_equal(head.flags, TR_FINISH_LAST);
 }
@@ -802,6 +863,7 @@ main(void)
         cmocka_unit_test(test_accepted),
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_unknown_endpoint),
+        cmocka_unit_test(test_routed_model),
         cmocka_unit_test(test_large_bodies),
         cmocka_unit_test(test_abort),
         cmocka_unit_test(test_queue_full),

@@ -266,6 +266,18 @@ break_id_text(raw_t *r)
 }
 
 static void
+break_model_cut(raw_t *r)
+{
+    break_head(r, offsetof(tr_wire_submit_t, model_len), "\x03\0\0\0", 4);
+}
+
+static void
+break_replay(raw_t *r)
+{
+    break_head(r, offsetof(tr_wire_submit_t, replay_len), "\x03\0\0\0", 4);
+}
+
+static void
 break_body_long(raw_t *r)
 {
     raw_submit(r, TR_ID(0, 1), "12345", 4, false);
@@ -307,18 +319,16 @@ break_socket(raw_t *r)
 static void
 test_broken_rules(void **state)
 {
-    static void (*const breaks[])(
-        raw_t *) = { break_type,        break_type_response,
-                     break_tail_far,    break_tail_odd,
-                     break_tail_max,    break_tail_back,
-                     break_length,      break_pad,
-                     break_head_index,  break_slot,
-                     break_generation,  break_short,
-                     break_id_length,   break_id_text,
-                     break_body_long,   break_body_long_later,
-                     break_body_short,  break_extra_part,
-                     break_slot_in_use, break_answer_index,
-                     break_socket };
+    static void (*const breaks[])(raw_t *) = {
+        break_type,         break_type_response, break_tail_far,
+        break_tail_odd,     break_tail_max,      break_tail_back,
+        break_length,       break_pad,           break_model_cut,
+        break_replay,       break_head_index,    break_slot,
+        break_generation,   break_short,         break_id_length,
+        break_id_text,      break_body_long,     break_body_long_later,
+        break_body_short,   break_extra_part,    break_slot_in_use,
+        break_answer_index, break_socket
+    };
     tr_ring_client_t *other = rig_client(&rig, 0);
     size_t i;
 

@@ -58,7 +58,7 @@ static void
 tell_delta(tr_outbox_t *l, uint64_t id, const char *text)
 {
     uint8_t payload[sizeof(tr_wire_delta_t) + 65536];
-    tr_wire_delta_t head = { 0, 1, (uint32_t) strlen(text), 0 };
+    tr_wire_delta_t head = { .tokens = 1, .text_len = (uint32_t) strlen(text) };
 
     memcpy(payload, &head, sizeof(head));
     memcpy(payload + sizeof(head), text, head.text_len);

@@ -31,6 +31,46 @@ one_after_another(void **state)
     bench_stop(&b);
 }
 
+/* The ids of all tokens are told, with the one that ends an answer and those of
+ * text that was held, or is none; nobody else gets any. */
+static void
+ids_are_told(void **state)
+{
+    fixture_t b = { 0 };
+    tr_request_t *r = request(20, 100);
+    client_t *c, *other;
+    uint32_t i, k;
+
+    (void) state;
+    bench_start(&b, 100, 20);
+    r->submit_flags = TR_SUBMIT_IDS;
+    c = submit(&b, r, 0);
+    other = submit(&b, request(20, 100), 0);
+    frontend_until_ended(&b, c);
+    frontend_until_ended(&b, other);
+    check(c);
+    check(other);
+    for (i = 0; i < c->n; i++) {
+        choice_t *ch = &c->choice[i];
+        uint32_t text = 0;
+
+        assert_int_equal(ch->n_ids, ch->tokens);
+        for (k = 0; k < ch->n_ids; k++) {
+            if (ch->ids[k] == EOS) {
+                assert_int_equal(k + 1, ch->n_ids);
+                assert_int_equal(ch->reason, TR_FINISH_STOP);
+                continue;
+            }
+            assert_int_equal(ch->ids[k], LETTER_A + (ch->text[text] - 'a'));
+            text++;
+        }
+        assert_int_equal(text, ch->len);
+    }
+    assert_int_equal(other->choice[0].n_ids, 0);
+    bench_halt(&b);
+    bench_stop(&b);
+}
+
 /* Lets n steps pass; returns when the next one stands at the gate. */
 static void
 steps(fixture_t *b, uint32_t n)
@@ -616,6 +656,7 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ids_are_told),
         cmocka_unit_test(one_after_another),
         cmocka_unit_test(started_before_the_step),
         cmocka_unit_test(younger_than_the_turn),

@@ -425,9 +425,9 @@ static void
 fill(tr_response_writer_t *o)
 {
     static const char text[1000];
+    const tr_wire_delta_t head = { .tokens = 1, .text_len = sizeof(text) };
 
-    while (tr_response_writer_delta(o, 1, 0, 1, text, sizeof(text), NULL, 0)
-           == TR_OK) {
+    while (tr_response_writer_delta(o, 1, &head, text, NULL, NULL) == TR_OK) {
     }
     writer_show(o);
 }

@@ -70,7 +70,14 @@ writer_records(void **state)
     tr_ring_consumer_t peer;
     tr_response_writer_t o;
     tr_record_t rec;
-    tr_wire_delta_t delta;
+    tr_wire_delta_t head = { .choice = 2,
+                             .tokens = 3,
+                             .text_len = 3,
+                             .logprobs_len = 2,
+                             .ids_len = 12,
+                             .echoed = 9 },
+                    delta;
+    const int32_t ids[] = { 11, -1, 13 };
     tr_wire_finish_t finish = { .choice = 2,
                                 .reason = TR_FINISH_LENGTH,
                                 .flags = TR_FINISH_LAST,
@@ -82,7 +89,7 @@ writer_records(void **state)
                             .name_len = 4 },
                    item2;
     tr_wire_error_t error;
-    tr_wire_bytes_t a, b;
+    tr_wire_bytes_t a, b, d;
     tr_error_t err = { .status = TR_ERR_TIMEOUT };
 
     (void) state;
@@ -92,7 +99,7 @@ writer_records(void **state)
     assert_int_equal(tr_ring_sleep(&peer), TR_AGAIN);
     assert_int_equal(tr_response_writer_item(&o, 5, &item, "call1", "find"),
                      TR_OK);
-    assert_int_equal(tr_response_writer_delta(&o, 5, 2, 3, "abc", 3, "xy", 2),
+    assert_int_equal(tr_response_writer_delta(&o, 5, &head, "abc", "xy", ids),
                      TR_OK);
     assert_int_equal(tr_response_writer_finish(&o, 5, &finish), TR_OK);
     assert_int_equal(tr_response_writer_error(&o, 6, &err, 10, 4), TR_OK);
@@ -116,16 +123,17 @@ writer_records(void **state)
     assert_int_equal(tr_ring_get(&peer, &rec, buf, sizeof(buf)), TR_OK);
     assert_int_equal(rec.type, TR_RECORD_DELTA);
     assert_int_equal(rec.id, 5);
-    assert_int_equal(tr_wire_delta_parse(buf, rec.length, &delta, &a, &b),
+    assert_int_equal(tr_wire_delta_parse(buf, rec.length, &delta, &a, &b, &d),
                      TR_OK);
-    assert_int_equal(delta.choice, 2);
-    assert_int_equal(delta.tokens, 3);
+    assert_memory_equal(&delta, &head, sizeof(head));
+    assert_memory_equal(d.data, ids, sizeof(ids));
     assert_memory_equal(a.data, "abc", 3);
     assert_memory_equal(b.data, "xy", 2);
 
     assert_int_equal(tr_ring_get(&peer, &rec, buf, sizeof(buf)), TR_OK);
     assert_int_equal(rec.type, TR_RECORD_FINISH);
-    assert_int_equal(tr_wire_finish_parse(buf, rec.length, &finish2), TR_OK);
+    assert_int_equal(tr_wire_finish_parse(buf, rec.length, &finish2, NULL),
+                     TR_OK);
     assert_memory_equal(&finish, &finish2, sizeof(finish));
 
     assert_int_equal(tr_ring_get(&peer, &rec, buf, sizeof(buf)), TR_OK);
@@ -158,6 +166,8 @@ writer_room_is_kept(void **state)
 {
     static const char text[TR_RESPONSE_WRITER_TEXT_MAX];
     static const char logprobs[TR_RESPONSE_WRITER_LOGPROB_MAX];
+    static const int32_t ids[TR_DELTA_TOKENS_MAX];
+    tr_wire_delta_t head;
     tr_wire_finish_t finish = { .reason = TR_FINISH_STOP };
     int front = eventfd(0, EFD_NONBLOCK);
     tr_ring_consumer_t peer;
@@ -188,9 +198,15 @@ writer_room_is_kept(void **state)
                           : most    ? (uint32_t) sizeof(logprobs)
                                     : random_below(sizeof(logprobs));
 
-            assert_int_equal(tr_response_writer_started(&o, i), TR_OK);
-            assert_int_equal(tr_response_writer_delta(&o, i, 0, 1, text, len,
-                                                      logprobs, lp),
+            assert_int_equal(tr_response_writer_started(&o, i, 0), TR_OK);
+            head = (tr_wire_delta_t){
+                .text_len = len,
+                .logprobs_len = lp,
+                .ids_len = most ? sizeof(ids) : 4 * random_below(3),
+            };
+            head.tokens = head.ids_len / 4;
+            assert_int_equal(tr_response_writer_delta(&o, i, &head, text,
+                                                      logprobs, ids),
                              TR_OK);
             assert_int_equal(tr_response_writer_finish(&o, i, &finish), TR_OK);
         }
@@ -224,11 +240,11 @@ static uint32_t
 fill(tr_response_writer_t *o, uint32_t n)
 {
     static const char text[1000];
+    const tr_wire_delta_t head = { .tokens = 1, .text_len = sizeof(text) };
     uint32_t i;
 
     for (i = 0; i < n; i++) {
-        if (tr_response_writer_delta(o, 1, 0, 1, text, sizeof(text), NULL, 0)
-            != TR_OK) {
+        if (tr_response_writer_delta(o, 1, &head, text, NULL, NULL) != TR_OK) {
             break;
         }
     }
@@ -253,7 +269,7 @@ writer_closed(void **state)
     before = *peer.shared;
     assert_int_equal(fill(&o, 1000), 1000);
     assert_true(tr_response_writer_has_room(&o, 4096, 4096));
-    assert_int_equal(tr_response_writer_started(&o, 1), TR_OK);
+    assert_int_equal(tr_response_writer_started(&o, 1, 0), TR_OK);
     assert_int_equal(tr_response_writer_finish(&o, 1, &finish), TR_OK);
     writer_show(&o);
     assert_memory_equal(&before, peer.shared, sizeof(before));
