@@ -16,17 +16,10 @@ tr_rotate_bits(const char *setting)
 }
 
 tr_status_t
-tr_rotate_check(const tr_recipe_t *r, uint32_t bits, uint32_t can,
-                const char *backend, tr_error_t *err)
+tr_rotate_check(const tr_recipe_t *r, uint32_t bits, tr_error_t *err)
 {
     static const char *const names[] = { "off", "k", "v", "kv" };
 
-    if ((bits & ~can) != 0) {
-        return tr_error_set(err, TR_ERR_UNSUPPORTED, "kv_rotate",
-                            "backend %s: kv_rotate is %s, expected off%s%s",
-                            backend, names[bits], can != 0 ? " or " : "",
-                            can != 0 ? names[can] : "");
-    }
     if (bits != 0 && !tr_hadamard_has(r->head_dim)) {
         return tr_error_set(err, TR_ERR_UNSUPPORTED, "kv_rotate",
                             "kv_rotate is %s, but the model has heads of %u, "

@@ -30,10 +30,9 @@
 /* Of the setting kv_rotate: off, k, v or kv. */
 uint32_t tr_rotate_bits(const char *setting);
 
-/* TR_ERR_UNSUPPORTED: the model's head size has no rotation, or the backend
- * cannot do (some of) these bits. */
-tr_status_t tr_rotate_check(const tr_recipe_t *r, uint32_t bits, uint32_t can,
-                            const char *backend, tr_error_t *err);
+/* TR_ERR_UNSUPPORTED: the model's head size has no rotation. */
+tr_status_t tr_rotate_check(const tr_recipe_t *r, uint32_t bits,
+                            tr_error_t *err);
 
 /* How many rows of a tensor must be rotated together; 0: none of it is. */
 uint32_t tr_rotate_rows(const tr_recipe_t *r, uint32_t bits,

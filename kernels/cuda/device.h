@@ -328,12 +328,15 @@ typedef struct {
     const float *q_norm, *k_norm; /* [head_dim] or NULL, both or none */
     float eps;
     const float *angles; /* [rows][2][head_dim / 2] */
+    bool hadamard;       /* the angles rotate keys, too; then R queries and keys
+                    * (kernels/hadamard.h) */
     bool early; /* tr_cuda_kv_append: the launch before it lets it begin */
 } tr_cuda_qkv_t;
 
 /* In place: bias, then the norms, then queries are rotated, in FP32 between.
- * Keys stay as they are before RoPE (tr_cuda_kv_append rotates them).
- * head_dim: a multiple of 16 up to TR_HEAD_DIM_MAX. */
+ * Keys stay as they are before RoPE (tr_cuda_kv_append rotates them), unless
+ * `hadamard` is set.  head_dim: a multiple of 16 up to TR_HEAD_DIM_MAX; with
+ * hadamard a power of two. */
 int tr_cuda_qkv(const tr_cuda_stream_t *s, const tr_cuda_qkv_t *a);
 
 /* Bits 1 << tr_act_t: what tr_cuda_act_mul and TR_CUDA_SMALL_GEMM_GATED have. */
@@ -535,12 +538,14 @@ int tr_cuda_attention(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
 
 /* Keys before RoPE and values of a step's rows.  heads: NULL, or what k and v
  * are part of: then what tr_cuda_qkv does comes first, where that can
- * be in the same launch; k and v are left with or without their bias. */
+ * be in the same launch; k and v are left with or without their bias, and keys
+ * that `heads` rotates with or without that. */
 typedef struct {
     const void *k, *v; /* [n_rows][kv_heads * head_dim] each */
     size_t ld;         /* elements */
     tr_dtype_t type;
-    const float *angles; /* [n_rows][2][head_dim / 2], as rope_angles does */
+    const float *angles; /* [n_rows][2][head_dim / 2], as rope_angles does;
+                          * NULL: keys are stored as they are */
     bool moved;          /* tr_cuda_kv_moves was called for this step */
     const tr_cuda_qkv_t *heads;
 } tr_cuda_keys_t;
@@ -684,7 +689,7 @@ size_t tr_cuda_sample_work(const tr_device_props_t *d, uint32_t rows,
 /* ---- the table ----------------------------------------------------------- */
 
 /* Changes with the order or the signature of any entry. */
-#define TR_DEVICE_VERSION 8u
+#define TR_DEVICE_VERSION 9u
 
 /* All entries, in the order of the table. */
 /* clang-format off */

@@ -87,7 +87,9 @@ store_rows(const append_t *a, head_t *h, const numbers_t *x, uint32_t kv_head,
     h->kv.move = &h->move;
     return soft_cpu()->kv_append(&soft_cpu_stream, &h->kv, 0, &rows, x->k + at,
                                  x->v + at, x->ld,
-                                 a->in.angles + (size_t) row * dim)
+                                 a->in.angles == NULL
+                                     ? NULL
+                                     : a->in.angles + (size_t) row * dim)
            == 0;
 }
 

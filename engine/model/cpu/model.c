@@ -114,10 +114,7 @@ tr_model_check(const tr_recipe_t *r, uint32_t rotate, tr_error_t *err)
     };
     tr_status_t rc = tr_recipe_check(r, &support, err);
 
-    return rc == TR_OK
-               ? tr_rotate_check(r, rotate, TR_ROTATE_KEYS | TR_ROTATE_VALUES,
-                                 support.name, err)
-               : rc;
+    return rc == TR_OK ? tr_rotate_check(r, rotate, err) : rc;
 }
 
 tr_status_t

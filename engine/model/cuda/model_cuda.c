@@ -300,7 +300,7 @@ tr_model_cuda_check(const tr_recipe_t *r, uint32_t rotate, tr_error_t *err)
     tr_status_t rc = tr_recipe_check(r, &support, err);
 
     if (rc == TR_OK) {
-        rc = tr_rotate_check(r, rotate, TR_ROTATE_VALUES, "cuda", err);
+        rc = tr_rotate_check(r, rotate, err);
     }
     return rc == TR_OK ? check_shape(r, err) : rc;
 }

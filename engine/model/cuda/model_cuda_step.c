@@ -245,6 +245,7 @@ layer(tr_model_cuda_t *m, const run_t *r, uint32_t l)
     uint32_t n = r->step->n_rows;
     size_t q = (size_t) c->query_heads * c->head_dim;
     size_t kv = (size_t) c->kv_heads * c->head_dim;
+    bool hadamard = (m->rotate & TR_ROTATE_KEYS) != 0;
     tr_cuda_qkv_t heads = { .rows = n,
                             .heads = c->query_heads,
                             .kv_heads = c->kv_heads,
@@ -257,12 +258,13 @@ layer(tr_model_cuda_t *m, const run_t *r, uint32_t l)
                             .k_norm = w[TR_PART_K_NORM],
                             .eps = c->norm_eps,
                             .angles = m->angles,
+                            .hadamard = hadamard,
                             .early = m->small_gemm && l > 0 };
     tr_cuda_keys_t keys = { .k = (uint8_t *) m->qkv + 2 * q,
                             .v = (uint8_t *) m->qkv + 2 * (q + kv),
                             .ld = m->ld_qkv,
                             .type = m->type,
-                            .angles = m->angles,
+                            .angles = hadamard ? NULL : m->angles,
                             .moved = true,
                             .heads = &heads };
 

@@ -92,7 +92,7 @@ keys_fast(const tr_cuda_keys_t *in)
 }
 
 /* Can the step's launch do what tr_cuda_qkv does?  What that would refuse is
- * left to it. */
+ * left to it, and a page's min/max, for which a warp reads other rows' keys. */
 static bool
 heads_fast(const append_args_t *a, const tr_cuda_qkv_t *h)
 {
@@ -105,8 +105,10 @@ heads_fast(const append_args_t *a, const tr_cuda_qkv_t *h)
            && h->head_dim == FAST_DIM && h->type == a->in.type
            && h->ld == a->in.ld && h->ld >= q + 2 * kv && h->q_norm == NULL
            && h->k_norm == NULL && a->in.k == k && a->in.v == k + kv
-           && h->angles == a->in.angles && (uintptr_t) h->qkv % 8 == 0
-           && (uintptr_t) h->bias % 16 == 0;
+           && (uintptr_t) h->qkv % 8 == 0 && (uintptr_t) h->bias % 16 == 0
+           && (uintptr_t) h->angles % 16 == 0
+           && (h->hadamard ? a->in.angles == NULL && a->layout[0].minmax == 0
+                           : a->in.angles == h->angles);
 }
 
 /* The heads before their append, or with it. */

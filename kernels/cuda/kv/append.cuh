@@ -56,20 +56,20 @@ row_number(const append_t *t, uint32_t row, uint32_t d)
     uint32_t dim = t->a->kv.head_dim, half = dim / 2, i = d % half;
     uint32_t other = d < half ? half + d : i;
     size_t at = row * in->ld + (size_t) t->kv_head * dim;
-    const float *cosine = in->angles + (size_t) row * dim;
+    const float *cosine = in->angles + (size_t) row * dim; /* if any */
     const float *bias = t->side == KEY ? t->a->heads.k_bias
                                        : t->a->heads.v_bias;
     float x = number_load(t->side == KEY ? in->k : in->v, at + d, in->type), y;
 
     if (bias != NULL) {
-        x = biased(x, bias[t->kv_head * dim + d], in->type);
+        x = rounded(x + bias[t->kv_head * dim + d], in->type);
     }
-    if (t->side == VALUE) {
+    if (t->side == VALUE || in->angles == NULL) {
         return x;
     }
     y = number_load(in->k, at + other, in->type);
     if (bias != NULL) {
-        y = biased(y, bias[t->kv_head * dim + other], in->type);
+        y = rounded(y + bias[t->kv_head * dim + other], in->type);
     }
     x = mul_rn(x, cosine[i]);
     y = mul_rn(y, cosine[half + i]);
@@ -81,6 +81,11 @@ row_load(const append_t *t)
 {
     uint32_t dim = t->a->kv.head_dim, lanes = t->w.lanes;
 
+    if (t->side == KEY && t->a->heads.hadamard) {
+        heads_key(t, t->smem->x + t->w.lane * 4);
+        lanes_sync(t->w);
+        return;
+    }
     for (uint32_t d = t->w.lane; d < dim; d += AT_ONCE * lanes) {
         float x[AT_ONCE];
 

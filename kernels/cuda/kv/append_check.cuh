@@ -17,7 +17,9 @@ typedef enum { ALL_OF_IT, MOVES, TOKENS } append_part_t;
 typedef struct {
     void *q; /* in.type, rows of in.ld */
     const float *q_bias, *k_bias, *v_bias;
-    uint32_t n; /* query heads of a row; 0: none are rotated */
+    const float *angles;
+    uint32_t n;    /* query heads of a row; 0: none are rotated */
+    bool hadamard; /* keys are, too, and then by R; in.angles is NULL */
 } append_heads_t;
 
 typedef struct {

@@ -75,7 +75,7 @@ four_load(const append_t *t, const void *src, const float *bias, uint32_t at,
         four_add(x, bias + t->kv_head * FAST_DIM + at);
 #pragma unroll
         for (uint32_t e = 0; e < 4; e++) {
-            x[e] = biased(x[e], 0, in->type);
+            x[e] = rounded(x[e], in->type);
         }
     }
 }
@@ -116,7 +116,7 @@ fast_value_load(const append_t *t, float *x)
     }
 #pragma unroll
     for (uint32_t e = 0; e < 4 && bias != NULL; e++) {
-        x[e] = biased(x[e], bias[at + 8 * e], in->type);
+        x[e] = rounded(x[e] + bias[at + 8 * e], in->type);
     }
 }
 
@@ -128,7 +128,11 @@ fast_token(const append_t *t, place_t p)
     bool dense = t->pos >= t->seq->base;
     float x[4];
 
-    if (t->side == KEY) {
+    if (t->side == KEY && a->heads.hadamard) {
+        heads_key(t, x);
+    } else if (t->side == KEY && a->in.angles == NULL) {
+        four_load(t, a->in.k, NULL, t->w.lane * 4, x);
+    } else if (t->side == KEY) {
         fast_key_load(t, x);
     } else if (dense) {
         four_load(t, a->in.v, a->heads.v_bias, t->w.lane * 4, x);

@@ -11,6 +11,7 @@
 
 #include "kernels/cuda/block.cuh"
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/lanes_hadamard.cuh"
 
 TR_HD uint32_t
 eights(uint32_t n)
@@ -187,9 +188,9 @@ qkv_wide(const tr_cuda_qkv_t *a)
 TR_HD uint32_t
 qkv_heads(const tr_cuda_qkv_t *a)
 {
-    return a->bias != NULL     ? a->heads + 2 * a->kv_heads
-           : a->k_norm != NULL ? a->heads + a->kv_heads
-                               : a->heads;
+    return a->bias != NULL                    ? a->heads + 2 * a->kv_heads
+           : a->k_norm != NULL || a->hadamard ? a->heads + a->kv_heads
+                                              : a->heads;
 }
 
 /* Lanes of a head, each with eight pairs; a power of two. */
@@ -222,6 +223,28 @@ qkv_rotate(const eight_t *c, const eight_t *s, eight_t *lo, eight_t *hi)
 
         lo->x[j] = add_rn(mul_rn(u, c->x[j]), -mul_rn(v, s->x[j]));
         hi->x[j] = add_rn(mul_rn(v, c->x[j]), mul_rn(u, s->x[j]));
+    }
+}
+
+/* R of a head, of which each lane of a group has eight pairs.  All lanes of the
+ * warp come. */
+TR_DEVICE void
+qkv_hadamard(warp_t w, uint32_t group, uint32_t pair, uint32_t half,
+             eight_t *lo, eight_t *hi)
+{
+    lane_signs<8>(lo->x, pair, 2 * half);
+    lane_signs<8>(hi->x, half + pair, 2 * half);
+    lane_butterflies<8>(lo->x);
+    lane_butterflies<8>(hi->x);
+    for (uint32_t d = 1; d < group; d *= 2) {
+        lanes_butterfly<8>(w, d, lo->x);
+        lanes_butterfly<8>(w, d, hi->x);
+    }
+    for (uint32_t j = 0; j < 8; j++) {
+        float u = lo->x[j], v = hi->x[j];
+
+        lo->x[j] = u + v;
+        hi->x[j] = u - v;
     }
 }
 
@@ -273,7 +296,8 @@ qkv_item(const tr_cuda_qkv_t *a, tr_dtype_t type, bool wide, warp_t w,
                           : q->h < a->heads + a->kv_heads ? a->k_norm
                                                           : NULL;
     size_t at = q->r * a->ld + (size_t) q->h * a->head_dim + q->pair;
-    bool turns = q->there && q->h < a->heads;
+    bool key = q->h >= a->heads && q->h < a->heads + a->kv_heads;
+    bool turns = q->there && (q->h < a->heads || (key && a->hadamard));
     eight_t lo = {}, hi = {}, c = {}, s = {};
     float sum = 0;
 
@@ -297,10 +321,7 @@ qkv_item(const tr_cuda_qkv_t *a, tr_dtype_t type, bool wide, warp_t w,
             sum += tr_float_from_bits(lanes_xor(w, tr_float_bits(sum), d));
         }
     }
-    if (!q->there) {
-        return;
-    }
-    if (weight != NULL) {
+    if (q->there && weight != NULL) {
         float scale = 1.0f / sqrtf(sum / (float) a->head_dim + a->eps);
 
         qkv_weigh(weight, q->pair, wide, scale, &lo);
@@ -308,6 +329,16 @@ qkv_item(const tr_cuda_qkv_t *a, tr_dtype_t type, bool wide, warp_t w,
     }
     if (turns) {
         qkv_rotate(&c, &s, &lo, &hi);
+    }
+    if (a->hadamard) { /* all lanes come */
+        eight_t u = lo, v = hi;
+
+        qkv_hadamard(w, group, q->pair, half, &u, &v);
+        lo = turns ? u : lo;
+        hi = turns ? v : hi;
+    }
+    if (!q->there) {
+        return;
     }
     eight_store(a->qkv, at, 8, type, wide, &lo);
     eight_store(a->qkv, at + half, 8, type, wide, &hi);

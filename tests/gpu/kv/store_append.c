@@ -132,7 +132,8 @@ append(fixture_t *b, uint32_t layer, step_rows_t *r, bool moved,
     fixture_put(count, &zero, 4);
     fixture_sync(b);
     rc = tr_cpu_kv_append(&store_cpu, &b->host, layer, &r->host, in.k, in.v,
-                          in.ld, in.angles, store_codec());
+                          in.ld, in.other.angles == NULL ? NULL : in.angles,
+                          store_codec());
     if (tr_cuda_kv_append(&b->side->stream, &b->other, layer, &r->other,
                           &in.other, count)
         != 0) {

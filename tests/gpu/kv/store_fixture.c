@@ -393,6 +393,10 @@ fixture_input(fixture_t *b, uint32_t rows, fixture_input_t *in)
     fixture_put(v, as, rows * in->ld * 4);
     fixture_put(angles, in->angles, (size_t) rows * dim * 4);
     free(as);
+    in->there = angles;
+    if (random_below(8) == 0) {
+        angles = NULL; /* keys as they are */
+    }
     in->other = (tr_cuda_keys_t){ k, v, in->ld, type, angles, false, NULL };
     memset(&in->heads, 0, sizeof(in->heads));
     in->want = NULL;
@@ -411,6 +415,6 @@ fixture_input_free(fixture_input_t *in)
         fixture_room_free((void *) in->other.k);
         fixture_room_free((void *) in->other.v);
     }
-    fixture_room_free((void *) in->other.angles);
+    fixture_room_free(in->there);
     free(in->want);
 }

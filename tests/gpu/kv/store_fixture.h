@@ -73,6 +73,7 @@ bool fixture_same(fixture_t *b, const char *after);
 /* Keys, values and angles of n rows, for both sides. */
 typedef struct {
     float *k, *v, *angles;
+    void *there; /* angles of the other side, whether it is given them or not */
     size_t ld;
     tr_cuda_keys_t other;
     tr_cuda_qkv_t heads; /* of `other` */

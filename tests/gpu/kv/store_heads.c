@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/hadamard.h"
+
 #define HEADS_MAX 8u
 
 static void *
@@ -41,25 +43,54 @@ side_in(float *x, uint32_t n, const float *bias, tr_dtype_t type, uint16_t *out)
     }
 }
 
+/* A query or a key of a row as tr_cuda_qkv leaves it; x: the product's. */
+static void
+rotate(const tr_cuda_qkv_t *h, float *x, const float *bias, const float *angles)
+{
+    uint32_t half = h->head_dim / 2;
+
+    for (uint32_t i = 0; i < half; i++) {
+        float u = bias == NULL ? x[i] : x[i] + bias[i];
+        float v = bias == NULL ? x[half + i] : x[half + i] + bias[half + i];
+
+        x[i] = u * angles[i] - v * angles[half + i];
+        x[half + i] = v * angles[i] + u * angles[half + i];
+    }
+    if (h->hadamard) {
+        tr_hadamard(x, 1, h->head_dim);
+    }
+}
+
 /* A query before and after. */
 static void
-query_in(const float *x, uint32_t dim, const float *bias, const float *angles,
-         tr_dtype_t type, uint16_t *out, uint16_t *want)
+query_in(const tr_cuda_qkv_t *h, float *x, const float *bias,
+         const float *angles, uint16_t *out, uint16_t *want)
 {
-    uint32_t half = dim / 2;
-
-    for (uint32_t i = 0; i < dim; i++) {
-        tr_float_store(out, i, type, x[i]);
+    for (uint32_t i = 0; i < h->head_dim; i++) {
+        tr_float_store(out, i, h->type, x[i]);
+        x[i] = tr_float_load(out, i, h->type);
     }
-    for (uint32_t i = 0; i < half; i++) {
-        float u = tr_float_load(out, i, type);
-        float v = tr_float_load(out, half + i, type);
+    rotate(h, x, bias, angles);
+    for (uint32_t i = 0; i < h->head_dim; i++) {
+        tr_float_store(want, i, h->type, x[i]);
+    }
+}
 
-        u += bias == NULL ? 0 : bias[i];
-        v += bias == NULL ? 0 : bias[half + i];
-        tr_float_store(want, i, type, u * angles[i] - v * angles[half + i]);
-        tr_float_store(want, half + i, type,
-                       v * angles[i] + u * angles[half + i]);
+/* A row's keys, which R takes with them. */
+static void
+keys_in(const tr_cuda_qkv_t *h, float *x, const float *bias,
+        const float *angles, uint16_t *out)
+{
+    uint32_t n = h->kv_heads * h->head_dim;
+
+    for (uint32_t i = 0; i < n; i++) {
+        tr_float_store(out, i, h->type, x[i]);
+    }
+    for (uint32_t i = 0; i < n; i += h->head_dim) {
+        rotate(h, x + i, bias == NULL ? NULL : bias + i, angles);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        x[i] = rounded(x[i], h->type);
     }
 }
 
@@ -78,7 +109,9 @@ fixture_heads(fixture_t *b, uint32_t rows, fixture_input_t *in)
     h->kv_heads = b->host.kv_heads;
     h->head_dim = dim;
     h->type = type;
-    h->angles = in->other.angles;
+    h->angles = in->there;
+    in->other.angles = in->there;
+    h->hadamard = tr_hadamard_has(dim) && random_below(2);
     q = h->heads * dim;
     all = q + 2 * n;
     h->ld = all + random_below(3) * 8;
@@ -101,12 +134,17 @@ fixture_heads(fixture_t *b, uint32_t rows, fixture_input_t *in)
             x[i] = (float) (random_normal() * 3);
         }
         for (uint32_t i = 0; i < q; i += dim) {
-            query_in(x + i, dim, bias == NULL ? NULL : bias + i,
-                     in->angles + (size_t) r * dim, type, row + i,
+            query_in(h, x + i, bias == NULL ? NULL : bias + i,
+                     in->angles + (size_t) r * dim, row + i,
                      in->want + r * (size_t) q + i);
         }
-        side_in(in->k + r * in->ld, n, bias == NULL ? NULL : bias + q, type,
-                row + q);
+        if (h->hadamard) {
+            keys_in(h, in->k + r * in->ld, bias == NULL ? NULL : bias + q,
+                    in->angles + (size_t) r * dim, row + q);
+        } else {
+            side_in(in->k + r * in->ld, n, bias == NULL ? NULL : bias + q, type,
+                    row + q);
+        }
         side_in(in->v + r * in->ld, n, bias == NULL ? NULL : bias + q + n, type,
                 row + q + n);
     }
@@ -118,6 +156,9 @@ fixture_heads(fixture_t *b, uint32_t rows, fixture_input_t *in)
     in->other.v = (uint16_t *) h->qkv + q + n;
     in->other.ld = h->ld;
     in->other.heads = h;
+    if (h->hadamard) {
+        in->other.angles = NULL;
+    }
     free(bias);
     free(out);
     free(x);
@@ -136,8 +177,8 @@ fixture_heads_same(const fixture_input_t *in)
         same = memcmp(got + r * h->ld, in->want + r * q, q * 2) == 0;
     }
     if (!same) {
-        printf("queries differ: rows %u, heads %u, bias %d\n", h->rows,
-               h->heads, h->bias != NULL);
+        printf("queries differ: rows %u, heads %u, bias %d, hadamard %d\n",
+               h->rows, h->heads, h->bias != NULL, h->hadamard);
     }
     free(got);
     return same;

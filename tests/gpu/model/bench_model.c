@@ -139,6 +139,15 @@ bias_norm_rotate(bench_t *b)
 }
 
 static void
+hadamard(bench_t *b)
+{
+    tr_cuda_qkv_t a = qkv_args(b);
+
+    a.hadamard = true;
+    must(tr_cuda_qkv(&b->s, &a), "qkv");
+}
+
+static void
 bias_rotate(bench_t *b)
 {
     tr_cuda_qkv_t a = qkv_args(b);
@@ -338,6 +347,7 @@ main(void)
     show(&b, "rope_angles", angles, DIM * 4.0);
     show(&b, "norm", norm, HIDDEN * 12.0);
     show(&b, "qkv, rotated", rotate, HEADS * DIM * 4.0 + DIM * 4.0);
+    show(&b, "qkv, Hadamard", hadamard, QKV * 4.0 + DIM * 4.0);
     show(&b, "qkv, bias", bias_rotate, QKV * 4.0 + DIM * 4.0);
     show(&b, "qkv, bias and norms", bias_norm_rotate, QKV * 4.0 + DIM * 4.0);
     show(&b, "act_mul", act_mul, WIDE * 6.0);

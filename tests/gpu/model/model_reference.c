@@ -6,6 +6,8 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "kernels/hadamard.h"
+
 /* ---- embedding ---------------------------------------------------------- */
 
 /* The token of row r, which history has when the row has not. */
@@ -142,11 +144,14 @@ shape_head(const tr_cuda_qkv_t *a, uint32_t r, uint32_t h)
             x[i] = x[i] * scale * weight[i];
         }
     }
-    for (uint32_t i = 0; query && i < half; i++) {
+    for (uint32_t i = 0; (query || (a->hadamard && !value)) && i < half; i++) {
         float u = x[i], v = x[half + i];
 
         x[i] = u * cosine[i] - v * sine[i];
         x[half + i] = v * cosine[i] + u * sine[i];
+    }
+    if (a->hadamard && !value) {
+        tr_hadamard(x, 1, dim);
     }
     for (uint32_t i = 0; i < dim; i++) {
         tr_float_store(a->qkv, at + i, a->type, x[i]);
@@ -161,7 +166,8 @@ tr_ref_qkv(const tr_cuda_qkv_t *a)
     if (a->head_dim == 0 || a->head_dim > TR_HEAD_DIM_MAX || a->head_dim % 16
         || a->heads == 0 || a->ld < (size_t) all * a->head_dim
         || !tr_dtype_is_short(a->type)
-        || (a->q_norm == NULL) != (a->k_norm == NULL)) {
+        || (a->q_norm == NULL) != (a->k_norm == NULL)
+        || (a->hadamard && !tr_hadamard_has(a->head_dim))) {
         return TR_KERNEL_BADARG;
     }
     for (uint32_t r = 0; r < a->rows; r++) {

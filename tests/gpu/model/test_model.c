@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "kernels/hadamard.h"
 #include "model_reference.h"
 #include "tests/gpu/fixtures/arrays.h"
 
@@ -326,7 +327,8 @@ check_qkv(void)
                         .kv_heads = 1 + random_below(4),
                         .head_dim = dim,
                         .type = any_type(),
-                        .eps = 1e-6f };
+                        .eps = 1e-6f,
+                        .hadamard = tr_hadamard_has(dim) && random_below(2) };
     uint32_t n = (a.heads + 2 * a.kv_heads) * dim;
     bool odd = random_below(4) == 0, bias = random_below(2), ok;
     bool norm = random_below(2);
@@ -349,8 +351,9 @@ check_qkv(void)
     tr_ref_qkv(&a);
     ok = rows_close(&x, rows, a.ld, a.type, 1e-5, "qkv");
     if (!ok) {
-        printf("heads %u, KV heads %u, head_dim %u, bias %d, norm %d\n",
-               a.heads, a.kv_heads, dim, bias, norm);
+        printf("heads %u, KV heads %u, head_dim %u, bias %d, norm %d, "
+               "hadamard %d\n",
+               a.heads, a.kv_heads, dim, bias, norm, a.hadamard);
     }
     array_free(&x);
     array_free(&b);

@@ -329,15 +329,21 @@ test_golden_f16(void **state)
             0.98, 0);
 }
 
-/* Weights of values in another basis, rounded anew. */
+/* Keys in another basis; values, too, by weights that are rounded anew. */
 static void
 test_golden_rotated(void **state)
 {
+    const uint32_t both = TR_ROTATE_KEYS | TR_ROTATE_VALUES;
+
     (void) state;
     goldens(POCKET, "f16", true, TR_ATTENTION_DECODE, TR_ATTENTION_PROMPT, 1e-3,
             0.98, TR_ROTATE_VALUES);
+    goldens(POCKET, "f16", true, TR_ATTENTION_DECODE, TR_ATTENTION_PROMPT, 2e-3,
+            0.98, both);
     goldens(POCKET, "auto", true, TR_ATTENTION_DECODE, TR_ATTENTION_PROMPT,
-            1.5e-2, 0.95, TR_ROTATE_VALUES);
+            1.5e-2, 0.95, both);
+    goldens(POCKET, "f16", true, TR_ATTENTION_GENERIC, TR_ATTENTION_GENERIC,
+            2e-3, 0.98, both);
 }
 
 /* With outlier channels that equalisation takes back. */
