@@ -11,7 +11,7 @@ const fs = require('node:fs');
 const http = require('node:http');
 const http2 = require('node:http2');
 const path = require('node:path');
-const { Stack, ENGINE, NGINX, freePort, until } = require('./lib/stack');
+const { Stack, ENGINE, NGINX, ROOT, freePort, until } = require('./lib/stack');
 const { request, post, stream } = require('./lib/http');
 const { chat, endless } = require('./lib/prompts');
 const { blocks } = require('./lib/docs');
@@ -267,10 +267,19 @@ test('clients', async (t) => {
     const out = await program('sh', ['-ec', here(block('Clients', 'sh', 'curl'))]);
     assert.match(JSON.parse(out).choices[0].message.content, /\w/);
   });
-  await t.test('Node', async () => {
-    const out = await program('node', ['-e', here(block('Clients', 'js'))],
-      { cwd: __dirname });
-    assert.match(out, /\w/);
+  for (const name of ['openai', 'langchain']) {
+    await t.test(`Node: ${name}`, async () => {
+      const out = await program('node', ['-e',
+        here(block('Clients', 'js', name))], { cwd: __dirname });
+      assert.match(out, /\w/);
+    });
+  }
+  await t.test('they are the clients that the page names', () => {
+    const page = fs.readFileSync(path.join(ROOT, 'docs/cookbook.md'), 'utf8');
+    const { devDependencies: pinned } = require('./package.json');
+    assert.ok(page.includes(`openai\` (tested with ${pinned.openai})`));
+    assert.ok(page.includes(`(tested with ${pinned['@langchain/openai']} and ${
+      pinned['@langchain/core']})`));
   });
   for (const [name, b, module] of [['Python', openai, 'openai'],
     ['LangChain', langchain, 'langchain_openai']]) {
