@@ -19,7 +19,7 @@
 
 #define TR_CHANNEL_MAGIC 0x4c454e4e41484354ull /* "TCHANNEL" */
 #define TR_ABI_VERSION 4u     /* of channels, rings, records and status page */
-#define TR_ABI_VERSION_MIN 4u /* oldest still spoken; none was released yet */
+#define TR_ABI_VERSION_MIN 4u /* oldest still spoken; 0.2.0 had 3 */
 
 /* Bits of features[0]; features[1] is for more, and 0. */
 #define TR_FEATURE_IDS 0x01u   /* TR_SUBMIT_IDS: DELTAs carry token ids */
