@@ -21,7 +21,7 @@ const floors = [
   ['kernels/cuda/gemm', 'kernels/cuda/kv', 'kernels/cuda/layers',
     'kernels/cuda/sampling'],
   ['kernels/cuda/attention'],
-  ['engine/sampling', 'engine/template'],
+  ['engine/grammar', 'engine/sampling', 'engine/template'],
   ['engine/kv/policy'],
   ['engine/kv', 'engine/model'],
   ['engine/model/cpu', 'engine/model/cuda'],

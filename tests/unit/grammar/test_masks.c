@@ -1,0 +1,242 @@
+/*
+ * Matchers and masks: each bit of a mask is what stepping through the token's
+ * bytes says, at every place of random answers; forks; limits.
+ */
+#include "../fixtures/grammar_fixture.h"
+
+static const char *const regexes[] = {
+    "a*",
+    "(abc|abd)+x?",
+    "[a-z]{2,5}-\\d{3}",
+    "[^\"]{0,40}\"?",
+    "(ab|a){3,200}",
+    "([0-9]{1,3}\\.){3}[0-9]{1,3}",
+    "\xc3\xa9+|[\\u4e00-\\u9fff]{2}",
+    ".{10,500}",
+    "(a{70,90}b){2,300}",
+    "[\\s\\S]*",
+};
+
+static void
+test_regexes(void **state)
+{
+    grammar_bed_t *b = *state;
+
+    for (size_t i = 0; i < sizeof(regexes) / sizeof(regexes[0]); i++) {
+        tr_grammar_t *g = compile(b, TR_GRAMMAR_REGEX, regexes[i]);
+
+        check_walk(b, g, (unsigned) i, 12);
+        tr_grammar_unref(g);
+    }
+}
+
+static void
+test_json(void **state)
+{
+    grammar_bed_t *b = *state;
+    tr_grammar_t *g = compile(b, TR_GRAMMAR_JSON, NULL);
+
+    for (unsigned i = 0; i < 6; i++) {
+        check_walk(b, g, i, 16);
+    }
+    tr_grammar_unref(g);
+}
+
+/* Inside of texts that a walk meets rarely. */
+static void
+test_places(void **state)
+{
+    static const char *const texts[] = { "{",
+                                         "{\"a",
+                                         "{\"a\"",
+                                         "{\"a\":",
+                                         "{\"a\": 1",
+                                         "{\"a\":-",
+                                         "{\"a\":1.",
+                                         "{\"a\":[",
+                                         "{\"a\":[1,",
+                                         "{\"a\":[[[\"x",
+                                         "{\"a\":{\"b\":[{\"c\":\"",
+                                         "{\"a\":\"\\",
+                                         "{\"a\":\"\\u",
+                                         "{\"a\":\"\\ud8",
+                                         "{\"a\":\"\\ud83d",
+                                         "{\"a\":\"\xe2",
+                                         "{\"a\":\"\xed",
+                                         "{\"a\":\"x\",\n   ",
+                                         "{\"a\":tr",
+                                         "{\"a\":1e+" };
+    grammar_bed_t *b = *state;
+    tr_grammar_t *g = compile(b, TR_GRAMMAR_JSON, NULL);
+
+    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
+        tr_matcher_t m;
+        tr_frame_pool_t *pool = tr_frame_pool_init(b->memory, POOL_MATCHERS);
+
+        assert_int_equal(tr_matcher_init(&m, g, pool), TR_OK);
+        assert_int_equal(tr_matcher_bytes(&m, b->scratch, texts[i],
+                                          strlen(texts[i])),
+                         TR_OK);
+        assert_true(check_mask(b, &m) > 0);
+        tr_matcher_drop(&m);
+    }
+    tr_grammar_unref(g);
+}
+
+static void
+test_json_texts(void **state)
+{
+    static const char *const good[] = {
+        "{}",
+        "{ }",
+        "{\"a\":1}",
+        "{\"a\": [1, 2.5, -3e-7, true, null]}",
+        "{\n  \"a\": {\n    \"b\": \"\\u00e9\\ud83d\\ude00\\n\"\n  }\n}",
+        "{\"\":\"\x7f\xf0\x9f\x98\x80\"}",
+    };
+    static const char *const bad[] = { "",
+                                       "[]",
+                                       "1",
+                                       "{",
+                                       "{}{}",
+                                       "{} ",
+                                       " {}",
+                                       "{\"a\":01}",
+                                       "{\"a\":1.}",
+                                       "{\"a\":\"\n\"}",
+                                       "{\"a\":\"\\ud83d\"}",
+                                       "{\"a\":\"\\ude00\"}",
+                                       "{\"a\":\"\xff\"}",
+                                       "{\"a\":\"\xed\xa0\x80\"}",
+                                       "{a:1}",
+                                       "{\"a\":1,}",
+                                       "{\"a\":12345678901234567890}",
+                                       "{\"a\":  1}",
+                                       "{\"a\":\t1}",
+                                       "{\"a\":1e1000}",
+                                       "{\"a\":.5}",
+                                       "{\"a\":+1}",
+                                       "{\"a\":nul}" };
+    grammar_bed_t *b = *state;
+    tr_grammar_t *g = compile(b, TR_GRAMMAR_JSON, NULL);
+
+    for (size_t i = 0; i < sizeof(good) / sizeof(good[0]); i++) {
+        if (!accepts(b, g, good[i])) {
+            fail_msg("refused: %s", good[i]);
+        }
+    }
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        if (accepts(b, g, bad[i])) {
+            fail_msg("accepted: %s", bad[i]);
+        }
+    }
+    tr_grammar_unref(g);
+}
+
+static void
+test_choices(void **state)
+{
+    grammar_bed_t *b = *state;
+    tr_grammar_t *g = compile(b, TR_GRAMMAR_CHOICE,
+                              "[\"yes\", \"no\", \"yesterday\", \"no\"]");
+
+    assert_true(accepts(b, g, "yes"));
+    assert_true(accepts(b, g, "yesterday"));
+    assert_true(accepts(b, g, "no"));
+    assert_false(accepts(b, g, "yest"));
+    assert_false(accepts(b, g, "nope"));
+    check_walk(b, g, 1, 8);
+    tr_grammar_unref(g);
+}
+
+/* A copy goes its own way, and the original stays where it was. */
+static void
+test_forks(void **state)
+{
+    grammar_bed_t *b = *state;
+    tr_grammar_t *g = compile(b, TR_GRAMMAR_JSON, NULL);
+    tr_frame_pool_t *pool = tr_frame_pool_init(b->memory, POOL_MATCHERS);
+    tr_matcher_t m, copy;
+
+    assert_int_equal(tr_matcher_init(&m, g, pool), TR_OK);
+    assert_int_equal(tr_matcher_bytes(&m, b->scratch, "{\"a\":[1", 7), TR_OK);
+    for (int i = 0; i < 10000; i++) { /* nothing is lost on the way */
+        tr_matcher_fork(&copy, &m);
+        assert_int_equal(tr_matcher_bytes(&copy, b->scratch, ",{\"b\":2", 7),
+                         TR_OK);
+        assert_int_equal(tr_matcher_bytes(&copy, b->scratch, "]", 1),
+                         TR_ERR_INVALID);
+        assert_int_equal(tr_matcher_bytes(&copy, b->scratch, "}]}", 3), TR_OK);
+        assert_true(copy.can_end && tr_matcher_over(&copy));
+        tr_matcher_drop(&copy);
+    }
+    assert_int_equal(tr_matcher_bytes(&m, b->scratch, "]}", 2), TR_OK);
+    assert_true(m.can_end);
+    tr_matcher_drop(&m);
+    tr_grammar_unref(g);
+}
+
+/* A stack has a depth; at it, only what does not go deeper is allowed. */
+static void
+test_depth(void **state)
+{
+    grammar_bed_t *b = *state;
+    tr_grammar_t *g = compile(b, TR_GRAMMAR_JSON, NULL);
+    tr_frame_pool_t *pool = tr_frame_pool_init(b->memory, POOL_MATCHERS);
+    tr_matcher_t m;
+    int deep = 0;
+
+    assert_int_equal(tr_matcher_init(&m, g, pool), TR_OK);
+    assert_int_equal(tr_matcher_bytes(&m, b->scratch, "{\"a\":", 5), TR_OK);
+    while (deep < 1000 && tr_matcher_bytes(&m, b->scratch, "[", 1) == TR_OK) {
+        deep++;
+    }
+    assert_in_range(deep, 100, 256);
+    assert_true(check_mask(b, &m) > 0);
+    for (; deep > 0; deep--) {
+        assert_int_equal(tr_matcher_bytes(&m, b->scratch, "]", 1), TR_OK);
+    }
+    assert_int_equal(tr_matcher_bytes(&m, b->scratch, "}", 1), TR_OK);
+    assert_true(m.can_end);
+    tr_matcher_drop(&m);
+    tr_grammar_unref(g);
+}
+
+static void
+test_end_tokens(void **state)
+{
+    grammar_bed_t *b = *state;
+    tr_grammar_t *g = compile(b, TR_GRAMMAR_REGEX, "ab?");
+    tr_frame_pool_t *pool = tr_frame_pool_init(b->memory, POOL_MATCHERS);
+    const int32_t end[] = { 2 };
+    tr_matcher_t m;
+
+    assert_int_equal(tr_matcher_init(&m, g, pool), TR_OK);
+    assert_int_equal(tr_matcher_mask(&m, b->scratch, end, 1, b->mask), TR_OK);
+    assert_false(mask_has(b->mask, 2));
+    assert_int_equal(tr_matcher_bytes(&m, b->scratch, "a", 1), TR_OK);
+    assert_int_equal(tr_matcher_mask(&m, b->scratch, end, 1, b->mask), TR_OK);
+    assert_true(mask_has(b->mask, 2));
+    assert_int_equal(tr_matcher_bytes(&m, b->scratch, "b", 1), TR_OK);
+    assert_int_equal(tr_matcher_mask(&m, b->scratch, end, 1, b->mask), TR_OK);
+    for (uint32_t id = 0; id < b->vocab; id++) {
+        assert_int_equal(mask_has(b->mask, (int32_t) id), id == 2);
+    }
+    assert_int_equal(tr_matcher_mask(&m, b->scratch, end, 0, b->mask),
+                     TR_ERR_UNSUPPORTED);
+    tr_matcher_drop(&m);
+    tr_grammar_unref(g);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_json_texts), cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_forks),      cmocka_unit_test(test_depth),
+        cmocka_unit_test(test_end_tokens), cmocka_unit_test(test_places),
+        cmocka_unit_test(test_json),       cmocka_unit_test(test_regexes),
+    };
+
+    return cmocka_run_group_tests(tests, bed_open, bed_close);
+}
