@@ -21,6 +21,9 @@
 #: make test-docs   what the documentation shows, and every command of it
 #: make test-templates
 #:                  chat templates against Python's jinja2
+#: make test-schemas
+#:                  JSON schemas against JSON-Schema-Test-Suite (SUITE=DIR)
+#:                  and validators of others
 #: make test-gpu    kernels on a GPU
 #: make test-simt   kernels for GPUs on a device in software (needs nvcc)
 #: make test-asan   unit and end-to-end tests with ASan and UBSan; one half

@@ -1,0 +1,17 @@
+# Constrained decoding against references that nobody here wrote
+# (tests/schemas).  SUITE=DIR: a checkout of json-schema-org/
+# JSON-Schema-Test-Suite; without it, build/schemas has one, cloned when it is
+# not there.
+
+SCHEMAS := tests/schemas
+
+.PHONY: test-schemas
+test-schemas: $B/tests/grammar_driver
+	$QB="$B" SUITE="$(SUITE)" $(SCHEMAS)/run.sh
+
+unit: $B/tests/grammar_driver
+
+$B/tests/grammar_driver: $B/obj/$(SCHEMAS)/grammar_driver.o $B/libtokenring.a
+	@mkdir -p $(@D)
+	@echo "  LD    $@"
+	$Q$(CC) $(CFLAGS) -pthread -o $@ $^ $(LIBS) $(LDFLAGS)
