@@ -22,6 +22,7 @@ const floors = [
     'kernels/cuda/sampling'],
   ['kernels/cuda/attention'],
   ['engine/grammar', 'engine/sampling', 'engine/template'],
+  ['engine/dialect'],
   ['engine/kv/policy'],
   ['engine/kv', 'engine/model'],
   ['engine/model/cpu', 'engine/model/cuda'],

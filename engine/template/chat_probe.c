@@ -224,7 +224,7 @@ tr_chat_template_probe(tr_chat_template_t *c, const tr_tokenizer_t *t,
     probe_arguments(c);
     probe_null(c);
     probe_reasoning(c);
-    rc = probe_end(c, t, err);
+    rc = t != NULL ? probe_end(c, t, err) : TR_OK;
     if (rc == TR_OK) {
         tr_log(TR_LEVEL_INFO,
                "chat template arguments=%s null_content=%s parts=%s "

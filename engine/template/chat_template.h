@@ -85,7 +85,8 @@ tr_status_t tr_chat_template_render(const tr_chat_template_t *c,
                                     tr_jinja_render_t **r,
                                     tr_jinja_text_t *text, tr_error_t *err);
 
-/* chat_probe.c: the fields of c that say what its templates do. */
+/* chat_probe.c: the fields of c that say what its templates do.  t: NULL, all
+ * but end_of_turn. */
 tr_status_t tr_chat_template_probe(tr_chat_template_t *c,
                                    const tr_tokenizer_t *t, tr_error_t *err);
 

@@ -51,6 +51,8 @@ void tr_jinja_free(tr_jinja_t *t);
 bool tr_jinja_reads(const tr_jinja_t *t, const char *name);
 /* Does a string literal of it equal this text? */
 bool tr_jinja_has_literal(const tr_jinja_t *t, const char *text);
+/* Does its source hold this text anywhere? */
+bool tr_jinja_mentions(const tr_jinja_t *t, const char *text);
 /* Is this the name of a global function, such as "range"? */
 bool tr_jinja_is_global(const char *name);
 

@@ -416,3 +416,10 @@ tr_jinja_has_literal(const tr_jinja_t *t, const char *text)
 {
     return has(&t->literals, text);
 }
+
+bool
+tr_jinja_mentions(const tr_jinja_t *t, const char *text)
+{
+    return memmem(t->arena.source, t->arena.source_len, text, strlen(text))
+           != NULL;
+}

@@ -1,0 +1,186 @@
+/*
+ * What the files of this folder share: the program of a form, the compiled
+ * dialect, and the state of its machine (dialect.h).
+ */
+#ifndef TR_DIALECT_INTERNAL_H
+#define TR_DIALECT_INTERNAL_H
+
+#include "dialect.h"
+
+/* In a pattern: optional white space; from here on it is only looked at; in a
+ * compiled one: a special token, followed by its number. */
+#define P_SPACE '\1'
+#define P_KEEP '\2'
+#define P_TOKEN '\xff'
+
+#define SPACE_MAX 256u /* bytes of white space that a pattern may span */
+#define HEADER_MAX 256u
+
+#define ALTS 7
+#define OPS 12
+#define MARKS 14
+#define PATTERN_MAX 96
+
+enum op_kind {
+    OP_NONE,
+    OP_TEXT,   /* content up to one of the patterns */
+    OP_ALT,    /* one of the patterns, else what is held is content */
+    OP_NAME,   /* a call's name, or its id, up to one of the patterns */
+    OP_ID,     /* skipped up to one of the patterns */
+    OP_CALL,   /* a JSON object with name and arguments; then the next op */
+    OP_JSON,   /* arguments as a JSON object; then the next op */
+    OP_KEY,    /* a parameter's name up to one of the patterns */
+    OP_VALUE,  /* its value, by the schema's type */
+    OP_STRING, /* its value, a string */
+    OP_BARE,   /* its value, JSON */
+    OP_HEADER, /* harmony: channel and recipient up to <|message|> */
+    OP_BODY    /* harmony: a message up to one of the patterns */
+};
+
+/* go: the op that follows; CLOSE: and the arguments are complete. */
+#define CLOSE 0x40
+#define GO(x) ((x) &0x3f)
+
+typedef struct {
+    const char *pattern;
+    uint8_t go;
+} alt_t;
+
+typedef struct {
+    uint8_t kind;
+    alt_t alts[ALTS];
+} op_t;
+
+#define FORM_START \
+    0x1u                  /* op 0 is tried only where an answer begins; op 1 is
+                             the content */
+#define FORM_KNOWN 0x2u   /* no mark: only names of the request's tools */
+#define FORM_SHORT 0x4u   /* ids of nine characters */
+#define FORM_OWN_IDS 0x8u /* the name is the model's id: functions.NAME:i */
+#define FORM_LINES 0x10u  /* a line feed round a value is no part of it */
+#define FORM_HARMONY 0x20u
+
+typedef struct {
+    const char *name;
+    uint32_t flags;
+    const char *marks[MARKS]; /* those that may be special tokens */
+    op_t ops[OPS];
+} form_t;
+
+extern const form_t tr_dialect_forms[];
+extern const uint32_t tr_dialect_n_forms;
+
+typedef struct {
+    char open[PATTERN_MAX], close[PATTERN_MAX];
+} reasoning_t;
+
+/* Pairs of marks round reasoning, those of all models. */
+extern const reasoning_t tr_dialect_thoughts[];
+extern const uint32_t tr_dialect_n_thoughts;
+
+typedef struct {
+    uint8_t len; /* 0: no such alternative */
+    uint8_t go;
+    char bytes[PATTERN_MAX];
+} pattern_t;
+
+struct tr_dialect {
+    const form_t *form; /* NULL: no calls */
+    uint32_t max_token;
+    uint32_t n_tokens;
+    int32_t tokens[MARKS + 2];    /* special tokens that are marks */
+    const char *texts[MARKS + 2]; /* of these */
+    pattern_t patterns[OPS][ALTS];
+    pattern_t open, close; /* of reasoning; len 0: none */
+    char plain_open[PATTERN_MAX], plain_close[PATTERN_MAX];
+};
+
+/* Scanner of one JSON value. */
+typedef struct {
+    uint64_t stack; /* bit i: the i-th open bracket is a brace */
+    uint8_t depth;
+    bool string, escape, begun;
+} scan_t;
+
+enum scan_result { SCAN_MORE, SCAN_DONE, SCAN_BAD };
+/* One byte more of it.  DONE: with this byte it is complete (objects, arrays
+ * and strings only; a scalar ends where something else begins). */
+enum scan_result tr_dialect_scan(scan_t *s, char c);
+
+enum call_phase {
+    CALL_OPEN,
+    CALL_KEY,      /* a key or the end */
+    CALL_KEY_NEXT, /* a key, behind a comma */
+    CALL_KEY_TEXT,
+    CALL_COLON,
+    CALL_VALUE,
+    CALL_NAME,
+    CALL_ARGUMENTS,
+    CALL_STRING, /* arguments as a string of JSON */
+    CALL_NULL,
+    CALL_OTHER,
+    CALL_OTHER_SCALAR,
+    CALL_AFTER
+};
+
+struct tr_dialect_state {
+    const tr_dialect_t *d;
+    tr_dialect_start_t start;
+    char *buf; /* [cap] what is not decided yet, then what is not read yet */
+    uint32_t cap, len, at;
+    uint32_t base; /* where the op in progress began */
+    uint8_t pc;
+    uint8_t kind; /* of the newest item */
+    bool calls_on, inside, fresh, strip, quiet, over;
+    bool begun;   /* the item of the call in progress is there */
+    bool arg_any; /* a parameter was written */
+    uint32_t n_calls;
+    uint8_t body; /* harmony: kind of the message */
+    char name[TR_DIALECT_NAME_MAX + 1];
+    char id[TR_DIALECT_ID_MAX + 1];
+    uint32_t name_len, id_len;
+    scan_t scan;
+    /* OP_CALL */
+    uint8_t phase, nested;
+    uint8_t key;       /* 0: another, 1: name, 2: arguments, 3: function */
+    uint32_t from, to; /* of arguments that came before the name, in buf */
+    uint8_t unescape, n_hex;
+    uint32_t code, high;
+    /* values */
+    uint8_t value;   /* enum value_mode */
+    bool lf, opened; /* a line feed is held; the value's first byte was seen */
+    uint32_t types;
+    const tr_dialect_tool_t *tool;
+    char key_text[TR_DIALECT_NAME_MAX * 2];
+    uint32_t key_len;
+};
+
+/* dialect.c, for the others */
+void tr_dialect_emit(tr_dialect_state_t *s, tr_dialect_out_t *out, uint8_t kind,
+                     const char *text, uint32_t len);
+/* The call's item begins: s->name is there.  False: the name is none. */
+bool tr_dialect_begin_call(tr_dialect_state_t *s, tr_dialect_out_t *out);
+void tr_dialect_end_call(tr_dialect_state_t *s);
+bool tr_dialect_name_ok(const char *name, uint32_t len);
+
+enum step { STEP_ON, STEP_WAIT, STEP_FAIL };
+
+/* dialect_json.c: one byte of OP_CALL or of OP_JSON; ON: s->at moved or the op
+ * changed. */
+enum step tr_dialect_step_call(tr_dialect_state_t *s, tr_dialect_out_t *out);
+enum step tr_dialect_step_json(tr_dialect_state_t *s, tr_dialect_out_t *out);
+
+/* dialect_value.c */
+void tr_dialect_open_arguments(tr_dialect_state_t *s, tr_dialect_out_t *out);
+void tr_dialect_close_arguments(tr_dialect_state_t *s, tr_dialect_out_t *out);
+void tr_dialect_begin_value(tr_dialect_state_t *s, uint8_t op);
+void tr_dialect_value(tr_dialect_state_t *s, const char *text, uint32_t len,
+                      tr_dialect_out_t *out);
+void tr_dialect_end_value(tr_dialect_state_t *s, tr_dialect_out_t *out);
+
+/* dialect_proof.c uses these: a dialect of one form (NULL: none). */
+tr_status_t tr_dialect_make(const form_t *form, const reasoning_t *reasoning,
+                            const tr_tokenizer_t *t, tr_dialect_t **out,
+                            tr_error_t *err);
+
+#endif
