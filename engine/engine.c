@@ -46,6 +46,7 @@ struct tr_engine {
     tr_tokenizer_t *tokenizer;
     tr_generation_t generation;
     tr_chat_template_t chat_template;
+    tr_dialect_t *dialect;
     tr_executor_t *executor;
     tr_status_page_t *status;
     int status_fd;
@@ -120,6 +121,14 @@ load_model(tr_engine_t *e, tr_error_t *err)
         return rc;
     }
     say_generation(c, &e->generation);
+    rc = tr_dialect_open(c->tool_dialect, &e->chat_template, e->tokenizer,
+                         &e->dialect, err);
+    if (rc != TR_OK) {
+        return rc;
+    }
+    tr_log(TR_LEVEL_INFO, "dialect tools=%s reasoning=%s",
+           tr_dialect_name(e->dialect) ? tr_dialect_name(e->dialect) : "none",
+           tr_dialect_reasons(e->dialect) ? "yes" : "no");
     words = tr_tokenizer_vocab_size(e->tokenizer);
     if (strcmp(c->backend, "null") == 0) {
         return tr_executor_null_open(c, words, &e->executor, err);
@@ -221,6 +230,7 @@ start_parser(tr_engine_t *e, tr_error_t *err)
         .model = e->config.served_model_name,
         .tokenizer = e->tokenizer,
         .chat_template = &e->chat_template,
+        .dialect = e->dialect,
         .max_model_len = x->max_model_len,
         .vocab = x->vocab,
         .eos = x->eos,
@@ -401,6 +411,7 @@ tr_engine_stop(tr_engine_t *e)
     if (e->executor != NULL) {
         e->executor->free(e->executor);
     }
+    tr_dialect_free(e->dialect);
     tr_chat_template_free(&e->chat_template);
     if (e->tokenizer != NULL) {
         tr_tokenizer_free(e->tokenizer);

@@ -10,6 +10,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "openai_params.h"
 
@@ -254,6 +255,7 @@ tr_openai_parse(const tr_openai_t *api, tr_tokenizer_scratch_t *s,
     c.max_tokens = -1;
     memset(&r->error, 0, sizeof(r->error));
     r->params.logprobs = -1;
+    r->created = (int64_t) time(NULL);
     rc = parse(&c);
     json_decref(c.root);
     if (c.prompts != NULL) {

@@ -5,11 +5,12 @@
  * value is refused with TR_ERR_INVALID, r->error.param naming it the way OpenAI
  * does ("messages[1].content", "temperature") and a message that says what was
  * given and what is right.  Runs on the parser threads (jansson: strict UTF-8,
- * 64-bit integers, \u0000 refused).
+ * 64-bit integers).
  */
 #ifndef TR_OPENAI_H
 #define TR_OPENAI_H
 
+#include "engine/dialect/dialect.h"
 #include "engine/template/chat_template.h"
 #include "engine/executor/executor.h"
 #include "engine/model/model_config.h"
@@ -20,6 +21,7 @@ typedef struct {
     const char *model; /* served name: another one is TR_ERR_MODEL_NOT_FOUND */
     const tr_tokenizer_t *tokenizer;
     const tr_chat_template_t *chat_template;
+    const tr_dialect_t *dialect; /* of its answers */
     uint32_t max_model_len;
     uint32_t vocab;
     const int32_t *eos;

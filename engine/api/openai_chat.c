@@ -115,6 +115,7 @@ check_message(tr_openai_call_t *c, json_t *message, size_t i, uint64_t *bytes)
 {
     json_t *content;
     char param[64];
+    bool calls;
     tr_status_t rc;
 
     snprintf(param, sizeof(param), "messages[%zu]", i);
@@ -133,9 +134,16 @@ check_message(tr_openai_call_t *c, json_t *message, size_t i, uint64_t *bytes)
     if (rc != TR_OK) {
         return rc;
     }
+    rc = tr_openai_check_calls(c, message, i, bytes, &calls);
+    if (rc != TR_OK) {
+        return rc;
+    }
     content = json_object_get(message, "content");
     if (json_is_array(content)) {
         return check_parts(c, content, i, bytes);
+    }
+    if (calls && (content == NULL || json_is_null(content))) {
+        return TR_OK;
     }
     if (!json_is_string(content)) {
         snprintf(param, sizeof(param), "messages[%zu].content", i);
@@ -228,6 +236,32 @@ read_end(tr_openai_call_t *c, tr_chat_input_t *in)
     return rc;
 }
 
+/* The prompt's ids, and how its answer begins. */
+static tr_status_t
+encode(tr_openai_call_t *c, tr_chat_input_t *in)
+{
+    const tr_dialect_t *d = c->api->dialect;
+    tr_jinja_render_t *render = NULL;
+    tr_jinja_text_t text;
+    tr_status_t rc;
+
+    in->now = (time_t) c->r->created;
+    rc = tr_chat_template_render(c->api->chat_template, in, &render, &text,
+                                 c->err);
+    if (rc == TR_OK) {
+        c->r->inside = tr_dialect_begins_inside(d, text.text, text.tags,
+                                                text.len);
+        rc = tr_tokenizer_encode_tagged(c->api->tokenizer, c->scratch,
+                                        text.text, text.tags, text.len,
+                                        &c->prompts[0], c->err);
+    }
+    tr_jinja_render_free(render);
+    if (c->r->tools.n != 0 || tr_dialect_reasons(d)) {
+        c->r->dialect = d;
+    }
+    return rc;
+}
+
 static tr_status_t
 read_messages(tr_openai_call_t *c, json_t *array)
 {
@@ -243,9 +277,16 @@ read_messages(tr_openai_call_t *c, json_t *array)
             return rc;
         }
     }
+    tr_openai_settle_results(c, array);
     rc = tr_openai_check_bytes(c, bytes);
     if (rc == TR_OK) {
+        rc = tr_openai_read_effort(c);
+    }
+    if (rc == TR_OK) {
         rc = read_variables(c, &in);
+    }
+    if (rc == TR_OK) {
+        rc = tr_openai_read_tools(c, &in);
     }
     if (rc == TR_OK) {
         rc = read_documents(c, &in);
@@ -257,8 +298,7 @@ read_messages(tr_openai_call_t *c, json_t *array)
         return rc;
     }
     in.max_bytes = tr_openai_max_bytes(c);
-    rc = tr_chat_template_encode(c->api->chat_template, c->api->tokenizer,
-                                 c->scratch, &in, &c->prompts[0], c->err);
+    rc = encode(c, &in);
     return rc == TR_ERR_CONTEXT_LENGTH
                ? tr_openai_too_long(c, "at least ",
                                     (uint64_t) c->r->max_len + 1)

@@ -25,7 +25,6 @@
         name, TR_FIELD_##where, TR_FIELD_REFUSED, why, harmless \
     }
 
-#define NO_TOOLS "this server does not support tools"
 #define NO_GRAMMAR "structured output is not supported"
 #define NO_SAMPLER "this way of sampling is not supported"
 #define NO_PREFILL "use 'continue_final_message'"
@@ -68,8 +67,12 @@ static const tr_field_t fields[] = {
     SUPPORTED("add_generation_prompt", CHAT),
     SUPPORTED("continue_final_message", CHAT),
     SUPPORTED("response_format", BOTH),
-    SUPPORTED("tool_choice", BOTH),
-    SUPPORTED("function_call", BOTH),
+    SUPPORTED("tools", CHAT),
+    SUPPORTED("tool_choice", CHAT),
+    SUPPORTED("parallel_tool_calls", CHAT),
+    SUPPORTED("functions", CHAT),
+    SUPPORTED("function_call", CHAT),
+    SUPPORTED("reasoning_effort", CHAT),
     SUPPORTED("kv_policy", BOTH),
     SUPPORTED("kv_alpha_high", BOTH),
     SUPPORTED("kv_alpha_low", BOTH),
@@ -87,16 +90,17 @@ static const tr_field_t fields[] = {
     SUPPORTED("tool_call_id", MESSAGE),
     SUPPORTED("reasoning", MESSAGE),
     SUPPORTED("reasoning_content", MESSAGE),
-    REFUSED("tool_calls", MESSAGE, NO_TOOLS, NULL),
-    REFUSED("function_call", MESSAGE, NO_TOOLS, NULL),
+    SUPPORTED("tool_calls", MESSAGE),
+    SUPPORTED("function_call", MESSAGE),
     REFUSED("audio", MESSAGE, "audio is not supported", NULL),
     REFUSED("prefix", MESSAGE, NO_PREFILL, NULL),
     REFUSED("partial", MESSAGE, NO_PREFILL, NULL),
 
     /* tools, and what comes with them */
-    REFUSED("tools", BOTH, NO_TOOLS, NULL),
-    REFUSED("functions", BOTH, NO_TOOLS, NULL),
-    IGNORED("parallel_tool_calls", CHAT),
+    REFUSED("tools", COMPLETIONS, NO_CHAT, NULL),
+    REFUSED("functions", COMPLETIONS, NO_CHAT, NULL),
+    REFUSED("tool_choice", COMPLETIONS, NO_CHAT, "\"none\""),
+    REFUSED("function_call", COMPLETIONS, NO_CHAT, "\"none\""),
     REFUSED("web_search_options", BOTH, "web search is not supported", "null"),
     REFUSED("documents", COMPLETIONS, NO_CHAT, NULL),
 
@@ -133,7 +137,7 @@ static const tr_field_t fields[] = {
     REFUSED("mm_processor_kwargs", BOTH, "this model reads text only", NULL),
 
     /* reasoning */
-    REFUSED("reasoning_effort", BOTH, NO_REASONING, NULL),
+    REFUSED("reasoning_effort", COMPLETIONS, NO_CHAT, NULL),
     REFUSED("reasoning", BOTH, NO_REASONING, NULL),
     REFUSED("thinking", BOTH, NO_REASONING, NULL),
     REFUSED("enable_thinking", BOTH,

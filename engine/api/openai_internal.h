@@ -1,7 +1,8 @@
 /*
  * What the files that read an OpenAI body share: openai.c is the order of things
  * and the checks of lengths, openai_params.c the parameters, openai_chat.c and
- * openai_completions.c the prompts, endpoint.c the table of endpoints.
+ * openai_completions.c the prompts, openai_tools.c and openai_reasoning.c what
+ * else a chat has, endpoint.c the table of endpoints.
  */
 #ifndef TR_OPENAI_INTERNAL_H
 #define TR_OPENAI_INTERNAL_H
@@ -42,6 +43,17 @@ uint64_t tr_openai_max_bytes(const tr_openai_call_t *c);
 /* The prompts of an endpoint: c->prompts and r->n_prompts. */
 tr_status_t tr_openai_read_chat(tr_openai_call_t *c);
 tr_status_t tr_openai_read_completions(tr_openai_call_t *c);
+
+/* openai_tools.c: tools and tool_choice: in->tools, r->tools. */
+tr_status_t tr_openai_read_tools(tr_openai_call_t *c, tr_chat_input_t *in);
+/* The calls of messages[i]; *calls: it has some.  *bytes grows by theirs. */
+tr_status_t tr_openai_check_calls(tr_openai_call_t *c, json_t *message,
+                                  size_t i, uint64_t *bytes, bool *calls);
+/* Completes the results of calls in checked messages: names, ids. */
+void tr_openai_settle_results(tr_openai_call_t *c, json_t *messages);
+
+/* openai_reasoning.c: reasoning_effort becomes a variable of the template. */
+tr_status_t tr_openai_read_effort(tr_openai_call_t *c);
 
 /* How an endpoint asks for logprobs: r->params.logprobs. */
 tr_status_t tr_openai_logprobs_chat(const json_t *root, tr_request_t *r,

@@ -1,7 +1,7 @@
 /*
  * Checked JSON (openai_json.h), on jansson: it is strict about UTF-8 and about
- * what follows the value, keeps integers at 64 bits, refuses \u0000, and lets
- * the last of two equal keys win.
+ * what follows the value, keeps integers at 64 bits, takes \u0000 in a text but
+ * not in a key, and lets the last of two equal keys win.
  */
 #include "openai_json.h"
 
@@ -209,7 +209,7 @@ what_failed(const json_error_t *e)
         return "something follows its end";
     case json_error_null_character:
     case json_error_null_byte_in_key:
-        return "the character U+0000 (\\u0000) is not supported";
+        return "a key with the character U+0000 (\\u0000) is not supported";
     default:
         break;
     }
@@ -275,7 +275,7 @@ tr_json_parse(const char *body, size_t len, json_t **root, tr_error_t *err)
     budget_limit = BUDGET_BASE + BUDGET_FACTOR * len;
     budget_used = 0;
     budget_hit = false;
-    *root = json_loadb(body, len, 0, &e);
+    *root = json_loadb(body, len, JSON_ALLOW_NUL, &e);
     if (*root == NULL) {
         rc = parse_failed(&e, body, len, err);
     }

@@ -21,30 +21,6 @@
 /* Tools are refused with the other fields; without them, "none" and "auto" ask
  * for what happens anyway. */
 static tr_status_t
-check_tools(const json_t *root, tr_error_t *err)
-{
-    static const char *const names[] = { "tool_choice", "function_call" };
-    size_t i;
-
-    for (i = 0; i < 2; i++) {
-        json_t *choice = tr_json_field(root, names[i]);
-
-        if (choice == NULL
-            || (json_is_string(choice)
-                && (strcmp(json_string_value(choice), "none") == 0
-                    || strcmp(json_string_value(choice), "auto") == 0))) {
-            continue;
-        }
-        return tr_error_set(err, TR_ERR_INVALID, names[i],
-                            "'%s' requires a "
-                            "tool call, which this server does not support; "
-                            "use \"none\" or \"auto\".",
-                            names[i]);
-    }
-    return TR_OK;
-}
-
-static tr_status_t
 check_response_format(const json_t *root, tr_error_t *err)
 {
     json_t *format = tr_json_field(root, "response_format"), *type;
@@ -75,9 +51,6 @@ check_refused(const tr_endpoint_t *endpoint, const json_t *root,
 {
     tr_status_t rc = tr_openai_check_fields(root, endpoint->fields, "", err);
 
-    if (rc == TR_OK) {
-        rc = check_tools(root, err);
-    }
     return rc != TR_OK ? rc : check_response_format(root, err);
 }
 

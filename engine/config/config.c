@@ -77,6 +77,9 @@ static const setting_t settings[] = {
     { "chat_template", KIND_CHOICE, AT(chat_template), "auto", 0, 0,
       "auto llama3 chatml llama2 mistral none",
       "chat template; auto uses the model's own" },
+    { "tool_dialect", KIND_TEXT, AT(tool_dialect), "auto", 0, 0, NULL,
+      "how the model writes tool calls: auto finds out by its chat template; a "
+      "name (docs/tools.md), or none: requests with tools are refused" },
     { "socket", KIND_TEXT, AT(socket), "", 0, 0, NULL,
       "Unix socket for NGINX; empty: /run/tokenring/NAME.sock" },
     { "socket_mode", KIND_MODE, AT(socket_mode), "0660", 0, 0777, NULL,
@@ -204,6 +207,10 @@ static const setting_t settings[] = {
       "backend null: tokens per second of each stream" },
     { "null_stagger", KIND_BOOL, AT(null_stagger), "no", 0, 0, NULL,
       "backend null: spread the streams over the interval" },
+    { "null_script", KIND_TEXT, AT(null_script), "", 0, 0, NULL,
+      "backend null: a file of answers, one a line as token ids, that "
+      "sequences "
+      "give in turn; empty: none" },
     { "null_trace", KIND_TEXT, AT(null_trace), "", 0, 0, NULL,
       "backend null: file that receives the time of every emission, for "
       "benchmarks; empty: none" },

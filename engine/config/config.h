@@ -38,6 +38,7 @@ typedef struct {
     char ignore_config[512];     /* keys of config.json without effect */
     char generation_config[16];  /* vllm | openai */
     char chat_template[32];      /* auto | llama3 | chatml | ... */
+    char tool_dialect[32];       /* auto | hermes | ... | none (dialect.h) */
     char socket[TR_CONFIG_PATH]; /* Unix socket path */
     uint32_t socket_mode;        /* permission bits of socket */
     uint32_t allow_uids[TR_CONFIG_UIDS]; /* empty: all that can connect */
@@ -89,10 +90,11 @@ typedef struct {
     uint64_t redis_flush_us;       /* between two pipelines */
     uint64_t redis_timeout_us;     /* for a reply */
 
-    double null_rate;                /* backend null: tokens/s of a stream */
-    bool null_stagger;               /* spread streams over the interval */
-    char null_trace[TR_CONFIG_PATH]; /* emission times (null_trace.h), or "" */
-    uint64_t dummy_seed;             /* load_format dummy */
+    double null_rate;                 /* backend null: tokens/s of a stream */
+    bool null_stagger;                /* spread streams over the interval */
+    char null_script[TR_CONFIG_PATH]; /* answers (null_script.h), or "" */
+    char null_trace[TR_CONFIG_PATH];  /* emission times (null_trace.h), or "" */
+    uint64_t dummy_seed;              /* load_format dummy */
 
     char log[TR_CONFIG_PATH]; /* file, or "stderr" */
     int log_level;            /* enum tr_log_level */

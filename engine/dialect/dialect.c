@@ -665,7 +665,7 @@ call_interrupts(const tr_dialect_state_t *s)
     uint32_t take;
 
     for (int i = 0; s->calls_on && i < ALTS && p[i].len != 0; i++) {
-        if (memchr(p[i].bytes, P_TOKEN, p[i].len) != NULL
+        if (memchr(p[i].bytes, 0xff, p[i].len) != NULL
             && match(&p[i], s->buf + s->at, s->len - s->at, &take) == MATCH) {
             return true;
         }
@@ -877,6 +877,12 @@ tr_dialect_in_text(const tr_dialect_state_t *s)
 
     return !tr_dialect_inside(s) && !s->begun
            && (kind == OP_NONE || kind == OP_TEXT || kind == OP_BODY);
+}
+
+uint32_t
+tr_dialect_room(const tr_dialect_t *d)
+{
+    return (uint32_t) (tr_dialect_size(d) - sizeof(tr_dialect_state_t));
 }
 
 uint32_t

@@ -119,6 +119,9 @@ typedef struct {
     uint32_t text, text_len;             /* whole UTF-8 characters */
 } tr_dialect_piece_t;
 
+/* What is held, and what a longest token adds, as one piece of content. */
+#define TR_DIALECT_TEXT_MAX 4096u
+
 #define TR_DIALECT_PIECES 256u
 #define TR_DIALECT_BYTES 32768u
 
@@ -136,7 +139,6 @@ typedef struct {
     bool inside;                     /* the prompt opened the reasoning */
     bool single;                     /* one call at most */
     uint64_t seed;                   /* of the calls' ids */
-    uint32_t first_call; /* number of calls before, where an id counts them */
 } tr_dialect_start_t;
 
 /* Bytes of memory of one choice. */
@@ -161,6 +163,8 @@ bool tr_dialect_over(const tr_dialect_state_t *s);
 bool tr_dialect_inside(const tr_dialect_state_t *s);
 bool tr_dialect_in_text(const tr_dialect_state_t *s);
 
+/* Bytes that a piece of content has at most. */
+uint32_t tr_dialect_room(const tr_dialect_t *d);
 /* Rows of room (response_writer.h) that a step of one choice may take. */
 uint32_t tr_dialect_rows(const tr_dialect_t *d);
 

@@ -9,7 +9,8 @@
  *
  * The token at position p depends on p alone, is an ordinary ASCII letter in
  * every vocabulary that we know (byte-level ones begin with '!', SentencePiece
- * has its bytes there), and never ends a sequence.
+ * has its bytes there), and never ends a sequence.  null_script.h gives sequences
+ * other answers.
  *
  * Pages are granted as for `full`, but nothing is stored in them and nothing is
  * compressed: kv_policy has no effect.
@@ -22,6 +23,7 @@
 #include <string.h>
 
 #include "engine/config/log.h"
+#include "null_script.h"
 #include "null_trace.h"
 
 #define TR_NULL_FIRST_TOKEN 69u
@@ -35,12 +37,24 @@ typedef struct {
     uint64_t interval_ns;
     uint64_t origin_ns; /* of the ticks */
     bool stagger;
-    tr_trace_t *trace; /* NULL: none wanted */
+    tr_trace_t *trace;        /* NULL: none wanted */
+    tr_null_script_t *script; /* NULL: none */
 } tr_executor_null_t;
 
 static int32_t
-tr_null_token(const tr_executor_t *e, uint32_t position)
+tr_null_token(const tr_executor_t *e, const tr_batch_item_t *item)
 {
+    tr_null_script_t *script = ((const tr_executor_null_t *) e)->script;
+    uint32_t position = item->pos + item->n;
+
+    if (script != NULL) {
+        int32_t token = tr_null_script_token(script, (uint32_t) item->kv_slot,
+                                             item->sampler->n_output);
+
+        if (token >= 0) {
+            return token;
+        }
+    }
     if (e->vocab < TR_NULL_FIRST_TOKEN + TR_NULL_TOKENS) {
         return (int32_t) (position % e->vocab);
     }
@@ -78,7 +92,7 @@ tr_null_submit(tr_executor_t *e, const tr_batch_t *batch)
             tr_null_fill(e, item->tokens[k + 1], item->top, &item->scores[k]);
         }
         if (item->sample) {
-            tr_null_fill(e, tr_null_token(e, item->pos + item->n),
+            tr_null_fill(e, tr_null_token(e, item),
                          item->sampler->params->logprobs, item->out);
             tokens++;
         }
@@ -116,6 +130,7 @@ tr_null_free(tr_executor_t *e)
     tr_executor_null_t *n = (tr_executor_null_t *) e;
 
     tr_trace_close(n->trace);
+    tr_null_script_free(n->script);
     tr_executor_close_cache(e);
     free(n);
 }
@@ -168,6 +183,14 @@ tr_executor_null_open(const tr_config_t *config, uint32_t vocab,
                          : (uint64_t) (1e9 / config->null_rate);
     n->origin_ns = tr_trace_now() / 1000 * 1000;
     n->stagger = config->null_stagger;
+    if (config->null_script[0] != '\0') {
+        rc = tr_null_script_open(config->null_script, vocab,
+                                 2 * config->max_num_seqs, &n->script, err);
+        if (rc != TR_OK) {
+            tr_null_free(e);
+            return rc;
+        }
+    }
     if (config->null_trace[0] != '\0') {
         n->trace = tr_trace_open(config->null_trace, 1);
         if (n->trace == NULL) {

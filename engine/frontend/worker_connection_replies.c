@@ -146,11 +146,12 @@ put_accepted(tr_connection_t *c, tr_request_t *r)
                              | (r->params.logprobs >= 0 ? TR_ACCEPTED_LOGPROBS
                                                         : 0)
                              | (r->usage_stats ? TR_ACCEPTED_USAGE_STATS : 0)
-                             | (r->include_kv ? TR_ACCEPTED_KV : 0)),
+                             | (r->include_kv ? TR_ACCEPTED_KV : 0)
+                             | (r->dialect != NULL ? TR_ACCEPTED_ITEMS : 0)),
         .choices = r->n_sequences,
         .prompt_tokens = r->prompt_tokens,
         .model_len = (uint32_t) strlen(model),
-        .created = (int64_t) time(NULL),
+        .created = r->created,
         .policy_len = (uint32_t) strlen(policy),
         .seed = r->seed,
         .exact_id = c->env->status->card.exact_id,

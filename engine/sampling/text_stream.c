@@ -36,10 +36,17 @@ fail_bytes(const tr_sampling_params_t *params)
     return (n * sizeof(uint16_t) + 7) & ~(size_t) 7;
 }
 
-size_t
-tr_text_stream_size(const tr_tokenizer_t *t, const tr_sampling_params_t *params)
+static uint32_t
+push_room(const tr_tokenizer_t *t, uint32_t room)
 {
-    return fail_bytes(params) + longest_stop(params) + token_room(t);
+    return room > token_room(t) ? room : token_room(t);
+}
+
+size_t
+tr_text_stream_size(const tr_tokenizer_t *t, const tr_sampling_params_t *params,
+                    uint32_t room)
+{
+    return fail_bytes(params) + longest_stop(params) + push_room(t, room);
 }
 
 /* fail[k]: length of the longest proper prefix of text that is a suffix of
@@ -63,7 +70,8 @@ build_failure_table(uint16_t *fail, const char *text, uint32_t len)
 
 void
 tr_text_stream_init(tr_text_stream_t *s, const tr_tokenizer_t *t,
-                    const tr_sampling_params_t *params, void *memory)
+                    const tr_sampling_params_t *params, uint32_t room,
+                    void *memory)
 {
     uint16_t *fail = memory;
 
@@ -78,7 +86,7 @@ tr_text_stream_init(tr_text_stream_t *s, const tr_tokenizer_t *t,
         fail += params->stop[i].len;
     }
     s->buf = (char *) memory + fail_bytes(params);
-    s->cap = longest_stop(params) + token_room(t);
+    s->cap = longest_stop(params) + push_room(t, room);
 }
 
 uint32_t
@@ -182,6 +190,43 @@ tr_text_stream_push(tr_text_stream_t *s, int32_t token, tr_text_out_t *out)
         from = s->len;
     }
     give(s, from, false, out);
+}
+
+uint32_t
+tr_text_stream_detok(tr_text_stream_t *s, int32_t token, char *text,
+                     uint32_t cap)
+{
+    s->pushed++;
+    return tr_detok_push(&s->detok, s->tokenizer, token, text, cap);
+}
+
+void
+tr_text_stream_feed(tr_text_stream_t *s, const char *text, uint32_t len,
+                    tr_text_out_t *out)
+{
+    uint32_t from;
+
+    *out = (tr_text_out_t){ .text = s->buf, .stop = -1 };
+    if (s->stopped) {
+        return;
+    }
+    discard_given(s);
+    from = s->len;
+    memcpy(s->buf + from, text, len);
+    s->len += len;
+    give(s, s->pushed < s->params->min_tokens ? s->len : from, false, out);
+}
+
+void
+tr_text_stream_break(tr_text_stream_t *s, tr_text_out_t *out)
+{
+    *out = (tr_text_out_t){ .text = s->buf, .stop = -1 };
+    if (s->stopped) {
+        return;
+    }
+    discard_given(s);
+    give(s, s->len, true, out);
+    memset(s->state, 0, sizeof(s->state));
 }
 
 void

@@ -43,14 +43,16 @@ typedef struct {
     int32_t stop;     /* index of the stop string that ended it, else -1 */
 } tr_text_out_t;
 
-/* Bytes of memory that a stream with these parameters needs. */
+/* Bytes of memory that a stream with these parameters needs.  room: of one
+ * tr_text_stream_feed; 0: it is not called. */
 size_t tr_text_stream_size(const tr_tokenizer_t *t,
-                           const tr_sampling_params_t *params);
+                           const tr_sampling_params_t *params, uint32_t room);
 
 /* memory: tr_text_stream_size bytes, 8-byte aligned, borrowed.  Special tokens
  * give no text.  The stream continues a prompt: a first space is kept. */
 void tr_text_stream_init(tr_text_stream_t *s, const tr_tokenizer_t *t,
-                         const tr_sampling_params_t *params, void *memory);
+                         const tr_sampling_params_t *params, uint32_t room,
+                         void *memory);
 
 /* The most bytes that one push or finish can give. */
 uint32_t tr_text_stream_max_out(const tr_text_stream_t *s);
@@ -58,6 +60,18 @@ uint32_t tr_text_stream_max_out(const tr_text_stream_t *s);
 /* One output token; *out is the text that may go to the client now. */
 void tr_text_stream_push(tr_text_stream_t *s, int32_t token,
                          tr_text_out_t *out);
+
+/* The two halves of a push, for who does something with the text before stop
+ * strings are looked for.  detok: the text that a token completes, in out (room
+ * as tr_detok_push wants it; borrowed); text_stream_feed: text that is content,
+ * at most `room` bytes of tr_text_stream_init's. */
+uint32_t tr_text_stream_detok(tr_text_stream_t *s, int32_t token, char *text,
+                              uint32_t cap);
+void tr_text_stream_feed(tr_text_stream_t *s, const char *text, uint32_t len,
+                         tr_text_out_t *out);
+/* Content ends here, and perhaps goes on after something else: gives out what
+ * was held. */
+void tr_text_stream_break(tr_text_stream_t *s, tr_text_out_t *out);
 
 /* The end for another reason than a stop string: gives out what was held, with
  * U+FFFD for an unfinished character. */

@@ -139,6 +139,200 @@ tr_emit_unsent(tr_emit_t *e, tr_sequence_t *q, const int32_t *last,
     tr_emit_delta(e, q, n, text_len, logprobs_len, n);
 }
 
+/* So much of a text as fits a record, whole characters. */
+static uint32_t
+tr_emit_part(const char *text, uint32_t len)
+{
+    if (len > TR_RESPONSE_WRITER_TEXT_MAX) {
+        len = TR_RESPONSE_WRITER_TEXT_MAX;
+        while (((unsigned char) text[len] & 0xc0) == 0x80) {
+            len--;
+        }
+    }
+    return len;
+}
+
+/* ---- items -------------------------------------------------------------- */
+
+/* What is said of one token of a sequence with a dialect. */
+typedef struct {
+    tr_emit_t *emit;
+    tr_sequence_t *q;
+    uint32_t len;      /* of emit->text, to be sent */
+    uint32_t logprobs; /* of emit->logprobs: with the next content */
+    bool owes;         /* an ITEM came, whose token is not told yet */
+    const int32_t
+        *stop;    /* the token that ended it, which is not in q->tokens */
+    bool stopped; /* a stop string was met in content */
+} tr_emit_turn_t;
+
+/* The text so far as a record, which tells of no token yet. */
+static void
+tr_emit_flush(tr_emit_turn_t *t)
+{
+    if (t->len != 0 || t->logprobs != 0) {
+        tr_emit_delta(t->emit, t->q, 0, t->len, t->logprobs, 0);
+        t->len = t->logprobs = 0;
+    }
+}
+
+static void
+tr_emit_item(tr_emit_turn_t *t, const tr_dialect_piece_t *p)
+{
+    tr_request_t *r = t->q->request;
+    const char *bytes = t->emit->items.bytes;
+    tr_wire_item_t head = { .choice = t->q->choice,
+                            .kind = p->kind,
+                            .index = p->index,
+                            .id_len = p->id_len,
+                            .name_len = p->name_len };
+    tr_ring_piece_t pieces[] = { { &head, sizeof(head) },
+                                 { bytes + p->id, p->id_len },
+                                 { bytes + p->name, p->name_len } };
+    tr_status_t rc;
+
+    t->owes = true;
+    tr_emit_event(t->emit, r, TR_RECORD_ITEM, pieces, 3);
+    if (tr_request_detached(r)) {
+        return;
+    }
+    rc = tr_response_writer_item(r->writer, r->id, &head, bytes + p->id,
+                                 bytes + p->name);
+    assert(rc == TR_OK); /* has_room said so */
+    (void) rc;
+    tr_emit_touch(t->emit, r->writer);
+}
+
+/* Content ends here: what was held for a stop string goes out. */
+static void
+tr_emit_break(tr_emit_turn_t *t)
+{
+    tr_text_out_t out;
+
+    tr_text_stream_break(&t->q->text, &out);
+    t->len = tr_emit_append(t->emit, t->len, &out);
+    tr_emit_flush(t);
+}
+
+static void
+tr_emit_pieces(tr_emit_turn_t *t)
+{
+    tr_emit_t *e = t->emit;
+    tr_text_out_t out;
+    uint32_t i;
+
+    for (i = 0; i < e->items.n && !t->stopped; i++) {
+        const tr_dialect_piece_t *p = &e->items.pieces[i];
+        const char *text = e->items.bytes + p->text;
+
+        if (p->begins) {
+            tr_emit_break(t);
+            tr_emit_item(t, p);
+        }
+        if (p->kind == TR_DIALECT_TEXT) {
+            tr_text_stream_feed(&t->q->text, text, p->text_len, &out);
+            t->len = tr_emit_append(e, t->len, &out);
+            t->stopped = out.stop >= 0;
+            continue;
+        }
+        for (uint32_t at = 0; at < p->text_len;) {
+            tr_text_out_t part = { .text = text + at, .len = p->text_len - at };
+
+            part.len = tr_emit_part(part.text, part.len);
+            t->len = tr_emit_append(e, t->len, &part);
+            at += part.len;
+            if (at < p->text_len) {
+                tr_emit_flush(t);
+            }
+        }
+    }
+}
+
+/* The token's text through the dialect.  Returns the reason to end, 0: none. */
+static uint16_t
+tr_emit_push(tr_emit_turn_t *t, const tr_sampled_t *sampled)
+{
+    tr_emit_t *e = t->emit;
+    tr_sequence_t *q = t->q;
+    bool inside = tr_dialect_inside(q->dialect);
+    char text[TR_RESPONSE_WRITER_TOKEN_BYTES * 3 + 16];
+    uint32_t n;
+
+    n = tr_text_stream_detok(&q->text, sampled->token, text, sizeof(text));
+    tr_dialect_push(q->dialect, sampled->token, text, n, &e->items);
+    if (inside || tr_dialect_inside(q->dialect)) {
+        q->request->reasoning_tokens++;
+    } else if (q->request->params.logprobs >= 0
+               && tr_dialect_in_text(q->dialect)) {
+        /* log probabilities are those of content */
+        t->logprobs = tr_response_writer_encode_logprob(e->tokenizer, sampled,
+                                                        e->logprobs,
+                                                        sizeof(e->logprobs));
+    }
+    tr_emit_pieces(t);
+    return t->stopped || tr_dialect_over(q->dialect) ? TR_FINISH_STOP : 0;
+}
+
+/* What was held at the end. */
+static void
+tr_emit_end(tr_emit_turn_t *t)
+{
+    tr_sequence_t *q = t->q;
+    char text[16];
+    uint32_t n = tr_detok_finish(&q->text.detok, text, sizeof(text));
+
+    if (t->stopped) {
+        return;
+    }
+    tr_dialect_push(q->dialect, -1, text, n, &t->emit->items);
+    tr_emit_pieces(t);
+    tr_dialect_finish(q->dialect, &t->emit->items);
+    tr_emit_pieces(t);
+    if (!t->stopped) {
+        tr_text_out_t out;
+
+        tr_text_stream_break(&q->text, &out);
+        t->len = tr_emit_append(t->emit, t->len, &out);
+    }
+}
+
+static uint16_t
+tr_emit_with_dialect(tr_emit_t *e, tr_sequence_t *q,
+                     const tr_sampled_t *sampled)
+{
+    tr_emit_turn_t t = { .emit = e, .q = q };
+    uint16_t reason = 0;
+
+    tr_sampler_accept(&q->sampler, sampled->token);
+    q->unsent++;
+    if (tr_emit_is_stop(q, sampled->token)) {
+        t.stop = &sampled->token;
+        reason = TR_FINISH_STOP;
+    } else {
+        q->tokens[q->len++] = sampled->token;
+        reason = tr_emit_push(&t, sampled);
+        if (reason == 0 && q->len == q->cap) {
+            reason = TR_FINISH_LENGTH;
+        }
+    }
+    if (reason != 0) {
+        tr_emit_end(&t);
+        if (t.stopped) {
+            reason = TR_FINISH_STOP;
+        } else if (reason == TR_FINISH_STOP
+                   && tr_dialect_calls(q->dialect) != 0) {
+            reason = TR_FINISH_TOOL_CALLS;
+        }
+    }
+    if (t.len != 0 || t.logprobs != 0 || t.owes || reason != 0
+        || q->unsent == TR_DELTA_TOKENS_MAX) {
+        tr_emit_unsent(e, q, t.stop, t.len, t.logprobs);
+    }
+    return reason;
+}
+
+/* ---- tokens ------------------------------------------------------------- */
+
 uint16_t
 tr_emit_token(tr_emit_t *e, tr_sequence_t *q, const tr_sampled_t *sampled)
 {
@@ -149,6 +343,9 @@ tr_emit_token(tr_emit_t *e, tr_sequence_t *q, const tr_sampled_t *sampled)
     bool stop = tr_emit_is_stop(q, token);
     tr_text_out_t out;
 
+    if (q->dialect != NULL) {
+        return tr_emit_with_dialect(e, q, sampled);
+    }
     tr_sampler_accept(&q->sampler, token);
     q->unsent++;
     if (stop) {
@@ -286,7 +483,8 @@ tr_emit_finish(tr_emit_t *e, tr_request_t *r, uint32_t choice, uint16_t reason,
         .queue_us = tr_emit_span(r->arrival_us, r->scheduled_us),
         .prefill_us = tr_emit_span(r->scheduled_us, r->first_token_us),
         .decode_us = tr_emit_span(r->first_token_us, r->last_token_us),
-        .choice_tokens = q->sampler.n_output
+        .choice_tokens = q->sampler.n_output,
+        .reasoning_tokens = r->reasoning_tokens
     };
     tr_ring_piece_t piece = { &f, sizeof(f) };
     tr_status_t rc;

@@ -101,7 +101,8 @@ tr_loop_check(tr_loop_t *l, uint64_t now)
                    && now - o->full_since_us >= l->stall_timeout_us
                    && !tr_request_detached(r)) {
             /* full_since is looked at only when somebody wants to write */
-            if (tr_response_writer_has_room(o, 1, r->params.logprobs >= 0)) {
+            if (tr_response_writer_has_room(o, tr_sequence_rows(r->sequences),
+                                            r->params.logprobs >= 0)) {
                 o->full_since_us = 0;
             } else {
                 tr_loop_fail(l, r, TR_ERR_TIMEOUT,

@@ -167,8 +167,8 @@ tr_loop_finish(tr_loop_t *l, tr_sequence_t *q, uint16_t reason, uint64_t now)
              : tr_emit_finish(&l->emit, r, q->choice, reason, last);
     assert(rc == TR_OK || tr_request_detached(r)); /* has_room said so */
     if (last) {
-        tr_loop_count(reason == TR_FINISH_STOP ? &l->counters->requests_stop
-                                               : &l->counters->requests_length,
+        tr_loop_count(reason == TR_FINISH_LENGTH ? &l->counters->requests_length
+                                                 : &l->counters->requests_stop,
                       1);
         tr_status_observe(&l->counters->e2e, tr_loop_since(r->arrival_us, now));
         tr_loop_count_cache(l, r);

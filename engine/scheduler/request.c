@@ -114,6 +114,44 @@ typedef struct {
     const tr_tokenizer_t *tokenizer;
 } tr_layout_t;
 
+/* Ids of calls differ also between requests of one seed, as those of a
+ * conversation may be, and are the same for the same request. */
+static uint64_t
+tr_request_call_seed(const tr_sequence_t *s, uint64_t seed)
+{
+    uint64_t hash = seed + (s->choice + 1) * 0x9e3779b97f4a7c15ull;
+
+    hash ^= (uint64_t) s->request->created * 0xd1342543de82ef95ull;
+    for (uint32_t i = 0; i < s->prompt_len; i++) {
+        hash = (hash ^ (uint32_t) s->tokens[i]) * 0x100000001b3ull;
+        hash ^= hash >> 29;
+    }
+    return hash;
+}
+
+static tr_status_t
+tr_request_layout_dialect(tr_request_t *r, tr_sequence_t *s,
+                          const tr_layout_t *l)
+{
+    tr_dialect_start_t start = {
+        .tools = &r->tools,
+        .inside = r->inside,
+        .single = r->single_call,
+        .seed = tr_request_call_seed(s, l->seed),
+    };
+    void *memory;
+
+    if (r->dialect == NULL) {
+        return TR_OK;
+    }
+    memory = tr_arena_alloc(&r->arena, tr_dialect_size(r->dialect));
+    if (memory == NULL) {
+        return TR_ERR_NOMEM;
+    }
+    s->dialect = tr_dialect_init(r->dialect, &start, memory);
+    return TR_OK;
+}
+
 static tr_status_t
 tr_request_layout_sequence(tr_request_t *r, tr_sequence_t *s,
                            const tr_ids_t *prompt, const tr_layout_t *l)
@@ -122,6 +160,7 @@ tr_request_layout_sequence(tr_request_t *r, tr_sequence_t *s,
     uint64_t cap = (uint64_t) prompt->len + params->max_tokens;
     size_t counts_size = tr_sampler_counts_size(params, l->vocab);
     uint32_t *counts = NULL;
+    uint32_t text_room = r->dialect != NULL ? tr_dialect_room(r->dialect) : 0;
     void *text;
 
     if (r->max_len != 0 && cap > r->max_len) {
@@ -137,7 +176,8 @@ tr_request_layout_sequence(tr_request_t *r, tr_sequence_t *s,
     s->len = prompt->len;
     s->cap = (uint32_t) cap;
     s->tokens = tr_arena_alloc(&r->arena, cap * sizeof(int32_t));
-    text = tr_arena_alloc(&r->arena, tr_text_stream_size(l->tokenizer, params));
+    text = tr_arena_alloc(&r->arena,
+                          tr_text_stream_size(l->tokenizer, params, text_room));
     if (counts_size != 0) {
         counts = tr_arena_alloc(&r->arena, counts_size);
     }
@@ -149,9 +189,9 @@ tr_request_layout_sequence(tr_request_t *r, tr_sequence_t *s,
     tr_sampler_init(&s->sampler, params,
                     tr_request_seed(l->seed, s->choice % r->n), l->vocab,
                     counts, l->eos, l->n_eos, prompt->data, prompt->len);
-    tr_text_stream_init(&s->text, l->tokenizer, params, text);
+    tr_text_stream_init(&s->text, l->tokenizer, params, text_room, text);
     tr_detok_init(&s->echo_detok, true);
-    return TR_OK;
+    return tr_request_layout_dialect(r, s, l);
 }
 
 tr_status_t

@@ -15,6 +15,7 @@
 
 #include <stdatomic.h>
 
+#include "engine/dialect/dialect.h"
 #include "engine/kv/kv_cache.h"
 #include "engine/transport/response_writer.h"
 #include "request_events.h"
@@ -68,7 +69,8 @@ typedef struct tr_sequence {
     uint64_t charge, copy; /* pages (scheduler.h: prompt_pages, promised) */
     tr_sampler_t sampler;
     tr_text_stream_t text;
-    uint32_t unsent; /* tokens that no DELTA told of yet */
+    tr_dialect_state_t *dialect; /* NULL: all of it is content */
+    uint32_t unsent;             /* tokens that no DELTA told of yet */
     tr_detok_t echo_detok;
     uint32_t echoed;             /* prompt tokens given out, with echo */
     tr_sampled_t *prompt_scores; /* [prompt_len] with echo and logprobs, by
@@ -125,7 +127,13 @@ struct tr_request {
     uint32_t prompt_tokens; /* of all prompts, each counted once */
     uint64_t seed;          /* of all choices, drawn where none was given */
     uint64_t max_total;     /* tokens that all choices may have, together */
-    tr_error_t error;       /* status != TR_OK: refused */
+    int64_t created;        /* Unix time, s */
+    /* what the answers are made of (dialect.h); NULL: content alone */
+    const tr_dialect_t *dialect;
+    tr_dialect_tools_t tools; /* those that may be called; in the arena */
+    bool inside;              /* the prompt ends within reasoning */
+    bool single_call;         /* an answer ends with its first call */
+    tr_error_t error;         /* status != TR_OK: refused */
 
     /* wishes: TR_CONTROL_*; set by the frontend thread, read by the step loop
      * at every step.  ABORT, CANCEL and DETACH are never taken back; DETACH is
@@ -149,6 +157,7 @@ struct tr_request {
     uint64_t first_token_us, last_token_us; /* of all choices */
     uint64_t prefill_turn;      /* last step in which a prompt chunk ran */
     uint32_t completion_tokens; /* all choices */
+    uint32_t reasoning_tokens;  /* of these */
     uint64_t progress_event_us; /* when the publisher was told of them */
     uint32_t open_sequences;    /* not yet finished */
     uint32_t running_sequences; /* of these, with a KV slot */
@@ -159,6 +168,13 @@ struct tr_request {
     tr_request_kv_t kv; /* summed over finished choices */
 };
 
+/* Rows of room in the response writer that a step of it may take. */
+static inline uint32_t
+tr_sequence_rows(const tr_sequence_t *q)
+{
+    return q->dialect != NULL ? tr_dialect_rows(q->request->dialect) : 1;
+}
+
 /* Its client has left, and it goes on: nothing but its end is sent, and nothing
  * waits for room or for the end of a pause. */
 static inline bool
@@ -168,7 +184,8 @@ tr_request_detached(const tr_request_t *r)
 }
 
 /* Lays out n_prompts * n sequences in the arena from the prompts' ids (copied):
- * tokens, sampler state, text stream, prompt scores.  Needs params, n, echo.
+ * tokens, sampler state, text stream, dialect, prompt scores.  Needs params, n,
+ * echo, dialect.
  * TR_ERR_NOMEM, or TR_ERR_INVALID when the sizes overflow.  Choice k of every
  * prompt draws from its own random sequence; k = 0 from params.seed itself,
  * so that n = 1 gives the same first choice. */

@@ -228,7 +228,7 @@ tr_scheduler_full(tr_scheduler_t *s, tr_sequence_t *q)
     }
     /* what is kept for batches under way is not the peer's fault */
     if (o->owed != 0
-        || tr_scheduler_ask(s, q, o->full, 1,
+        || tr_scheduler_ask(s, q, o->full, tr_sequence_rows(q),
                             q->request->params.logprobs >= 0)) {
         o->full_since_us = 0;
         return false;
@@ -253,7 +253,7 @@ tr_scheduler_room(tr_scheduler_t *s, tr_sequence_t *q)
         o->turn = s->turn;
         o->batch = o->batch_logprobs = 0;
     }
-    return tr_scheduler_ask(s, q, o->spent, o->batch + 1,
+    return tr_scheduler_ask(s, q, o->spent, o->batch + tr_sequence_rows(q),
                             o->batch_logprobs + logprobs);
 }
 
@@ -270,7 +270,7 @@ tr_scheduler_add_chunk(tr_scheduler_t *s, tr_sequence_t *q, uint32_t n)
     chunk->score = q->prompt_scores != NULL && tr_sequence_echoes(q);
     s->n_tokens += n;
     if (!tr_request_detached(q->request)) {
-        q->request->writer->batch++;
+        q->request->writer->batch += tr_sequence_rows(q);
         q->request->writer->batch_logprobs += q->request->params.logprobs >= 0;
     }
 }

@@ -74,8 +74,9 @@ typedef struct {
     bool sample; /* the last position gives the next token */
     bool score;  /* prompt logprobs are wanted for these positions */
     /* under way */
-    bool cached;              /* the sequence's `computed` counts it */
-    bool owed, owed_logprobs; /* room is kept for it in the response writer */
+    bool cached; /* the sequence's `computed` counts it */
+    /* rows of room that are kept for it in the response writer */
+    uint32_t owed, owed_logprobs;
 } tr_chunk_t;
 
 /* A batch under way. */

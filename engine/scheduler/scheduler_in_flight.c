@@ -52,8 +52,9 @@ tr_scheduler_submit(tr_scheduler_t *s)
         q->ahead += chunk->sample;
         q->chunk[f] = i;
         chunk->cached = true;
-        chunk->owed = !tr_request_detached(q->request);
-        chunk->owed_logprobs = chunk->owed && q->request->params.logprobs >= 0;
+        chunk->owed = tr_request_detached(q->request) ? 0 : tr_sequence_rows(q);
+        chunk->owed_logprobs = chunk->owed != 0
+                               && q->request->params.logprobs >= 0;
         q->request->writer->owed += chunk->owed;
         q->request->writer->owed_logprobs += chunk->owed_logprobs;
     }

@@ -222,5 +222,5 @@ ngx_http_tokenring_items_call(ngx_http_tokenring_ctx_t *ctx,
     }
 
     return ngx_http_tokenring_put(out,
-                                  "\",\"arguments\":\"\"}}]},\"logprobs\":null");
+                          "\",\"arguments\":\"\"}}]},\"logprobs\":null");
 }

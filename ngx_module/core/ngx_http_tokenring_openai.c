@@ -236,7 +236,7 @@ ngx_http_tokenring_openai_delta(ngx_http_tokenring_ctx_t *ctx,
 }
 
 
-/* a call begins; what else an item begins with shows in the text that follows */
+/* a call begins; other items show in the text that follows */
 
 ngx_int_t
 ngx_http_tokenring_openai_item(ngx_http_tokenring_ctx_t *ctx,

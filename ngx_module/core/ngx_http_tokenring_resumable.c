@@ -1,6 +1,6 @@
 /*
- * Streams that a client can resume, and others whose records are rendered one by
- * one, since they tell of tool calls or reasoning.
+ * Streams that a client can resume, and others whose records are rendered one
+ * by one, since they tell of tool calls or reasoning.
  *
  * The engine numbers the records of a request (docs/redis.md), and so does the
  * worker, by counting.  In a resumable stream each record is rendered by

@@ -53,8 +53,8 @@ const chatTable = [
     Buffer.from([0xc3, 0x28]), Buffer.from('"}]}')]), null, /UTF-8|JSON/i],
   ['a lone surrogate', '{"model":"pocket","messages":[{"role":"user",'
     + '"content":"\\ud800"}]}', null, /JSON|surrogate|Unicode/i],
-  ['NUL in a string', '{"model":"pocket","messages":[{"role":"user",'
-    + '"content":"a\\u0000b"}]}', null, /u0000|NUL|JSON/i],
+  ['NUL in a key', '{"model":"pocket","messages":[{"role":"user",'
+    + '"content":"ab","x\\u0000":1}]}', null, /u0000/i],
   ['messages: absent', without('messages'), 'messages', /messages/],
   ['messages: empty', with_({ messages: [] }), 'messages', /empty/],
   ['messages: a string', with_({ messages: 'hi' }), 'messages', /array/],
@@ -145,6 +145,8 @@ const chatTable = [
     'response_format', /json_object/],
   ['tool_choice: required', with_({ tool_choice: 'required' }), 'tool_choice',
     /tool/],
+  ['tools: the model has no form', with_({ tools: [{ type: 'function',
+    function: { name: 'f' } }] }), 'tools', /no tool format/],
 ];
 
 const textTable = [

@@ -401,6 +401,26 @@ test_top_p_0(void **state)
     }
 }
 
+/* U+0000 is a character like others: nothing ends there. */
+static void
+test_nul_in_a_text(void **state)
+{
+    tr_request_t *nul = good(CHAT, "{\"messages\":[{\"role\":\"user\","
+                                   "\"content\":\"a\\u0000b\"}]}");
+    tr_request_t *one = good(CHAT, "{\"messages\":[{\"role\":\"user\","
+                                   "\"content\":\"a\"}]}");
+    tr_request_t *stop = good(TEXT, "{\"prompt\":\"a\\u0000b\","
+                                    "\"stop\":\"\\u0000x\"}");
+
+    (void) state;
+    assert_int_equal(nul->prompt_tokens, one->prompt_tokens + 2);
+    assert_int_equal(stop->params.stop[0].len, 2);
+    assert_memory_equal(stop->params.stop[0].text, "\0x", 2);
+    tr_request_free(nul);
+    tr_request_free(one);
+    tr_request_free(stop);
+}
+
 /* null is the same as absent, everywhere. */
 static void
 test_null(void **state)
@@ -533,6 +553,7 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_all_parameters),
+        cmocka_unit_test(test_nul_in_a_text),
         cmocka_unit_test(test_thinking),
         cmocka_unit_test(test_template_refuses),
         cmocka_unit_test(test_template_writes_too_much),

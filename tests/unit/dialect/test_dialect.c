@@ -625,8 +625,8 @@ test_real_templates(void **state)
             name = tr_dialect_name(d);
             found += name != NULL;
             if (getenv("TR_TEST_VERBOSE") != NULL) {
-                printf("%-60s %-10s %s\n", e->d_name,
-                       name != NULL ? name : "-", d->plain_close);
+                printf("%-60s %-10s %s\n", e->d_name, name != NULL ? name : "-",
+                       d->plain_close);
             }
             for (size_t i = 0; i < sizeof(real) / sizeof(real[0]); i++) {
                 if (strstr(e->d_name, real[i].name) != NULL) {

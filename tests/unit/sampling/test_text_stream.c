@@ -58,10 +58,10 @@ begin(fixture_t *r, const char *const *stops, uint32_t n)
     }
     r->params.stop = r->list;
     r->params.n_stop = n;
-    size = tr_text_stream_size(tokenizer, &r->params);
+    size = tr_text_stream_size(tokenizer, &r->params, 0);
     r->memory = malloc(size); /* its exact size, for the sanitizers */
     assert_non_null(r->memory);
-    tr_text_stream_init(&r->stream, tokenizer, &r->params, r->memory);
+    tr_text_stream_init(&r->stream, tokenizer, &r->params, 0, r->memory);
     r->n = 0;
     r->stop = -1;
 }

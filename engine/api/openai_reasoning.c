@@ -1,0 +1,76 @@
+/*
+ * How much a model shall reason, as far as its chat template can be told: the
+ * variable reasoning_effort, or else enable_thinking for "none".
+ */
+#include "openai_internal.h"
+
+#include <string.h>
+
+static tr_status_t
+set_variable(tr_openai_call_t *c, const char *name, json_t *value)
+{
+    static const char kwargs[] = "chat_template_kwargs";
+    json_t *object = tr_json_field(c->root, kwargs);
+
+    if (object == NULL) {
+        object = json_object();
+        json_object_set_new(c->root, kwargs, object);
+    }
+    if (json_object_get(object, name) != NULL) {
+        json_decref(value);
+        return tr_error_set(c->err, TR_ERR_INVALID, "reasoning_effort",
+                            "'reasoning_effort' and '%s.%s' cannot both be "
+                            "given.",
+                            kwargs, name);
+    }
+    return json_object_set_new(object, name, value) == 0
+               ? TR_OK
+               : tr_openai_no_memory(c);
+}
+
+tr_status_t
+tr_openai_read_effort(tr_openai_call_t *c)
+{
+    static const char *const efforts[] = { "none", "minimal", "low", "medium",
+                                           "high", "xhigh",   "max" };
+    const tr_chat_template_t *t = c->api->chat_template;
+    const json_t *effort = tr_json_field(c->root, "reasoning_effort");
+    const json_t *kwargs = tr_json_field(c->root, "chat_template_kwargs");
+    const char *text = json_string_value(effort);
+    bool known = false;
+
+    if (effort == NULL) {
+        return TR_OK;
+    }
+    if (text == NULL) {
+        return tr_json_wrong_type(c->err, "reasoning_effort", "a string",
+                                  effort);
+    }
+    if (kwargs != NULL && !json_is_object(kwargs)) {
+        return tr_json_wrong_type(c->err, "chat_template_kwargs", "an object",
+                                  kwargs);
+    }
+    for (size_t i = 0; i < sizeof(efforts) / sizeof(efforts[0]); i++) {
+        known |= strcmp(text, efforts[i]) == 0;
+    }
+    if (!known) {
+        return tr_error_set(c->err, TR_ERR_INVALID, "reasoning_effort",
+                            "Invalid value: '%.64s'. Supported values are: "
+                            "'none', 'minimal', 'low', 'medium', 'high', "
+                            "'xhigh' and 'max'.",
+                            text);
+    }
+    if (t->reads_effort) {
+        return set_variable(c, "reasoning_effort", json_string(text));
+    }
+    if (strcmp(text, "none") == 0 && t->reads_thinking) {
+        return set_variable(c, "enable_thinking", json_false());
+    }
+    if (strcmp(text, "none") == 0 && !tr_dialect_reasons(c->api->dialect)) {
+        return TR_OK; /* it does not reason anyway */
+    }
+    return tr_error_set(c->err, TR_ERR_INVALID, "reasoning_effort",
+                        "'reasoning_effort': '%s' cannot be asked of this "
+                        "model; its chat template does not read it.",
+                        text);
+}

@@ -1,0 +1,285 @@
+'use strict';
+//
+// Tool calls and reasoning end to end: a model that says what a script has
+// (lib/scripted.js), through detokeniser, dialect, rings and HTTP, to OpenAI's
+// own client.
+
+const { test, before, after } = require('node:test');
+const assert = require('node:assert/strict');
+const OpenAI = require('openai');
+const { scripted } = require('./lib/scripted');
+const { post, stream } = require('./lib/http');
+
+const call = (name, args) => `<tool_call>\n${JSON.stringify({
+  name, arguments: args })}\n</tool_call>`;
+const tool = (name, properties = { city: { type: 'string' } }) => ({
+  type: 'function',
+  function: { name, description: `Does ${name}.`,
+    parameters: { type: 'object', properties } },
+});
+const tools = [tool('get_weather'), tool('get_time')];
+const ask = [{ role: 'user', content: 'What is it like in Paris?' }];
+
+// What the model says, in the order of the tests below.
+const SAYS = [];
+const says = (...texts) => { SAYS.push(...texts); };
+let stack, client, model;
+
+before(async () => {
+  await new Promise(setImmediate); // all of this file has been read
+  stack = await scripted(SAYS);
+  client = new OpenAI({ baseURL: `${stack.url}/v1`, apiKey: 'none' });
+  model = (await client.models.list()).data[0].id;
+});
+
+after(async () => { if (stack) await stack.stop(); });
+
+const create = (more) => client.chat.completions.create({
+  model, messages: ask, tools, ...more });
+
+// A stream's chunks put together as a client does.
+function joined(chunks) {
+  const out = { content: '', reasoning: '', calls: [], finish: null };
+  for (const chunk of chunks) {
+    for (const { delta, finish_reason } of chunk.choices) {
+      out.content += delta.content || '';
+      out.reasoning += delta.reasoning_content || '';
+      for (const c of delta.tool_calls || []) {
+        if (c.id !== undefined) {
+          assert.equal(c.index, out.calls.length);
+          assert.equal(c.type, 'function');
+          assert.equal(c.function.arguments, '');
+          out.calls.push({ id: c.id, name: c.function.name, arguments: '' });
+        } else {
+          assert.deepEqual(Object.keys(c).sort(), ['function', 'index']);
+          assert.deepEqual(Object.keys(c.function), ['arguments']);
+          out.calls[c.index].arguments += c.function.arguments;
+        }
+      }
+      out.finish = finish_reason || out.finish;
+    }
+  }
+  return out;
+}
+
+const paris = { city: 'Paris "é" \\ <b>' };
+says(call('get_weather', paris));
+test('one call, whole', async () => {
+  const r = await create({});
+  const { message, finish_reason } = r.choices[0];
+  assert.equal(finish_reason, 'tool_calls');
+  assert.equal(message.content, null);
+  assert.equal(message.tool_calls.length, 1);
+  assert.match(message.tool_calls[0].id, /^call_[0-9A-Za-z]{24}$/);
+  assert.equal(message.tool_calls[0].type, 'function');
+  assert.equal(message.tool_calls[0].function.name, 'get_weather');
+  assert.equal(message.tool_calls[0].function.arguments, JSON.stringify(paris));
+});
+
+const two = `Let me see.\n${call('get_weather', paris)}\n${
+  call('get_time', {})}`;
+says(two, two);
+test('two calls behind content: streamed is whole', async () => {
+  const whole = (await create({})).choices[0];
+  const s = await stream(`${stack.url}/v1/chat/completions`, {
+    model, messages: ask, tools, stream: true }).finished;
+  assert.equal(s.done, true);
+  const told = joined(s.events);
+  assert.equal(told.content, 'Let me see.');
+  assert.equal(told.finish, 'tool_calls');
+  assert.equal(whole.message.content, told.content);
+  assert.equal(new Set([...whole.message.tool_calls, ...told.calls]
+    .map((c) => c.id)).size, 4);
+  assert.deepEqual(whole.message.tool_calls.map((c) => c.function),
+    told.calls.map(({ name, arguments: args }) => ({ name, arguments: args })));
+});
+
+says('<tool_call>\nno JSON\n</tool_call>', `I say ${call('x', {})}`);
+test('what is no call, and a call without tools, is content', async () => {
+  const r = await create({});
+  assert.equal(r.choices[0].message.content,
+    '<tool_call>\nno JSON\n</tool_call>');
+  assert.equal(r.choices[0].message.tool_calls, undefined);
+  assert.equal(r.choices[0].finish_reason, 'stop');
+  const plain = await create({ tools: undefined });
+  assert.equal(plain.choices[0].message.content, `I say ${call('x', {})}`);
+});
+
+says(call('get_time', {}));
+test('tool_choice none: the tools are shown, and none is called', async () => {
+  const r = await create({ tool_choice: 'none' });
+  assert.equal(r.choices[0].message.content, call('get_time', {}));
+  assert.equal(r.choices[0].finish_reason, 'stop');
+});
+
+says(two);
+test('parallel_tool_calls false: the first call ends the answer', async () => {
+  const r = await create({ parallel_tool_calls: false });
+  assert.equal(r.choices[0].message.tool_calls.length, 1);
+  assert.equal(r.choices[0].finish_reason, 'tool_calls');
+});
+
+says(two);
+test('length wins', async () => {
+  const r = await create({ max_tokens: 45 });
+  assert.equal(r.choices[0].finish_reason, 'length');
+  assert.equal(r.choices[0].message.tool_calls.length, 1);
+});
+
+says(`<think>\nHm, <b>.\n</think>\n\nIt is mild.`,
+  `Hm.\n</think>\n\n${call('get_time', {})}`,
+  `Hm.\n</think>\n\n${call('get_time', {})}`);
+test('reasoning', async () => {
+  const r = await create({ tools: undefined });
+  assert.equal(r.choices[0].message.reasoning_content, 'Hm, <b>.');
+  assert.equal(r.choices[0].message.content, 'It is mild.');
+  const n = r.usage.completion_tokens_details.reasoning_tokens;
+  assert.ok(n > 3 && n < r.usage.completion_tokens, `${n} tokens`);
+  // the prompt opens it
+  const think = { chat_template_kwargs: { enable_thinking: true } };
+  const inside = (await create(think)).choices[0].message;
+  assert.equal(inside.reasoning_content, 'Hm.');
+  assert.equal(inside.content, null);
+  assert.equal(inside.tool_calls[0].function.name, 'get_time');
+  const s = await stream(`${stack.url}/v1/chat/completions`, {
+    model, messages: ask, tools, stream: true, ...think }).finished;
+  const told = joined(s.events);
+  assert.equal(told.reasoning, 'Hm.');
+  assert.equal(told.content, '');
+  assert.deepEqual(told.calls.map((c) => c.name), ['get_time']);
+});
+
+says('<think>\nstop END\n</think>\n\nNow END it.', 'yes END');
+test('stop strings and log probabilities are those of content', async () => {
+  const r = await create({ tools: undefined, stop: ['END'], logprobs: true });
+  assert.equal(r.choices[0].message.reasoning_content, 'stop END');
+  assert.equal(r.choices[0].message.content, 'Now ');
+  assert.equal(r.choices[0].finish_reason, 'stop');
+  assert.ok(r.choices[0].logprobs.content.length
+    < r.usage.completion_tokens - r.usage.completion_tokens_details
+      .reasoning_tokens + 1);
+  await create({ tools: undefined });
+});
+
+const round = (n) => call('get_weather', { city: `City ${n}` });
+says(round(1), `${round(2)}\n${call('get_time', { city: 'X' })}`, round(3),
+  'It is mild everywhere.');
+says(round(1), `${round(2)}\n${call('get_time', { city: 'X' })}`, round(3),
+  'It is mild everywhere.');
+for (const streamed of [false, true]) {
+  test(`OpenAI's runTools: three rounds${streamed ? ', streamed' : ''}`,
+    async () => {
+      const seen = [];
+      const fn = (name) => ({
+        type: 'function',
+        function: {
+          name, description: name, parse: JSON.parse,
+          parameters: { type: 'object',
+            properties: { city: { type: 'string' } } },
+          function: (args) => {
+            seen.push([name, args.city]);
+            return `${name} of ${args.city}`;
+          },
+        },
+      });
+      const runner = client.chat.completions.runTools({
+        model, messages: ask, stream: streamed,
+        tools: [fn('get_weather'), fn('get_time')],
+      });
+      assert.equal(await runner.finalContent(), 'It is mild everywhere.');
+      assert.deepEqual(seen, [['get_weather', 'City 1'],
+        ['get_weather', 'City 2'], ['get_time', 'X'],
+        ['get_weather', 'City 3']]);
+    });
+}
+
+says(two, two);
+test('n choices', async () => {
+  const r = await create({ n: 2 });
+  const ids = r.choices.flatMap((c) => c.message.tool_calls.map((t) => t.id));
+  assert.equal(new Set(ids).size, 4);
+});
+
+// ---- refused --------------------------------------------------------------
+
+const bad = [
+  ['tools that are no list', { tools: 'x' }, 'tools', /array/],
+  ['a tool without type', { tools: [{}] }, 'tools[0].type', /string/],
+  ['another type', { tools: [{ type: 'web_search' }] }, 'tools[0].type',
+    /'web_search'.*only 'function'/],
+  ['no name', { tools: [{ type: 'function', function: {} }] },
+    'tools[0].function.name', /string/],
+  ['a bad name', { tools: [tool('a b')] }, 'tools[0].function.name',
+    /letters, digits/],
+  ['a long name', { tools: [tool('a'.repeat(65))] }, 'tools[0].function.name',
+    /64/],
+  ['one name twice', { tools: [tool('a'), tool('a')] },
+    'tools[1].function.name', /earlier/],
+  ['too many', { tools: Array.from({ length: 257 }, (_, i) => tool(`t${i}`)) },
+    'tools', /256/],
+  ['parameters that are no schema', { tools: [{ type: 'function',
+    function: { name: 'a', parameters: [] } }] },
+  'tools[0].function.parameters', /object/],
+  ['strict', { tools: [{ type: 'function',
+    function: { name: 'a', strict: true } }] }, 'tools[0].function.strict',
+  /schema/],
+  ['tool_choice required', { tools, tool_choice: 'required' }, 'tool_choice',
+    /requires a tool call/],
+  ['a named choice', { tools, tool_choice: { type: 'function',
+    function: { name: 'get_time' } } }, 'tool_choice', /requires a tool call/],
+  ['an unknown choice', { tools, tool_choice: 'any' }, 'tool_choice', /'any'/],
+  ['an allowed tool that is none', { tools, tool_choice: {
+    type: 'allowed_tools', allowed_tools: { mode: 'auto',
+      tools: [{ type: 'function', name: 'x' }] } } },
+  'tool_choice.allowed_tools', /'x' not found/],
+  ['a choice without tools', { tool_choice: 'required' }, 'tool_choice',
+    /only allowed when 'tools'/],
+  ['both forms', { tools, functions: [{ name: 'f' }] }, 'functions', /both/],
+  ['arguments that are no JSON', { messages: [...ask, { role: 'assistant',
+    content: null, tool_calls: [{ id: 'a', type: 'function',
+      function: { name: 'f', arguments: '{' } }] }] }, 'messages', /not valid JSON/],
+  ['calls of a user', { messages: [{ role: 'user', content: 'x',
+    tool_calls: [{ id: 'a', type: 'function',
+      function: { name: 'f', arguments: '{}' } }] }] },
+  'messages[0].tool_calls', /assistant/],
+  ['null content without calls', { messages: [{ role: 'assistant',
+    content: null }] }, 'messages[0].content', /null/],
+];
+
+for (const [name, fields, param, message] of bad) {
+  test(`refused: ${name}`, async () => {
+    const r = await post(`${stack.url}/v1/chat/completions`,
+      { model, messages: ask, ...fields });
+    assert.equal(r.status, 400, r.text);
+    assert.equal(r.json().error.param, param);
+    assert.match(r.json().error.message, message);
+  });
+}
+
+test('older forms, and allowed_tools, make the prompt that today\'s make',
+  async () => {
+    const tokens = async (body) => {
+      const r = await post(`${stack.url}/v1/chat/completions`,
+        { model, messages: ask, max_tokens: 1, ...body });
+      assert.equal(r.status, 200, r.text);
+      return r.json().usage.prompt_tokens;
+    };
+    const f = tools[1].function;
+    const result = { role: 'tool', tool_call_id: 'call_1', content: 'noon' };
+    const made = [{ role: 'assistant', content: null, tool_calls: [{
+      id: 'call_1', type: 'function',
+      function: { name: 'get_time', arguments: '{"city":"X"}' } }] }, result];
+    const older = [{ role: 'assistant', content: null, function_call: {
+      name: 'get_time', arguments: '{"city":"X"}' } },
+    { role: 'function', name: 'get_time', content: 'noon' }];
+    assert.equal(await tokens({ functions: [f], function_call: 'auto' }),
+      await tokens({ tools: [tools[1]] }));
+    assert.equal(await tokens({ tools, tool_choice: { type: 'allowed_tools',
+      allowed_tools: { mode: 'auto', tools: [{ type: 'function',
+        function: { name: 'get_time' } }] } } }),
+    await tokens({ tools: [tools[1]] }));
+    assert.equal(await tokens({ messages: [...ask, ...older] }),
+      await tokens({ messages: [...ask, ...made] }));
+    assert.ok(await tokens({ messages: [...ask, ...made] })
+      > await tokens({}) + 20);
+  });
