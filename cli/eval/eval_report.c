@@ -163,13 +163,17 @@ tr_eval_text(const tr_eval_results_t *r, uint32_t policy, tr_eval_text_t *out)
         if (!r->jobs[i].text || !one->done) {
             continue;
         }
+        if (one->skipped) {
+            out->skipped++;
+            continue;
+        }
         out->n++;
         nll += one->nll;
         out->kv_ratio += one->kv_ratio;
         out->high += one->high;
         out->low += one->low;
         out->pruned += one->pruned;
-        if (base->done) {
+        if (base->done && !base->skipped) {
             mean += diff[pairs++] = one->nll - base->nll;
         }
     }
@@ -296,11 +300,12 @@ print_family(const tr_eval_results_t *r, const char *const *labels,
 static void
 print_texts(const tr_eval_results_t *r, const char *const *labels, FILE *f)
 {
+    tr_eval_text_t t = { 0 };
+
     fprintf(f, "\n%-*s %10s  %-24s %8s %6s %6s %6s\n", LABEL_WIDTH + 4, "text",
             "perplexity", "over the first [95%]", "kv_ratio", "high %", "low %",
             "gone %");
     for (uint32_t p = 0; p < r->n_policies; p++) {
-        tr_eval_text_t t;
         char text[40];
 
         tr_eval_text(r, p, &t);
@@ -308,12 +313,18 @@ print_texts(const tr_eval_results_t *r, const char *const *labels, FILE *f)
         print_number(t.perplexity, 1, 10, 4, f);
         snprintf(text, sizeof(text), "%.4f [%.4f, %.4f]", t.ratio, t.ratio_low,
                  t.ratio_high);
-        fprintf(f, "  %-24s", p == 0 ? "-" : text);
+        fprintf(f, "  %-24s", p == 0 || t.n == 0 ? "-" : text);
         print_number(t.kv_ratio, 1, 8, 3, f);
         print_number(t.high, 100, 6, 1, f);
         print_number(t.low, 100, 6, 1, f);
         print_number(t.pruned, 100, 6, 1, f);
         fprintf(f, "\n");
+    }
+    if (t.skipped != 0) {
+        fprintf(f,
+                "    %u windows are longer than the model or its cache and "
+                "were left out\n",
+                t.skipped);
     }
 }
 
@@ -328,7 +339,7 @@ tr_eval_print(const tr_eval_results_t *r, const char *const *labels, FILE *f)
     for (uint32_t p = 0; p < r->n_policies; p++) {
         fprintf(f, "%3u %s\n", p + 1, r->policies[p]);
         tr_eval_text(r, p, &t);
-        with_text += t.n;
+        with_text += t.n + t.skipped;
     }
     if (n != 0) {
         print_overall(r, labels, f);
@@ -402,8 +413,9 @@ families_json(const tr_eval_results_t *r, uint32_t policy)
 static json_t *
 text_json(const tr_eval_text_t *t)
 {
-    return json_pack("{s:I, s:o, s:o, s:o, s:o, s:o, s:{s:o, s:o, s:o}}",
-                     "windows", (json_int_t) t->n, "perplexity",
+    return json_pack("{s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:{s:o, s:o, s:o}}",
+                     "windows", (json_int_t) t->n, "skipped",
+                     (json_int_t) t->skipped, "perplexity",
                      number(t->perplexity), "ratio", number(t->ratio),
                      "ratio_low", number(t->ratio_low), "ratio_high",
                      number(t->ratio_high), "kv_ratio", number(t->kv_ratio),
@@ -428,7 +440,7 @@ tr_eval_json(const tr_eval_results_t *r, const char *const *labels,
         json_object_set_new(o, "policy", json_string(labels[p]));
         json_object_set_new(o, "spec", json_string(r->policies[p]));
         json_object_set_new(o, "families", families_json(r, p));
-        if (t.n != 0) {
+        if (t.n + t.skipped != 0) {
             json_object_set_new(o, "text", text_json(&t));
         }
         json_array_append_new(policies, o);

@@ -31,7 +31,7 @@ typedef struct {
 
 /* Of a text: windows instead of turns. */
 typedef struct {
-    uint32_t n;
+    uint32_t n, skipped; /* windows measured; those that do not fit */
     double perplexity, ratio, ratio_low, ratio_high; /* ratio: to policy 0 */
     double kv_ratio, high, low, pruned;
 } tr_eval_text_t;

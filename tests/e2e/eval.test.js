@@ -7,6 +7,7 @@
 const { test, before, after } = require('node:test');
 const assert = require('node:assert/strict');
 const { execFileSync, spawn } = require('node:child_process');
+const { once } = require('node:events');
 const fs = require('node:fs');
 const os = require('node:os');
 const path = require('node:path');
@@ -189,6 +190,53 @@ test('eval: killed in between, it goes on and ends alike', async () => {
   await evaluate('again.json', ...args);
   assert.equal(json('again.json').resumed, all);
   assert.equal(json('again.json').answer_tokens, 0);
+});
+
+// models/pocket as a model whose layers see the last 128 positions: all policies
+// answer what fits into that, and `full` alone goes on beyond.
+function sliding() {
+  const model = file('sliding');
+  fs.mkdirSync(model);
+  for (const name of fs.readdirSync(POCKET)) {
+    fs.symlinkSync(path.join(POCKET, name), path.join(model, name));
+  }
+  fs.unlinkSync(path.join(model, 'config.json'));
+  fs.writeFileSync(path.join(model, 'config.json'), JSON.stringify({
+    ...JSON.parse(read(path.join(POCKET, 'config.json'))),
+    model_type: 'mistral', architectures: ['MistralForCausalLM'],
+    sliding_window: 128,
+  }));
+  return model;
+}
+
+test('eval: a text longer than a sliding window, and than the cache', async () => {
+  const model = sliding();
+  const text = path.join(ROOT, 'scripts/demo.txt');
+  const measure = async (...args) => {
+    const out = file('text.json');
+    const child = spawn(path.join(BUILD, 'bin/tokenring'), ['eval',
+      '--perplexity', text, '--windows', '1', '--json', out, ...args],
+    { stdio: ['ignore', 'pipe', 'pipe'] });
+    let said = '';
+    for (const s of [child.stdout, child.stderr]) s.on('data', (d) => { said += d; });
+    const [status] = await once(child, 'close');
+    assert.equal(status, 0, said);
+    return [said, ...json('text.json').policies.map((p) => p.text)];
+  };
+  const small = ['--kv-memory', '64m'];
+  const [, full, eight] = await measure('-m', model, ...small, '-p', 'full',
+    '-p', 'uniform:levels=8/8');
+  assert.deepEqual([full.windows, full.skipped], [1, 0]);
+  assert.ok(full.perplexity > 1.01, `${full.perplexity}`);
+  assert.ok(Math.abs(eight.ratio - 1) < 0.1, `${eight.ratio}`);
+  const [, alone] = await measure('-m', model, ...small, '-p', 'full');
+  assert.notEqual(alone.perplexity, full.perplexity, 'a longer window');
+
+  const [said, none] = await measure('-m', POCKET, '--kv-memory', '1m', '-p',
+    'full', '-p', 'uniform:levels=8/8');
+  assert.deepEqual([none.windows, none.skipped, none.perplexity], [0, 1, null]);
+  assert.match(said, /1 windows are longer than the model or its cache/);
+  assert.doesNotMatch(said, /nan/i);
 });
 
 test('calibrate: alpha_high first, then alpha_low', async () => {
