@@ -156,12 +156,12 @@ struct tr_kernels {
     size_t (*kv_compress_work)(const tr_stream_t *s, uint32_t head_dim);
 
     /* out[r][h] = softmax(scale * q[r][h] . K) V over what KV head h / (heads /
-     * kv_heads) caches of the row's sequence: all its tiers, its window, and dense
-     * positions [base, row_pos[r]]; q and out: [rows][heads * head_dim], q
-     * rotated.  Adds to scores, and sets the candidates of heads with tiers when
-     * the sequence has one row.  Bytes of the cache that hold no such token
-     * are never used, whatever they hold.  head_dim: a multiple of 16 up to
-     * TR_HEAD_DIM_MAX; heads / kv_heads up to TR_GROUP_MAX.
+     * kv_heads) caches of the row's sequence: all its tiers, its window, and
+     * uncompressed positions [base, row_pos[r]]; q and out: [rows][heads *
+     * head_dim], q rotated.  Adds to scores, and sets the candidates of heads
+     * with tiers when the sequence has one row.  Bytes of the cache that hold
+     * no such token are never used, whatever they hold.  head_dim: a multiple
+     * of 16 up to TR_HEAD_DIM_MAX; heads / kv_heads up to TR_GROUP_MAX.
      * work: attention_work() bytes, 64-byte aligned. */
     int (*attention)(const tr_stream_t *s, const tr_kv_view_t *kv,
                      uint32_t layer, const tr_rows_t *rows, const float *q,

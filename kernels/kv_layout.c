@@ -10,7 +10,8 @@
 #define PAGE_MAX 24576u
 #define PAGE_STEP 128u
 #define TOKENS 2048u /* of a head, in one tier, or two with more levels */
-#define DENSE 0.02 /* the weight of dense pages, where prompts stand a while */
+#define UNCOMPRESSED \
+    0.02 /* the weight of uncompressed pages, where prompts stand a while */
 #define LONE 0.1 /* the weight of a tile that is attended to alone: measured */
 
 static bool
@@ -59,7 +60,7 @@ segment(uint32_t *end, uint32_t n)
 /* Lays out `tokens` tokens, a valid number of them; returns the bytes used. */
 static uint32_t
 lay_out(tr_kv_layout_t *l, const tr_page_wish_t *w, const tr_kv_level_t *v,
-        bool dense, uint32_t tokens)
+        bool uncompressed, uint32_t tokens)
 {
     const bool wide = v->key_bits == 16 && v->value_bits == 16;
     const uint32_t dim = w->head_dim, n = wide ? tokens : TR_KV_TILE;
@@ -84,14 +85,14 @@ lay_out(tr_kv_layout_t *l, const tr_page_wish_t *w, const tr_kv_level_t *v,
     }
     if (v->scored) {
         l->score = segment(&end, tokens * 4);
-        if (dense) {
+        if (uncompressed) {
             l->recent = segment(&end, tokens * 4);
         } else {
             l->position_bytes = w->short_positions ? 2 : 4;
             l->position = segment(&end, tokens * l->position_bytes);
         }
     }
-    if (dense && w->dense_minmax) {
+    if (uncompressed && w->uncompressed_minmax) {
         l->minmax = segment(&end, dim * 4);
     }
     return end;
@@ -113,19 +114,19 @@ lone_tiles(const tr_kv_level_t *v, uint32_t tokens)
  * count besides.  1: not even one quantum fits. */
 static double
 fill(tr_kv_layout_t *l, const tr_page_wish_t *w, const tr_kv_level_t *v,
-     bool dense, uint32_t bytes)
+     bool uncompressed, uint32_t bytes)
 {
     uint32_t quantum = level_quantum(v), tokens = quantum;
     uint32_t tier = w->n_levels > 1 ? TOKENS / 2 : TOKENS;
     double used;
 
-    if (lay_out(l, w, v, dense, quantum) > bytes) {
+    if (lay_out(l, w, v, uncompressed, quantum) > bytes) {
         return 1;
     }
-    while (lay_out(l, w, v, dense, tokens + quantum) <= bytes) {
+    while (lay_out(l, w, v, uncompressed, tokens + quantum) <= bytes) {
         tokens += quantum;
     }
-    used = lay_out(l, w, v, dense, tokens);
+    used = lay_out(l, w, v, uncompressed, tokens);
     return (bytes - used) / bytes + bytes / used * tokens / (2.0 * tier)
            + LONE * lone_tiles(v, tokens);
 }
@@ -133,11 +134,11 @@ fill(tr_kv_layout_t *l, const tr_page_wish_t *w, const tr_kv_level_t *v,
 int
 tr_page_plan(const tr_page_wish_t *wish, tr_page_plan_t *out)
 {
-    tr_kv_level_t dense = { .key_bits = 16,
-                            .value_bits = 16,
-                            .key_groups = 1,
-                            .value_groups = 1,
-                            .scored = wish->dense_scored };
+    tr_kv_level_t uncompressed = { .key_bits = 16,
+                                   .value_bits = 16,
+                                   .key_groups = 1,
+                                   .value_groups = 1,
+                                   .scored = wish->uncompressed_scored };
     double best = 0;
 
     if (wish->head_dim == 0 || wish->head_dim % 16 != 0
@@ -154,8 +155,8 @@ tr_page_plan(const tr_page_wish_t *wish, tr_page_plan_t *out)
     for (uint32_t bytes = PAGE_MIN(wish->head_dim); bytes <= PAGE_MAX;
          bytes += PAGE_STEP) {
         tr_kv_layout_t layout[TR_KV_LAYOUTS_MAX];
-        double lost = fill(&layout[0], wish, &dense, true, bytes);
-        double waste = wish->n_levels == 0 ? lost : DENSE * lost;
+        double lost = fill(&layout[0], wish, &uncompressed, true, bytes);
+        double waste = wish->n_levels == 0 ? lost : UNCOMPRESSED * lost;
         bool fits = lost < 1;
 
         for (uint32_t i = 0; i < wish->n_levels; i++) {

@@ -10,13 +10,14 @@
  *   tile       key codes | value codes | key metadata | value metadata
  *   page       tiles | key metadata by channel | scores, FP32 sums
  *                    | positions, u32 or, below TR_KV_SHORT, u16
- *   dense      keys | values | scores | recent scores | min/max
+ *   uncompressed
+ *   page       keys | values | scores | recent scores | min/max
  *
  * Metadata is FP16 {scale, zero}: x = code * scale + zero.  It is kept by token
  * (one pair for each group of a token's dimensions) or, for keys, by channel
  * (one pair for each dimension of TR_KV_CHANNEL_TOKENS tokens).  16-bit codes
  * are FP16 rows [tokens][head_dim] and have none; where keys and values both
- * are (`dense` above), all keys stand in front of all values.
+ * are (an uncompressed page), all keys stand in front of all values.
  *
  * Codes of 8, 4 and 2 bits stand where a tensor core wants them: in each tile
  * the words of lane 0, 1, .. 31 as m16n8k16 takes its A operand, in chunks of
@@ -37,7 +38,7 @@
 
 #include "dtype.h"
 
-#define TR_KV_LAYOUTS_MAX 12     /* levels of one engine, dense included */
+#define TR_KV_LAYOUTS_MAX 12 /* levels of one engine, uncompressed included */
 #define TR_KV_CHANNEL_TOKENS 32u /* tokens that share a channel's metadata */
 #define TR_KV_SHORT 65536u       /* positions below have 2 bytes, not 4 */
 
@@ -65,16 +66,17 @@ typedef struct {
     uint32_t key_meta;
     uint32_t value;
     uint32_t value_meta;
-    uint32_t score;    /* float [tokens] */
-    uint32_t position; /* [tokens], see tr_kv_position_at; not in dense pages */
+    uint32_t score; /* float [tokens] */
+    uint32_t position; /* [tokens], tr_kv_position_at; none if uncompressed */
     uint32_t position_bytes; /* of one: 2 or 4 */
-    uint32_t recent;         /* float [tokens]; dense pages only (kernels.h) */
+    uint32_t recent; /* float [tokens]; uncompressed pages only (kernels.h) */
     uint32_t minmax; /* FP16 [2][head_dim], smallest and largest key of the
-                        * page by channel; dense pages only */
+                        * page by channel; uncompressed pages only */
 } tr_kv_layout_t;
 
-/* The layouts of an engine.  layout[0] is the dense one: 16-bit pages in which
- * prompts stand while they are computed, and in which `full` leaves them. */
+/* The layouts of an engine.  layout[0] is the uncompressed one: 16-bit pages in
+ * which prompts stand while they are computed, and in which `full` leaves
+ * them. */
 typedef struct {
     uint32_t page_bytes; /* multiple of 128 */
     uint32_t n;
@@ -84,19 +86,19 @@ typedef struct {
 typedef struct {
     uint32_t head_dim; /* a multiple of 16; of 32 with levels below 16 bits */
     const tr_kv_level_t *levels; /* [n_levels] of tiers and windows, distinct */
-    uint32_t n_levels;           /* 0: all is dense */
-    bool dense_scored;           /* dense pages carry score and recent */
-    bool dense_minmax;
+    uint32_t n_levels;           /* 0: all is uncompressed */
+    bool uncompressed_scored;    /* uncompressed pages carry score and recent */
+    bool uncompressed_minmax;
     bool short_positions; /* all are below TR_KV_SHORT */
 } tr_page_wish_t;
 
 /* Chooses the page size: a multiple of 128 between 96 head sizes (6 KiB at
  * least, 12 at most) and 24 KiB that wastes least, summed over `levels` and a
- * little of the dense layout; the smallest of equals.  Wasted is what is left
- * over in each page, half of the last page of a tier of 2,048 tokens, or 1,024
- * where there are two levels or more, and a tenth of those tiles that a GPU
- * attends to alone (kv_layout.c).  Tokens a page are multiples of 16 (8 with
- * 16-bit keys and values, 32 by channel).  0, or -1: a level or head size
+ * little of the uncompressed layout; the smallest of equals.  Wasted is what is
+ * left over in each page, half of the last page of a tier of 2,048 tokens, or
+ * 1,024 where there are two levels or more, and a tenth of those tiles that a
+ * GPU attends to alone (kv_layout.c).  Tokens a page are multiples of 16 (8
+ * with 16-bit keys and values, 32 by channel).  0, or -1: a level or head size
  * outside what is said above. */
 int tr_page_plan(const tr_page_wish_t *wish, tr_page_plan_t *out);
 
@@ -143,7 +145,7 @@ tr_kv_value_row(const tr_kv_layout_t *l, uint32_t token)
     return l->value + tr_kv_key_row(l, token);
 }
 
-/* Where tiles end, or dense values. */
+/* Where tiles end, or uncompressed values. */
 TR_HD uint32_t
 tr_kv_tiles_end(const tr_kv_layout_t *l)
 {

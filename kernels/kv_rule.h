@@ -1,7 +1,7 @@
 /*
- * kv_rule.h: what KV policies decide about a token, as inline functions that the
- * page manager (kv_manager/manager.h) calls on the host and on a device, so that
- * a decision is written once.
+ * kv_rule.h: what KV policies decide about a token, as inline functions that
+ * the page manager (kv_manager/manager.h) calls on the host and on a device, so
+ * that a decision is written once.
  *
  * A rule is what a decision depends on besides the token: the settings of a
  * policy, without names and levels.  It can be copied to a device;
@@ -20,7 +20,7 @@
 
 /* How a policy decides. */
 typedef enum {
-    TR_KV_RULE_DENSE,     /* full: nothing ever leaves */
+    TR_KV_RULE_FULL,      /* full: nothing ever leaves */
     TR_KV_RULE_PAGES,     /* quest: nor here, but not all is read */
     TR_KV_RULE_ALL,       /* all go to tier 0 and stay */
     TR_KV_RULE_THRESHOLD, /* diffkv */
@@ -30,10 +30,11 @@ typedef enum {
     TR_KV_RULE_RECENT     /* snapkv: by what the last queries looked at */
 } tr_kv_rule_kind_t;
 
-/* The fields of a rule; a policy (engine/kv/policy/kv_policy.h) has them, too. */
+/* The fields of a rule; a policy (engine/kv/policy/kv_policy.h) has them,
+ * too. */
 #define TR_KV_RULE_FIELDS                                                      \
     tr_kv_rule_kind_t kind;                                                    \
-    uint32_t n_levels;  /* 0: all stays dense */                               \
+    uint32_t n_levels;  /* 0: all stays uncompressed */                        \
     uint32_t window;    /* most recent tokens that no decision touches */      \
     uint32_t leaves;    /* tokens that leave a full window together: 1, or   \
                         * TR_KV_CHANNEL_TOKENS; of a prompt so many go to   \
@@ -60,7 +61,8 @@ typedef struct {
     TR_KV_RULE_FIELDS
 } tr_kv_rule_t;
 
-/* Queries at the end of a prompt that dense pages count apart in `recent`. */
+/* Queries at the end of a prompt that uncompressed pages count apart in
+ * `recent`. */
 #define TR_KV_OBSERVATION_WINDOW 32u
 
 /* One token of one head outside the window. */
@@ -254,7 +256,8 @@ tr_kv_rank_key(float value, uint32_t position)
     return (uint64_t) bits << 32 | position;
 }
 
-/* The tier of a token of this rank: tier l begins at cut[l].  Nobody goes up. */
+/* The tier of a token of this rank: tier l begins at cut[l].  Nobody goes
+ * up. */
 TR_HD int
 tr_kv_rank_level(const tr_kv_rule_t *r, uint64_t key, const uint64_t *cut,
                  int from)
@@ -386,7 +389,7 @@ tr_kv_rule_place(const tr_kv_rule_t *r, const tr_kv_stats_t *m, int from,
     }
 }
 
-/* Decision 5: how many of n dense pages a step reads; 0: all. */
+/* Decision 5: how many of n uncompressed pages a step reads; 0: all. */
 TR_HD uint32_t
 tr_kv_rule_read(const tr_kv_rule_t *r, uint32_t n, uint32_t page_tokens)
 {

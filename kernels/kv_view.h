@@ -1,30 +1,31 @@
 /*
  * kv_view.h: the KV cache as kernels see it: a pool of pages (kv_layout.h), the
  * table of each slot's pages, and where a token is.  All arrays are borrowed
- * from the manager of pages and, with a GPU, live on the device; only `candidate`
- * and the pages' contents are written by kernels.  A "head" is a (slot, layer,
- * KV head).
+ * from the manager of pages and, with a GPU, live on the device; only
+ * `candidate` and the pages' contents are written by kernels.  A "head" is a
+ * (slot, layer, KV head).
  *
  * A cached token of a head is in one of three places:
  *
- *   dense   16-bit pages in order: position p is token p - base.  Here prompts
+ *   uncompressed
+ *           16-bit pages in order: position p is token p - base.  Here prompts
  *           stand while they are computed; `full` never leaves it.
  *   window  a ring of the most recent tokens: position p is token p % window.
  *   tiers   up to TR_KV_TIERS_MAX tiers, one for each level of the policy, best
  *           level first; tokens in no order, [0, count) without gaps.  Their
  *           positions and scores are in the page.
  *
- * A head's row of the table has the dense pages from entry 0, those of the
- * window from at_window, then two bidirectional parts: tiers 0 and 1 grow from
- * the ends of the first towards each other, tiers 2 and 3 in the second (DiffKV
- * section 5.2).
+ * A head's row of the table has the uncompressed pages from entry 0, those of
+ * the window from at_window, then two bidirectional parts: tiers 0 and 1 grow
+ * from the ends of the first towards each other, tiers 2 and 3 in the second
+ * (DiffKV section 5.2).
  *
  * Scores: every scored token has an FP32 sum.  A query at position n adds, to
  * each token before it that its head caches, the largest softmax probability
  * that a query head of the group gives it; the token's own query adds nothing.
- * In dense pages `recent` is the same sum over the queries from recent_from on.
- * Sums are formed query by query in ascending order, so that chunks do not
- * matter.
+ * In uncompressed pages `recent` is the same sum over the queries from
+ * recent_from on.  Sums are formed query by query in ascending order, so that
+ * chunks do not matter.
  */
 #ifndef TR_KV_VIEW_H
 #define TR_KV_VIEW_H
@@ -42,10 +43,10 @@
 #define TR_KV_WINDOW (-3)  /* the window */
 
 typedef struct {
-    uint32_t base;         /* positions from here on are dense */
+    uint32_t base;         /* positions from here on are uncompressed */
     uint32_t window_from;  /* positions [window_from, base) are in the window */
     uint32_t window;       /* ring slots; 0: none, new tokens go to a tier */
-    uint8_t n_tiers;       /* 0: all is dense */
+    uint8_t n_tiers;       /* 0: all is uncompressed */
     uint8_t window_layout; /* index of a layout */
     uint8_t tier_layout[TR_KV_TIERS_MAX];
     bool scored; /* attention updates scores */
@@ -53,8 +54,8 @@ typedef struct {
                             * one of least score / (n - position) */
     uint32_t recent_from;
     /* Quest: a decode step reads, in layers >= read_layer, only the read_pages
-     * dense pages whose min/max promises most, the last one always among them;
-     * 0: all */
+     * uncompressed pages whose min/max promises most, the last one always among
+     * them; 0: all */
     uint32_t read_layer, read_pages;
 } tr_kv_seq_t;
 
@@ -88,7 +89,7 @@ typedef struct {
     uint64_t page_bytes;
     uint32_t layers, kv_heads, head_dim;
     uint32_t n_layouts;
-    const tr_kv_layout_t *layout; /* [n_layouts], layout[0] is dense */
+    const tr_kv_layout_t *layout; /* [n_layouts], layout[0] is uncompressed */
     const int32_t *tables;        /* [slots][layers][kv_heads][table_len] */
     uint32_t table_len, at_window;
     uint32_t at_pair[2], pair_len[2];
@@ -99,11 +100,11 @@ typedef struct {
     tr_kv_candidate_t
         *candidate; /* [slots][layers][kv_heads][TR_KV_TIERS_MAX] */
     /* [layers], or NULL: a query sees that many positions, its own included; 0:
-     * all.  The heads of such a layer keep all in dense pages: base is 0 there,
-     * nothing is scored. */
+     * all.  The heads of such a layer keep all in uncompressed pages: base is 0
+     * there, nothing is scored. */
     const uint32_t *reach;
-    /* [layers] of [query heads], or NULL, as an element may be: a sum of softmax
-     * begins with e^sink, which stands for no token (gpt-oss) */
+    /* [layers] of [query heads], or NULL, as an element may be: a sum of
+     * softmax begins with e^sink, which stands for no token (gpt-oss) */
     const float *const *sinks;
 } tr_kv_view_t;
 
@@ -144,25 +145,25 @@ tr_kv_page_at(const tr_kv_view_t *v, int32_t page)
 
 /* A new home for everything that a slot caches, as its policy decided when a
  * prompt was complete.  Sources in this order, for each head: tiers 0, 1, ..
- * in order, the window in order of position, dense pages in order; dest has one
- * byte for each.  Tokens that go to a tier take its places in that order;
- * those that go to the window take position % to->window. */
+ * in order, the window in order of position, uncompressed pages in order; dest
+ * has one byte for each.  Tokens that go to a tier take its places in that
+ * order; those that go to the window take position % to->window. */
 typedef struct {
     int32_t slot;
-    uint32_t n_dense;         /* dense tokens, from position base on */
-    const tr_kv_seq_t *to;    /* the slot afterwards, n_dense then 0 */
+    uint32_t n_uncompressed;  /* uncompressed tokens, from position base on */
+    const tr_kv_seq_t *to;    /* the slot afterwards, n_uncompressed then 0 */
     const int32_t *to_tables; /* [layers][kv_heads][table_len] pages to fill;
                                * none of them is a source */
     const int8_t *dest;       /* [layers][kv_heads][dest_len]: tier, NOWHERE or
                                * WINDOW */
     size_t dest_len;
-    uint32_t observe; /* w > 0: a dense token's score becomes recent *
+    uint32_t observe; /* w > 0: an uncompressed token's score becomes recent *
                        * (later queries) / min(w, later queries), w being the
                        * number of queries from recent_from on */
 } tr_kv_compress_t;
 
-/* A dense token's score after tr_kv_compress_t.observe = w queries, `later`
- * queries having come after it. */
+/* An uncompressed token's score after tr_kv_compress_t.observe = w queries,
+ * `later` queries having come after it. */
 TR_HD float
 tr_kv_observed(float recent, uint32_t later, uint32_t w)
 {

@@ -212,7 +212,7 @@ tr_executor_describe_cache(const tr_executor_t *e, const tr_config_t *config)
         tr_log(TR_LEVEL_NOTICE,
                "kv level k%uv%u%s page_tokens=%u head_token_bytes=%g",
                l->level.key_bits, l->level.value_bits,
-               i == 0                ? " dense"
+               i == 0                ? " uncompressed"
                : l->level.by_channel ? " by_channel"
                                      : "",
                l->tokens, tr_kv_layout_token_bytes(plan, i));

@@ -109,9 +109,9 @@ tr_status_t tr_executor_run(tr_executor_t *e, const tr_batch_t *batch);
 tr_status_t tr_executor_complete_computed(tr_executor_t *e,
                                           const tr_batch_t *batch);
 
-/* May layers see a part of the positions only: a backend that can, under policies
- * that keep all in dense pages.  Else a model with such layers is bounded
- * (tr_recipe_bound). */
+/* May layers see a part of the positions only: a backend that can, under
+ * policies that keep all in uncompressed pages.  Else a model with such layers
+ * is bounded (tr_recipe_bound). */
 bool tr_executor_slides(const tr_config_t *config);
 
 /* The model's card, and how long its sequences may be: the model's bound, or
@@ -128,7 +128,7 @@ const char *tr_executor_policy_name(const tr_executor_policy_t *p);
 
 /* What executors share (executor.c): the policies and the cache that the
  * configuration asks for, with the shape in *e.  kernels: NULL for an executor
- * that stores nothing and keeps all dense. */
+ * that stores nothing and keeps all uncompressed. */
 tr_status_t tr_executor_open_policies(tr_executor_t *e,
                                       const tr_config_t *config,
                                       tr_error_t *err);

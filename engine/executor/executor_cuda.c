@@ -112,8 +112,8 @@ cache_memory(const tr_executor_cuda_t *x, const tr_config_t *config)
                                   : (uint64_t) budget(x, config);
 }
 
-/* With dense pages alone, every layer has its share of the pool; what may be
- * compressed can be anywhere. */
+/* With uncompressed pages alone, every layer has its share of the pool; what
+ * may be compressed can be anywhere. */
 static uint64_t
 max_tokens(const tr_executor_cuda_t *x, const tr_config_t *config)
 {

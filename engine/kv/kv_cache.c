@@ -1,6 +1,6 @@
 /*
- * What KV caches (kv_cache.h) of both kinds are made of: pages for the levels of
- * all policies, the parts of a table's row, and sequence slots.
+ * What KV caches (kv_cache.h) of both kinds are made of: pages for the levels
+ * of all policies, the parts of a table's row, and sequence slots.
  */
 #include "kv_cache.h"
 
@@ -62,8 +62,8 @@ tr_kv_plan_pages(tr_kv_cache_t *kv, tr_error_t *err)
     for (i = 0; i < c->n_policies; i++) {
         const tr_kv_policy_t *p = c->policies[i];
 
-        wish.dense_scored = wish.dense_scored || p->scored;
-        wish.dense_minmax = wish.dense_minmax || p->minmax;
+        wish.uncompressed_scored = wish.uncompressed_scored || p->scored;
+        wish.uncompressed_minmax = wish.uncompressed_minmax || p->minmax;
         if (!tr_kv_levels_of(p, level, &wish.n_levels, TR_KV_LAYOUTS_MAX - 1)) {
             return tr_error_set(err, TR_ERR_INVALID, "kv_policy",
                                 "the KV policies have more than %d levels"
@@ -110,11 +110,11 @@ tr_kv_lay_tables(tr_kv_cache_t *kv, uint32_t pages)
 {
     const tr_kv_config_t *c = &kv->config;
     tr_kv_view_t *v = &kv->view;
-    uint32_t window = 0, dense, n, i, pair, l, each = pages / kv->heads;
+    uint32_t window = 0, uncompressed, n, i, pair, l, each = pages / kv->heads;
 
     v->pair_len[0] = v->pair_len[1] = 0;
-    dense = manager_ceil(c->max_len, kv->plan.layout[0].tokens);
-    dense = dense < each ? dense : each;
+    uncompressed = manager_ceil(c->max_len, kv->plan.layout[0].tokens);
+    uncompressed = uncompressed < each ? uncompressed : each;
     for (i = 0; i < c->n_policies; i++) {
         const tr_kv_policy_t *p = c->policies[i];
 
@@ -137,7 +137,7 @@ tr_kv_lay_tables(tr_kv_cache_t *kv, uint32_t pages)
         n = tr_kv_policy_window(&kv->plan, p, c->max_len);
         window = n > window ? n : window;
     }
-    v->at_window = dense;
+    v->at_window = uncompressed;
     v->at_pair[0] = v->at_window + window;
     v->at_pair[1] = v->at_pair[0] + v->pair_len[0];
     v->table_len = v->at_pair[1] + v->pair_len[1];

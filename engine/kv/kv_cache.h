@@ -2,14 +2,14 @@
  * The KV cache: one pool of equal pages, and for every (sequence slot, layer,
  * KV head) a row of the block table.
  *
- * kernels/kv_layout.h says what a page holds, kernels/kv_view.h where a token is
- * (dense, window, tiers), kv_policy.h what may become of it, and
+ * kernels/kv_layout.h says what a page holds, kernels/kv_view.h where a token
+ * is (uncompressed, window, tiers), kv_policy.h what may become of it, and
  * kernels/kv_manager/manager.h who gets which page (DiffKV, SOSP 2025, section
- * 5.2): every head plans alone, one prefix sum over (sequence, layer, KV head) in
- * that order gives each its range of the free page ring, all or nothing for a
- * sequence.  The cache of the CPU is kv_host.c, that of a GPU kv_device.h.
+ * 5.2): every head plans alone, one prefix sum over (sequence, layer, KV head)
+ * in that order gives each its range of the free page ring, all or nothing for
+ * a sequence.  The cache of the CPU is kv_host.c, that of a GPU kv_device.h.
  *
- *   open -> reserve, reserve ..      prompt: dense pages, chunk by chunk
+ *   open -> reserve, reserve ..      prompt: uncompressed pages, chunk by chunk
  *        -> compress                 all layers planned, moved, recycled
  *        -> reserve (len + 1), ..    generation: one token a step
  *        -> close
@@ -58,14 +58,15 @@ uint64_t tr_kv_pages(const tr_kv_cache_t *kv);
 uint64_t tr_kv_free_pages(const tr_kv_cache_t *kv);
 /* FP16 bytes of a token: all layers and KV heads, keys and values alone. */
 uint64_t tr_kv_token_bytes(const tr_kv_cache_t *kv);
-/* Pages to have before a prompt of n tokens is begun: its dense pages and the
- * compressed copy that its policy is charged for (NULL: the default). */
+/* Pages to have before a prompt of n tokens is begun: its uncompressed pages
+ * and the compressed copy that its policy is charged for (NULL: the
+ * default). */
 uint64_t tr_kv_pages_for(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
                          uint32_t n);
 /* The most tokens of one sequence; at most the configured max_len.  Alone in
  * the pool, such a sequence is never refused a page, at whatever length its
- * prompts end and whatever its policy decides: dense pages and the largest
- * compressed copy, old and new, fit. */
+ * prompts end and whatever its policy decides: uncompressed pages and the
+ * largest compressed copy, old and new, fit. */
 uint32_t tr_kv_max_len(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy);
 
 /* Is all known that was asked (kv_device.h)?  Always true on the CPU.  When it
@@ -89,11 +90,11 @@ const tr_kv_policy_t *tr_kv_slot_policy(const tr_kv_cache_t *kv, int32_t slot);
  * last queries can be counted apart.  Before its first chunk. */
 void tr_kv_prompt(tr_kv_cache_t *kv, int32_t slot, uint32_t len);
 
-/* Makes room so that positions [0, len) can be stored.  Dense slots: pages
- * for all of them.  Compressed slots, len = stored + 1: decides and records
- * every head's move for the coming token, and grants the pages that these
- * need; asking again for the same len changes nothing.  TR_AGAIN: the pool is
- * short, nothing was changed. */
+/* Makes room so that positions [0, len) can be stored.  Uncompressed slots:
+ * pages for all of them.  Compressed slots, len = stored + 1: decides and
+ * records every head's move for the coming token, and grants the pages that
+ * these need; asking again for the same len changes nothing.  TR_AGAIN: the
+ * pool is short, nothing was changed. */
 tr_status_t tr_kv_reserve(tr_kv_cache_t *kv, int32_t slot, uint32_t len);
 
 /* The same for n slots, all different, at once: result[i] is what the i-th of
@@ -102,24 +103,25 @@ void tr_kv_reserve_batch(tr_kv_cache_t *kv, const int32_t *slots,
                          const uint32_t *lens, uint32_t n, tr_status_t *result);
 
 /* A prompt is complete, positions [0, len) are stored: the policy classifies,
- * all layers move to their tiers and windows, the dense pages come back.  With
- * tokens already in tiers (a later turn of a conversation) these are
+ * all layers move to their tiers and windows, the uncompressed pages come back.
+ * With tokens already in tiers (a later turn of a conversation) these are
  * downgraded by the prompt rule, too.  Nothing to do for policies that stay
- * dense.  TR_AGAIN: the pool is short for the copy, nothing was changed. */
+ * uncompressed.  TR_AGAIN: the pool is short for the copy, nothing was
+ * changed. */
 tr_status_t tr_kv_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len);
-/* Does the slot have dense tokens that its policy would compress? */
+/* Does the slot have uncompressed tokens that its policy would compress? */
 bool tr_kv_uncompressed(const tr_kv_cache_t *kv, int32_t slot);
 /* Was it tried, and what became of it will be known when the batches under way,
  * and the next, have arrived (kv_device.h)?  Never on the CPU. */
 bool tr_kv_compressing(const tr_kv_cache_t *kv, int32_t slot);
 /* The next tokens of a compressed slot are a prompt again (a later turn): they
- * become dense until tr_kv_compress.  tr_kv_prompt does this. */
+ * become uncompressed until tr_kv_compress.  tr_kv_prompt does this. */
 
-/* Copies the dense cache of positions [0, len) of one slot into another, empty
- * one, of any policy (n > 1 shares the prompt's prefill; eval forks a prompt
- * over policies).  Both uncompressed.  Scores come along as they are, and from
- * where `recent` was counted: nothing beyond `len` should have been computed,
- * by a policy that is scored if the other is.  TR_AGAIN as above. */
+/* Copies the uncompressed cache of positions [0, len) of one slot into another,
+ * empty one, of any policy (n > 1 shares the prompt's prefill; eval forks a
+ * prompt over policies).  Scores come along as they are,
+ * and from where `recent` was counted: nothing beyond `len` should have been
+ * computed, by a policy that is scored if the other is.  TR_AGAIN as above. */
 tr_status_t tr_kv_fork(tr_kv_cache_t *kv, int32_t from, int32_t to,
                        uint32_t len);
 
@@ -136,10 +138,12 @@ typedef struct {
     uint64_t bytes;      /* pages held, whole */
     uint64_t full_bytes; /* the same tokens at 16 bits, keys and values alone */
     uint32_t tokens;
-    float share_high, share_low, share_pruned; /* high: window, tier 0, dense */
+    /* high: window, tier 0, uncompressed */
+    float share_high, share_low, share_pruned;
     /* The same as tokens of the conversation, an average over all heads, which
-     * sum up to `tokens`: at 16 bits (dense; also the window and tier 0 where
-     * their level is), in tier 0 or the window, in lower tiers, dropped. */
+     * sum up to `tokens`: at 16 bits (uncompressed; also the window and tier 0
+     * where their level is), in tier 0 or the window, in lower tiers,
+     * dropped. */
     uint32_t at_full, at_high, at_low, pruned;
 } tr_kv_usage_t;
 

@@ -18,7 +18,7 @@ row_sound(const tr_kv_cache_t *kv, int32_t slot, uint32_t head, uint8_t *seen,
     manager_run_t run[MANAGER_RUNS];
 
     n = manager_runs(m, &m->seq[slot], manager_counts(m, slot, head),
-                     s->dense_pages, run);
+                     s->uncompressed_pages, run);
     for (i = 0; i < n; i++) {
         const int32_t *entry = manager_row(m, slot, head) + run[i].entry;
 
@@ -52,7 +52,7 @@ counts_sound(const tr_kv_manager_t *m, int32_t slot)
         || q->base - q->window_from > q->window
         || (q->n_tiers == 0 && q->base != 0)
         || manager_ceil(s->tokens - q->base, m->place[0].tokens)
-               > s->dense_pages) {
+               > s->uncompressed_pages) {
         return false;
     }
     for (head = 0; head < m->heads; head++) {
@@ -97,8 +97,8 @@ slot_sound(const tr_kv_cache_t *kv, int32_t slot, uint8_t *seen,
     return all == s->pages;
 }
 
-/* Each page of the ring's free part is there once, and nobody's; all others have
- * an owner.  `seen` has those in tables. */
+/* Each page of the ring's free part is there once, and nobody's; all others
+ * have an owner.  `seen` has those in tables. */
 static bool
 ring_sound(const tr_kv_manager_t *m, uint8_t *seen)
 {

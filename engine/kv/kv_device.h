@@ -5,22 +5,22 @@
  * What the step loop asks (open, reserve, compress, swap, close) becomes a list
  * of commands, in order; the executor launches it before its next batch.  What
  * the device knows comes back with the batch's results: pages that are free,
- * what every slot holds, who stalled.  Until then the host goes by what it knows
- * for certain:
+ * what every slot holds, who stalled.  Until then the host goes by what it
+ * knows for certain:
  *
  *   free pages     at least: the last report, less all that was asked since and
  *                  could be taken, plus all that surely came back
- *   reserve        dense pages: exact, against that bound.  A compressed slot's
- *                  next token: granted, unless the last report says that it
- *                  stalled and nothing was given back since; the device has the
- *                  last word, and the row's status is TR_AGAIN when there was
- *                  none
+ *   reserve        uncompressed pages: exact, against that bound.  A compressed
+ *                  slot's next token: granted, unless the last report says
+ *                  that it stalled and nothing was given back since; the device
+ *                  has the last word, and the row's status is TR_AGAIN when
+ *                  there was none
  *   compress       granted when the bound has room for the largest copy; else
  *                  it is tried: TR_AGAIN, and the slot waits for what became of
  *                  it.  When it was done, the next call says TR_OK; when not,
  *                  TR_AGAIN until something was given back
- *   swap           out: when host memory has room for the most that the slot can
- *                  hold; in: exact
+ *   swap           out: when host memory has room for the most that the slot
+ *                  can hold; in: exact
  *   usage, totals  as of the last report; tr_kv_usage_in waits for the device
  *
  * tr_kv_settled (kv_cache.h) says that nothing is under way: only then TR_AGAIN
@@ -59,8 +59,8 @@ tr_status_t tr_kv_device_create(const tr_kv_config_t *config,
 /* What kernels need; constant. */
 const tr_kv_manager_t *tr_kv_device_manager(const tr_kv_cache_t *kv);
 
-/* What positions of a slot are compressed: those below; after the commands given
- * so far, if nothing stalls. */
+/* What positions of a slot are compressed: those below; after the commands
+ * given so far, if nothing stalls. */
 uint32_t tr_kv_device_base(const tr_kv_cache_t *kv, int32_t slot);
 
 /* One sequence of a batch: rows at [pos, pos + n) of a slot; -1: padding.  A

@@ -4,8 +4,8 @@
  * The manager takes many requests of a kind at once, while the step loop asks
  * for one sequence after the other: open, prompt, reserve; open, prompt,
  * reserve.  So a command joins an earlier group of its kind where that changes
- * nothing: behind all that concerns its slot, and, when pages are taken or given
- * back, not before another group that does so.
+ * nothing: behind all that concerns its slot, and, when pages are taken or
+ * given back, not before another group that does so.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -157,7 +157,7 @@ launch_out(tr_kv_gpu_t *g, const tr_kv_move_out_t *c)
     const tr_device_t *cuda = g->device.cuda;
     const tr_cuda_stream_t *s = g->device.stream;
     tr_cuda_swap_t swap = { .slot = c->slot,
-                            .dense_pages = c->dense_pages,
+                            .uncompressed_pages = c->uncompressed_pages,
                             .max_pages = c->pages,
                             .taken = g->ids + c->at,
                             .given = g->moved[1],
@@ -178,7 +178,7 @@ launch_in(tr_kv_gpu_t *g, const tr_kv_move_out_t *c)
     const tr_device_t *cuda = g->device.cuda;
     const tr_cuda_stream_t *s = g->device.stream;
     tr_cuda_swap_t swap = { .slot = c->slot,
-                            .dense_pages = c->dense_pages,
+                            .uncompressed_pages = c->uncompressed_pages,
                             .max_pages = c->pages,
                             .taken = g->moved[1],
                             .given = g->moved[0],

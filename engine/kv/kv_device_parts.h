@@ -7,14 +7,15 @@
  *   kv_device_settle.c  batches, and what their reports say
  *   kv_device_usage.c   what slots hold
  *
- * The slots and sequences of the cache's own manager (kv_internal.h) are the mirror: what the
- * device will have when all that was asked is done and nothing stalled.  A
- * batch has a serial number; commands belong to the batch that they precede.
+ * The slots and sequences of the cache's own manager (kv_internal.h) are the
+ * mirror: what the device will have when all that was asked is done and nothing
+ * stalled.  A batch has a serial number; commands belong to the batch that they
+ * precede.
  *
  * Pages that are free, at least: those of the last report, less the most that
- * everything asked since can take, plus the least that comes back.  The sum over
- * any beginning of the list is a bound where the device stands then, since it
- * takes and gives in the order of the list; the rows of a batch come last.
+ * everything asked since can take, plus the least that comes back.  The sum
+ * over any beginning of the list is a bound where the device stands then, since
+ * it takes and gives in the order of the list; the rows of a batch come last.
  */
 #ifndef TR_KV_DEVICE_PARTS_H
 #define TR_KV_DEVICE_PARTS_H
@@ -40,7 +41,7 @@ typedef enum {
 
 typedef struct {
     int32_t slot;
-    uint32_t dense_pages;
+    uint32_t uncompressed_pages;
     uint32_t pages; /* at most */
     uint32_t at;    /* their ids in the list's */
 } tr_kv_move_out_t;
@@ -86,7 +87,8 @@ typedef enum {
     TR_KV_DONE   /* it was granted; tr_kv_compress has not said so yet */
 } tr_kv_trial_t;
 
-/* A slot, beyond the mirror.  `pages` of tr_kv_slot_t: the most that it holds. */
+/* A slot, beyond the mirror.  `pages` of tr_kv_slot_t: the most that it
+ * holds. */
 typedef struct {
     uint64_t opened;  /* the first batch that it can be in */
     uint64_t touched; /* the batch of its last command */

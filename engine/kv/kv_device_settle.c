@@ -37,7 +37,8 @@ write_asks(tr_kv_gpu_t *g, uint8_t *in, const tr_kv_device_row_t *rows,
             continue;
         }
         ask[i].slot = slot;
-        ask[i].from = tr_kv_slot(&g->kv, slot)->dense ? TR_KV_ANY : rows[i].pos;
+        ask[i].from = tr_kv_slot(&g->kv, slot)->uncompressed ? TR_KV_ANY
+                                                             : rows[i].pos;
         ask[i].len = rows[i].pos + rows[i].n;
     }
 }
@@ -59,7 +60,7 @@ expect_rows(tr_kv_gpu_t *g, const tr_kv_device_row_t *rows, uint32_t n)
             continue;
         }
         assert(!s->out && x->row_of[turn] != g->next);
-        if (s->dense) {
+        if (s->uncompressed) {
             assert(end <= s->tokens);
             x->told = end > x->told ? end : x->told;
             continue;
@@ -211,7 +212,7 @@ learn_trial(tr_kv_gpu_t *g, int32_t slot, const tr_kv_tally_t *t)
 {
     tr_kv_mirror_t *x = &g->mirror[slot];
 
-    if (!t->dense) {
+    if (!t->uncompressed) {
         g->returns++; /* its old pages */
         x->trial = x->trial == TR_KV_TRIED ? TR_KV_DONE : TR_KV_NO_TRIAL;
         return true;
@@ -250,12 +251,13 @@ learn_slot(tr_kv_gpu_t *g, int32_t slot, const tr_kv_tally_t *t,
     if (x->trial == TR_KV_DONE) {
         return true; /* the mirror follows when it is told so */
     }
-    if (t->out != (s->out && t->pages != 0) || t->dense != s->dense
-        || t->dense_pages != s->dense_pages || t->pages > s->pages
+    if (t->out != (s->out && t->pages != 0)
+        || t->uncompressed != s->uncompressed
+        || t->uncompressed_pages != s->uncompressed_pages || t->pages > s->pages
         || t->tokens > s->tokens) {
         return fault("slot is otherwise", slot);
     }
-    if (s->dense) {
+    if (s->uncompressed) {
         s->pages = t->pages;
     } else {
         replay(g, slot, t, serial);
@@ -283,7 +285,7 @@ learn_rows(tr_kv_gpu_t *g, const tr_kv_batch_t *b, uint64_t serial,
         }
         if (!stalled[i]) {
             x->stalled = TR_KV_NEVER;
-        } else if (g->kv.m.slot[slot].dense && x->trial == TR_KV_NO_TRIAL
+        } else if (g->kv.m.slot[slot].uncompressed && x->trial == TR_KV_NO_TRIAL
                    && x->touched <= serial) {
             return fault("no pages for a token that was granted", slot);
         } else if (tally[slot].tokens == b->rows[i].pos) {

@@ -197,7 +197,7 @@ tr_kv_gpu_prompt(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
 
 /* ---- reserve ------------------------------------------------------------ */
 
-/* Tells the device of dense positions. */
+/* Tells the device of uncompressed positions. */
 static void
 tell(tr_kv_gpu_t *g, int32_t slot, uint32_t len)
 {
@@ -211,7 +211,7 @@ tell(tr_kv_gpu_t *g, int32_t slot, uint32_t len)
 }
 
 static tr_status_t
-reserve_dense(tr_kv_gpu_t *g, int32_t slot, uint32_t len)
+reserve_uncompressed(tr_kv_gpu_t *g, int32_t slot, uint32_t len)
 {
     const tr_kv_page_request_t ask = { slot, TR_KV_ANY, len };
     tr_kv_slot_t *s = &g->kv.m.slot[slot];
@@ -227,7 +227,7 @@ reserve_dense(tr_kv_gpu_t *g, int32_t slot, uint32_t len)
     g->kv.totals.tokens += len - s->tokens;
     s->tokens = len;
     if (w.more != 0) { /* else the batch's step does it */
-        s->dense_pages += w.more;
+        s->uncompressed_pages += w.more;
         s->pages += w.pages;
         g->mirror[slot].low += w.pages;
         coming(g)->claimed += w.pages;
@@ -273,15 +273,15 @@ tr_kv_gpu_reserve_batch(tr_kv_cache_t *kv, const int32_t *slots,
         const tr_kv_slot_t *s = tr_kv_slot(kv, slots[i]);
 
         assert(!s->out);
-        result[i] = s->dense ? reserve_dense(g, slots[i], lens[i])
-                             : reserve_next(g, slots[i], lens[i]);
+        result[i] = s->uncompressed ? reserve_uncompressed(g, slots[i], lens[i])
+                                    : reserve_next(g, slots[i], lens[i]);
     }
 }
 
 /* ---- compress ----------------------------------------------------------- */
 
-/* The most pages of the copy, all heads: as tr_kv_worst_copy, of the tokens that
- * will be outside of the window. */
+/* The most pages of the copy, all heads: as tr_kv_worst_copy, of the tokens
+ * that will be outside of the window. */
 static uint64_t
 worst_copy(const tr_kv_gpu_t *g, const tr_kv_seq_t *to)
 {
@@ -372,10 +372,10 @@ tr_kv_gpu_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
         || (x->denied != TR_KV_NEVER && x->denied >= g->returns)) {
         return TR_AGAIN;
     }
-    if (s->dense_pages == 0) { /* nothing moves */
+    if (s->uncompressed_pages == 0) { /* nothing moves */
         complete.rule = s->rule;
         send_complete(g, complete);
-        s->dense = false;
+        s->uncompressed = false;
         return TR_OK;
     }
     worst = worst_copy(g, &job.to);
@@ -405,7 +405,7 @@ tr_kv_gpu_fork(tr_kv_cache_t *kv, int32_t from, int32_t to, uint32_t len)
     assert(from != to && tr_kv_slot(kv, from)->tokens >= len);
     assert(kv->m.seq[from].base == 0 && !kv->m.slot[from].out);
     assert(tr_kv_slot(kv, to)->pages == 0);
-    rc = reserve_dense(g, to, len);
+    rc = reserve_uncompressed(g, to, len);
     if (rc != TR_OK) {
         return rc;
     }
@@ -460,7 +460,7 @@ tr_kv_gpu_swap_out(tr_kv_cache_t *kv, int32_t slot)
     if (s->pages != 0) {
         c = tr_kv_command(g, TR_KV_DO_OUT, slot, -1);
         c->out.slot = slot;
-        c->out.dense_pages = s->dense_pages;
+        c->out.uncompressed_pages = s->uncompressed_pages;
         c->out.pages = (uint32_t) s->pages;
         c->out.at = g->list.n_ids;
         take_ids(g, slot, (uint32_t) s->pages);
@@ -488,7 +488,7 @@ tr_kv_gpu_swap_in(tr_kv_cache_t *kv, int32_t slot)
     if (s->pages != 0) {
         c = tr_kv_command(g, TR_KV_DO_IN, slot, -1);
         c->out.slot = slot;
-        c->out.dense_pages = s->dense_pages;
+        c->out.uncompressed_pages = s->uncompressed_pages;
         c->out.pages = (uint32_t) s->pages;
     }
     coming(g)->claimed += s->pages;

@@ -16,15 +16,17 @@ tr_kv_gpu_usage(const tr_kv_cache_t *kv, int32_t slot, tr_kv_usage_t *out)
     tr_kv_standing_t at = { 0 };
     uint32_t l;
 
-    /* dense pages are exact here; so is a slot that no report knows, nearly */
-    if ((s->dense && kv->m.seq[slot].base == 0 && x->trial == TR_KV_NO_TRIAL)
+    /* uncompressed pages are exact here; so is a slot that no report knows,
+     * nearly */
+    if ((s->uncompressed && kv->m.seq[slot].base == 0
+         && x->trial == TR_KV_NO_TRIAL)
         || !x->counted) {
-        at.dense = (uint64_t) s->tokens * kv->heads;
+        at.uncompressed = (uint64_t) s->tokens * kv->heads;
         tr_kv_usage_fill(kv, p, s->tokens,
                          (uint64_t) s->pages * kv->plan.page_bytes, &at, out);
         return;
     }
-    at.dense = (uint64_t) (t->tokens - t->base) * kv->heads;
+    at.uncompressed = (uint64_t) (t->tokens - t->base) * kv->heads;
     at.window = (uint64_t) (t->base - t->window_from) * kv->heads;
     for (l = 0; l < TR_KV_TIERS_MAX; l++) {
         at.tiered[l] = t->tiered[l];

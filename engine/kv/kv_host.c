@@ -3,12 +3,13 @@
  * the page manager on the host (kernels/kv_manager/host.h), whose answer is
  * there on return.
  *
- * Owner of a page = its sequence slot.  An entry of a table whose page went back
- * is -1, so that who reads too far does not meet another's page.
+ * Owner of a page = its sequence slot.  An entry of a table whose page went
+ * back is -1, so that who reads too far does not meet another's page.
  *
- * Preemption: pages go to a stack of host memory (kv_pages.h) and come back, byte
- * by byte; tables keep their shape, with TR_KV_HOST in the entries of a slot that
- * is out.  Recomputing a compressed sequence would not give the same levels.
+ * Preemption: pages go to a stack of host memory (kv_pages.h) and come back,
+ * byte by byte; tables keep their shape, with TR_KV_HOST in the entries of a
+ * slot that is out.  Recomputing a compressed sequence would not give the same
+ * levels.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -23,8 +24,8 @@
 #define SWAP_GRAIN 4u
 
 /* The manager refuses nothing that is asked here, and finds every page where it
- * must be.  A page with two owners means that one sequence reads another's text:
- * there is no state to go on with. */
+ * must be.  A page with two owners means that one sequence reads another's
+ * text: there is no state to go on with. */
 static void
 trust(const tr_kv_cache_t *kv, const char *call, int32_t slot)
 {
@@ -83,8 +84,8 @@ drop_swapped(tr_kv_cache_t *kv, int32_t slot)
         manager_run_t run[MANAGER_RUNS];
 
         n = manager_runs(&kv->m, &kv->m.seq[slot],
-                         manager_counts(&kv->m, slot, head), s->dense_pages,
-                         run);
+                         manager_counts(&kv->m, slot, head),
+                         s->uncompressed_pages, run);
         for (i = 0; i < n; i++) {
             const int32_t *entry = row + run[i].entry;
 
@@ -133,7 +134,7 @@ host_reserve_batch(tr_kv_cache_t *kv, const int32_t *slots,
     for (i = 0; i < n; i++) {
         const tr_kv_slot_t *s = tr_kv_slot(kv, slots[i]);
 
-        assert(!s->out && (s->dense || lens[i] <= s->tokens + 1));
+        assert(!s->out && (s->uncompressed || lens[i] <= s->tokens + 1));
         (void) s;
         kv->ask[i] = (tr_kv_page_request_t){ slots[i], TR_KV_ANY, lens[i] };
     }
@@ -250,7 +251,7 @@ swap_heads(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 
         n = manager_runs(m, &m->seq[job->slot],
                          manager_counts(m, job->slot, head),
-                         m->slot[job->slot].dense_pages, run);
+                         m->slot[job->slot].uncompressed_pages, run);
         for (i = 0; i < n; i++) {
             int32_t *entry = manager_row(m, job->slot, head) + run[i].entry;
 
@@ -272,7 +273,7 @@ swap_sum(const tr_kv_manager_t *m, int32_t slot)
 
         m->before[head] = before;
         n = manager_runs(m, &m->seq[slot], manager_counts(m, slot, head),
-                         m->slot[slot].dense_pages, run);
+                         m->slot[slot].uncompressed_pages, run);
         for (i = 0; i < n; i++) {
             before += run[i].n;
         }

@@ -4,9 +4,9 @@
  * kv_usage.c, kv_check.c, and those of a device's cache (kv_device_parts.h).
  * Nobody else includes this but tests.
  *
- * Who has which page is the manager's to decide (kernels/kv_manager): the host's
- * cache runs it, a device's sends it commands.  Everything that a kernel reads is
- * an array by slot and head (kernels.h) that the manager owns.
+ * Who has which page is the manager's to decide (kernels/kv_manager): the
+ * host's cache runs it, a device's sends it commands.  Everything that a kernel
+ * reads is an array by slot and head (kernels.h) that the manager owns.
  */
 #ifndef TR_KV_INTERNAL_H
 #define TR_KV_INTERNAL_H
@@ -114,7 +114,7 @@ void tr_kv_drop_slot(tr_kv_cache_t *kv, int32_t slot);
 /* kv_usage.c */
 /* Where the tokens of a slot stand, summed over heads. */
 typedef struct {
-    uint64_t dense, window, tiered[TR_KV_TIERS_MAX];
+    uint64_t uncompressed, window, tiered[TR_KV_TIERS_MAX];
 } tr_kv_standing_t;
 
 /* The usage of a slot of so many tokens, whose pages take `bytes`. */

@@ -101,8 +101,9 @@ tr_kv_worst_copy(const tr_page_plan_t *plan, const tr_kv_policy_t *p,
 }
 
 /* Can n tokens be held and compressed in the empty pool, whatever the policy
- * decides?  In a later turn compressed tokens and dense ones stand beside the
- * copy, with a partial page more for each tier, the window and the dense end. */
+ * decides?  In a later turn compressed tokens and uncompressed ones stand
+ * beside the copy, with a partial page more for each tier, the window and the
+ * uncompressed end. */
 static bool
 tr_kv_len_fits(const tr_kv_cache_t *kv, const tr_kv_policy_t *p, uint32_t n)
 {
@@ -161,7 +162,8 @@ tr_kv_usage_fill(const tr_kv_cache_t *kv, const tr_kv_policy_t *p,
                  uint32_t tokens, uint64_t bytes, const tr_kv_standing_t *at,
                  tr_kv_usage_t *out)
 {
-    uint64_t all = (uint64_t) tokens * kv->heads, full = at->dense, high, low;
+    uint64_t all = (uint64_t) tokens * kv->heads, full = at->uncompressed, high,
+             low;
     uint32_t l;
 
     memset(out, 0, sizeof(*out));
@@ -171,7 +173,7 @@ tr_kv_usage_fill(const tr_kv_cache_t *kv, const tr_kv_policy_t *p,
     if (all == 0) {
         return;
     }
-    high = at->dense + at->window + at->tiered[0];
+    high = at->uncompressed + at->window + at->tiered[0];
     for (l = 1, low = 0; l < TR_KV_TIERS_MAX; l++) {
         low += at->tiered[l];
     }
@@ -195,12 +197,13 @@ tr_kv_usage_of(const tr_kv_cache_t *kv, int32_t slot, const uint32_t *counts,
     const tr_kv_slot_t *s = tr_kv_slot(kv, slot);
     const tr_kv_seq_t *q = &kv->m.seq[slot];
     const tr_kv_policy_t *p = &kv->policy[slot].begun;
-    uint32_t dense = s->tokens - q->base, each, head, l;
-    tr_kv_standing_t at = { .dense = (uint64_t) dense * kv->heads };
+    uint32_t uncompressed = s->tokens - q->base, each, head, l;
+    tr_kv_standing_t at = { .uncompressed = (uint64_t) uncompressed
+                                            * kv->heads };
     uint64_t pages;
 
     at.window = (uint64_t) (q->base - q->window_from) * kv->heads;
-    each = manager_ceil(dense, plan->layout[0].tokens);
+    each = manager_ceil(uncompressed, plan->layout[0].tokens);
     if (q->base != 0 && q->window != 0) {
         each += manager_ceil(q->base < q->window ? q->base : q->window,
                              tr_kv_level_tokens(plan, &p->window_level));
@@ -229,7 +232,7 @@ void
 tr_kv_host_usage(const tr_kv_cache_t *kv, int32_t slot, tr_kv_usage_t *out)
 {
     tr_kv_host_usage_in(kv, slot, &kv->plan, out);
-    /* dense pages may be there for tokens to come */
+    /* uncompressed pages may be there for tokens to come */
     out->bytes = (uint64_t) kv->m.slot[slot].pages * kv->plan.page_bytes;
 }
 
@@ -240,8 +243,8 @@ tr_kv_policy_plan(const tr_kv_policy_t *policy, uint32_t head_dim,
     tr_kv_level_t level[TR_KV_TIERS_MAX + 1];
     tr_page_wish_t wish = { .head_dim = head_dim,
                             .levels = level,
-                            .dense_scored = policy->scored,
-                            .dense_minmax = policy->minmax,
+                            .uncompressed_scored = policy->scored,
+                            .uncompressed_minmax = policy->minmax,
                             .short_positions = max_len <= TR_KV_SHORT };
 
     tr_kv_levels_of(policy, level, &wish.n_levels, TR_KV_TIERS_MAX + 1);

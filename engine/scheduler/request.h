@@ -63,7 +63,7 @@ typedef struct tr_sequence {
     int32_t kv_slot;    /* in the KV cache, -1 when none */
     /* Tokens that are computed at 16 bits, then compressed: the prompt, or what
      * was lost when it had to be computed again.  0: never compressed. */
-    uint32_t dense_len;
+    uint32_t uncompressed_len;
     bool exact;            /* a copy must stop where its source stands */
     uint64_t offered;      /* scheduler turn in which siblings could copy it */
     uint64_t charge, copy; /* pages (scheduler.h: prompt_pages, promised) */

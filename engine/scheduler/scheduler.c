@@ -175,8 +175,8 @@ tr_sequence_goal(const tr_sequence_t *q)
             goal--;
         }
     }
-    if (q->computed < q->dense_len && goal > q->dense_len) {
-        goal = q->dense_len; /* then it is compressed */
+    if (q->computed < q->uncompressed_len && goal > q->uncompressed_len) {
+        goal = q->uncompressed_len; /* then it is compressed */
     }
     if (goal >= q->prompt_len && tr_sequence_shares(q)) {
         goal = q->prompt_len - 1;

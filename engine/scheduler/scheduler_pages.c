@@ -2,14 +2,14 @@
  * The pages of sequences: admission, compression, preemption (scheduler.h).
  *
  *                 start            compress
- *   waiting ---------------> dense ---------> compressed
+ *   waiting ---------------> uncompressed ---------> compressed
  *      ^  ^                    |               |    |  ^
  *      |  +--- pages lost -----+               |    |  | swap in
  *      +------ no room in the swap memory -----+    v  |
  *                                                 swapped
  *
- * Policies that keep everything at 16 bits stay dense.  Swapped sequences wait
- * in a queue of their own and keep their slots.
+ * Policies that keep everything at 16 bits stay uncompressed.  Swapped
+ * sequences wait in a queue of their own and keep their slots.
  */
 #include "scheduler_internal.h"
 
@@ -45,7 +45,7 @@ tr_scheduler_leave(tr_scheduler_t *s, tr_sequence_t *q)
 bool
 tr_scheduler_complete(const tr_scheduler_t *s, const tr_sequence_t *q)
 {
-    return q->dense_len != 0 && q->computed >= q->dense_len
+    return q->uncompressed_len != 0 && q->computed >= q->uncompressed_len
            && tr_kv_uncompressed(s->kv, q->kv_slot);
 }
 
@@ -55,7 +55,7 @@ static bool
 tr_scheduler_unique(const tr_scheduler_t *s, const tr_sequence_t *q)
 {
     return q->exact && q->computed >= q->prompt_len
-           && q->computed >= q->dense_len
+           && q->computed >= q->uncompressed_len
            && !tr_kv_uncompressed(s->kv, q->kv_slot);
 }
 
@@ -65,7 +65,7 @@ tr_scheduler_unique(const tr_scheduler_t *s, const tr_sequence_t *q)
 static void
 tr_scheduler_forget(tr_scheduler_t *s, tr_sequence_t *q)
 {
-    q->dense_len = q->dense_len != 0 ? q->computed : 0;
+    q->uncompressed_len = q->uncompressed_len != 0 ? q->computed : 0;
     s->recomputations++;
 }
 
@@ -231,7 +231,7 @@ tr_scheduler_compress(tr_scheduler_t *s)
 static bool
 tr_sequence_fresh(const tr_sequence_t *q)
 {
-    return q->dense_len == 0 || q->dense_len == q->prompt_len;
+    return q->uncompressed_len == 0 || q->uncompressed_len == q->prompt_len;
 }
 
 /* A running choice of the same prompt that q can copy now or later, the one
@@ -338,16 +338,19 @@ tr_scheduler_start(tr_scheduler_t *s, tr_sequence_t *q,
     policy = tr_kv_slot_policy(s->kv, slot);
     /* else a slot holds nothing but keys and values */
     q->exact = policy->n_levels != 0 || policy->scored || policy->minmax;
-    if (policy->n_levels != 0 && q->dense_len == 0) {
-        q->dense_len = q->prompt_len;
+    if (policy->n_levels != 0 && q->uncompressed_len == 0) {
+        q->uncompressed_len = q->prompt_len;
     }
-    tr_kv_prompt(s->kv, slot, q->dense_len != 0 ? q->dense_len : q->prompt_len);
+    tr_kv_prompt(s->kv, slot,
+                 q->uncompressed_len != 0 ? q->uncompressed_len
+                                          : q->prompt_len);
     if (shared != 0) {
         rc = tr_kv_fork(s->kv, sibling->kv_slot, slot, shared);
     }
     if (rc == TR_OK) {
         rc = tr_kv_reserve(s->kv, slot,
-                           q->dense_len != 0 ? q->dense_len : q->len);
+                           q->uncompressed_len != 0 ? q->uncompressed_len
+                                                    : q->len);
     }
     if (rc != TR_OK) {
         tr_kv_close(s->kv, slot);
@@ -362,7 +365,7 @@ tr_scheduler_start(tr_scheduler_t *s, tr_sequence_t *q,
 
 /* Pages at 16 bits. */
 static uint64_t
-tr_scheduler_dense(const tr_scheduler_t *s, uint32_t n)
+tr_scheduler_uncompressed(const tr_scheduler_t *s, uint32_t n)
 {
     return (uint64_t) s->heads * ((n + s->page_tokens - 1) / s->page_tokens);
 }
@@ -397,13 +400,13 @@ tr_scheduler_affords(tr_scheduler_t *s, uint64_t need, uint64_t keep,
 static bool
 tr_scheduler_affords_start(tr_scheduler_t *s, tr_sequence_t *q)
 {
-    uint32_t n = q->dense_len != 0 ? q->dense_len : q->prompt_len;
-    uint64_t dense = tr_scheduler_dense(s, n);
+    uint32_t n = q->uncompressed_len != 0 ? q->uncompressed_len : q->prompt_len;
+    uint64_t uncompressed = tr_scheduler_uncompressed(s, n);
     uint64_t charge = tr_kv_pages_for(s->kv, q->request->kv_policy, n);
-    uint64_t copy = charge > dense ? charge - dense : 0;
+    uint64_t copy = charge > uncompressed ? charge - uncompressed : 0;
 
     if (copy == 0) { /* stays at 16 bits */
-        return tr_scheduler_affords(s, tr_scheduler_dense(s, q->len),
+        return tr_scheduler_affords(s, tr_scheduler_uncompressed(s, q->len),
                                     tr_kv_pages(s->kv) / 100, 0);
     }
     if (!tr_scheduler_affords(s, charge, tr_kv_pages(s->kv) / 100, charge)) {

@@ -182,20 +182,20 @@ int tr_cuda_matmul(const tr_cuda_stream_t *s, const tr_cuda_matmul_t *m,
 
 /* ---- matrix products: small batches ---------------------------------------
  *
- * With few rows a product takes as long as its weights take to come from memory.
- * What is left of a decode step are the gaps, where one product has ended, a small
- * kernel adds and normalises, and the next has not yet loaded its first weights.
- * Here several products are one kernel, a chain:
+ * With few rows a product takes as long as its weights take to come from
+ * memory.  What is left of a decode step are the gaps, where one product has
+ * ended, a small kernel adds and normalises, and the next has not yet loaded
+ * its first weights.  Here several products are one kernel, a chain:
  *
  *   - weights stream without a gap: those of a product are loaded while the one
  *     in front of it ends, those of the first while the kernel in front does;
- *   - a product's epilogue writes what the next one reads: the residual is added
- *     and weighted, or the gate applied, where the sums are.
+ *   - a product's epilogue writes what the next one reads: the residual is
+ *     added and weighted, or the gate applied, where the sums are.
  *
  * RMSNorm is a weight for each column and a scale for each row, and a scale can
  * follow a product as well as precede it: TR_CUDA_SMALL_GEMM_RESIDUAL leaves
- * hidden * weight and, of each row, partial sums of hidden^2; the product behind
- * it makes the scale of these and applies it to its FP32 sums.
+ * hidden * weight and, of each row, partial sums of hidden^2; the product
+ * behind it makes the scale of these and applies it to its FP32 sums.
  *
  * A row's bits depend on the shape and on the class of `rows` (up to 8, 16, 32,
  * 64), not on other rows.  BF16 alone: FP16 has no range for rows that are not
@@ -339,7 +339,8 @@ typedef struct {
  * hadamard a power of two. */
 int tr_cuda_qkv(const tr_cuda_stream_t *s, const tr_cuda_qkv_t *a);
 
-/* Bits 1 << tr_act_t: what tr_cuda_act_mul and TR_CUDA_SMALL_GEMM_GATED have. */
+/* Bits 1 << tr_act_t: what tr_cuda_act_mul and TR_CUDA_SMALL_GEMM_GATED
+ * have. */
 #define TR_CUDA_ACTS (1u << TR_ACT_SILU)
 
 static inline bool
@@ -378,8 +379,8 @@ int tr_cuda_convert(const tr_cuda_stream_t *s, const void *from,
  *
  *   tr_cuda_decode_plan      once: shares the work of every layer out
  *   tr_cuda_decode, ..       once a layer, in their order: outputs, the scores
- *                            of the layer before, and candidates of the one before
- *                            that
+ *                            of the layer before, and candidates of the one
+ *                            before that
  *   tr_cuda_decode_score     once: what is left of the last layers
  */
 
@@ -418,8 +419,8 @@ typedef struct {
 } tr_cuda_queries_t;
 
 /* tr_kernels_t.attention for sequences of one row, as far as `out` goes. Head
- * sizes 64 and 128, up to 8 query heads a KV head, levels with one metadata group
- * by token (all bits), positions of one width; anything else is
+ * sizes 64 and 128, up to 8 query heads a KV head, levels with one metadata
+ * group by token (all bits), positions of one width; anything else is
  * TR_KERNEL_BADARG.  All pages are read (read_pages is not looked at).  Queries
  * are rounded to 15 bits, relative to a head's largest; their products with
  * codes are exact, all other sums FP32.  q and out are 16-byte aligned.  The
@@ -430,8 +431,8 @@ typedef struct {
  * is ten times as many parts to store and reduce (33 MB a layer of 64 x 4096
  * tokens, whose pages of K4V2 have 243).
  *
- * The rest of tr_kernels_t.attention, scores and candidates, comes a layer later:
- * layers are decoded in their order, each once behind a plan or behind
+ * The rest of tr_kernels_t.attention, scores and candidates, comes a layer
+ * later: layers are decoded in their order, each once behind a plan or behind
  * tr_cuda_decode_score, in one stream or in ones that wait (events); decode of
  * a layer adds to the scores of the one before what its tokens were given, and
  * sets the candidates of the one before that.  Until then the pages, tables and
@@ -442,8 +443,8 @@ typedef struct {
  * begin early (launch.cuh) still runs.
  *
  * Bytes moved: codes and metadata once; q and out; of scored tokens their
- * weights, 2 bytes for each query head of the KV head, into the workspace and, for
- * the layer before, out of it, with their positions and scores, which are
+ * weights, 2 bytes for each query head of the KV head, into the workspace and,
+ * for the layer before, out of it, with their positions and scores, which are
  * written. */
 int tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                    uint32_t layer, const tr_rows_t *rows,
@@ -460,9 +461,9 @@ int tr_cuda_decode_score(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
 /* ---- attention: prompts ---------------------------------------------------
  *
  * tr_kernels_t.attention for sequences of more than one row whose cache is all
- * dense (base 0): causal attention at the speed of the tensor cores, and, for
- * pages that carry scores, the exact sums of kv_view.h in a second pass over
- * the keys.
+ * uncompressed (base 0): causal attention at the speed of the tensor cores,
+ * and, for pages that carry scores, the exact sums of kv_view.h in a second
+ * pass over the keys.
  */
 
 /* What computes.  The device chooses; tests and benchmarks may. */
@@ -529,11 +530,11 @@ int tr_cuda_attention(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
 /* ---- KV cache -------------------------------------------------------------
  *
  * A step's keys and values, the compression of prompts, preemption.  What they
- * do is said in kernels.h (kv_append) and kv_view.h (tr_kv_compress_t); bytes are
- * those of the CPU backend, but for the sign and payload of a 16-bit NaN.  What
- * only the device can see is checked there: what the contract excludes is left
- * as it is, and counted in `refused`, which the caller cleared and may look at
- * when it likes.
+ * do is said in kernels.h (kv_append) and kv_view.h (tr_kv_compress_t); bytes
+ * are those of the CPU backend, but for the sign and payload of a 16-bit NaN.
+ * What only the device can see is checked there: what the contract excludes is
+ * left as it is, and counted in `refused`, which the caller cleared and may
+ * look at when it likes.
  */
 
 /* Keys before RoPE and values of a step's rows.  heads: NULL, or what k and v
@@ -574,21 +575,21 @@ size_t tr_cuda_kv_compress_work(const tr_kv_view_t *kv, uint32_t n,
                                 uint32_t max_len);
 
 /* The moves of a step's rows in all layers at once, before the first layer's
- * kv_append: candidates, and who leaves a window.  They depend on no token of the
- * step, and one launch hides what 32 would wait for.  Appends with `moved` then
- * store the tokens alone; what is refused here loses its move, not its token.
- * beside: the launch just before it is this step's tr_cuda_decode_plan, which
- * it has nothing to do with: both run at once. */
+ * kv_append: candidates, and who leaves a window.  They depend on no token of
+ * the step, and one launch hides what 32 would wait for.  Appends with `moved`
+ * then store the tokens alone; what is refused here loses its move, not its
+ * token. beside: the launch just before it is this step's tr_cuda_decode_plan,
+ * which it has nothing to do with: both run at once. */
 int tr_cuda_kv_moves(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                      const tr_rows_t *rows, bool beside, uint32_t *refused);
 
 /* One slot's pages on their way to another pool.  They go in the order of
- * heads; of a head, its dense pages, its window's (of min(base, window) slots),
- * its tiers' in order: as the host's cache takes and gives them. */
+ * heads; of a head, its uncompressed pages, its window's (of min(base, window)
+ * slots), its tiers' in order: as the host's cache takes and gives them. */
 typedef struct {
     int32_t slot;
-    uint32_t dense_pages; /* of every head; from entry 0 of its row */
-    uint32_t max_pages;   /* that taken and given have room for */
+    uint32_t uncompressed_pages; /* of every head; from entry 0 of its row */
+    uint32_t max_pages;          /* that taken and given have room for */
     const int32_t *taken; /* [pages] where they go, ids of the other pool */
     int32_t *given;       /* [pages] where they were */
     uint8_t *from, *to;   /* pools of page_bytes; host memory is pinned */

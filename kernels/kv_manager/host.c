@@ -1,5 +1,6 @@
 /*
- * The page manager on the host (host.h): which blocks of its programs run where.
+ * The page manager on the host (host.h): which blocks of its programs run
+ * where.
  *
  *   step             need, plan (some heads of some requests a task), sum, grant
  *                    (a request a task)
@@ -7,8 +8,8 @@
  *   plan_prompts     classify (some heads a task), total, admit, fill
  *   install_prompts  install, settle
  *
- * Small launches run in the caller: to wake helpers costs more than some hundred
- * heads.
+ * Small launches run in the caller: to wake helpers costs more than some
+ * hundred heads.
  */
 #include "host.h"
 
@@ -23,7 +24,8 @@
 #include "manager_step.h"
 #include "manager_tally.h"
 
-/* From so many heads, pages or tokens on, the stream's thread pool takes part. */
+/* From so many heads, pages or tokens on, the stream's thread pool takes
+ * part. */
 #define PARALLEL 2048u
 /* Heads of a prompt planned by one thread at a time: each is a pass over its
  * tokens. */
@@ -42,7 +44,8 @@ typedef struct {
     uint32_t history_len;
 } run_t;
 
-/* f on [0, n) in pieces of `grain`: by the thread pool when that is worth it. */
+/* f on [0, n) in pieces of `grain`: by the thread pool when that is worth
+ * it. */
 static void
 share(const tr_stream_t *s, bool worth, uint32_t n, uint32_t grain,
       tr_thread_pool_f f, run_t *r)
@@ -215,13 +218,13 @@ tr_kv_host_step(const tr_stream_t *s, const tr_kv_manager_t *m,
                 const tr_kv_page_request_t *ask, uint32_t n)
 {
     run_t r = { .m = m, .in = ask, .n = n };
-    uint64_t heads = 0, pages = 0; /* to plan; of dense pages */
+    uint64_t heads = 0, pages = 0; /* to plan; of uncompressed pages */
     manager_grants_t grants;
 
     for (uint32_t i = 0; i < n; i++) {
         manager_need(m, &ask[i], &m->need[i]);
         heads += m->need[i].kind == NEED_STEP ? m->heads : 0;
-        pages += m->need[i].kind == NEED_DENSE ? m->need[i].more : 0;
+        pages += m->need[i].kind == NEED_UNCOMPRESSED ? m->need[i].more : 0;
     }
     pages *= m->heads;
     if (heads != 0) {

@@ -2,11 +2,12 @@
  * manager.h: the page manager: who has which page of a KV cache.
  *
  * It decides what DiffKV calls memory management (SOSP 2025, section 5.2 and
- * 5.3): slots, block tables, the ring of free pages, the moves of a step, and the
- * plan of a prompt.  What becomes of a token is a rule's choice (kv_rule.h).
- * There is one manager, in plain C, for the host and for a device: its programs
- * (manager_core.h and the files that include it) know neither.  Two drivers say
- * which blocks run them: host.c, and kernels/cuda/kv/manager.cu.
+ * 5.3): slots, block tables, the ring of free pages, the moves of a step, and
+ * the plan of a prompt.  What becomes of a token is a rule's choice
+ * (kv_rule.h).  There is one manager, in plain C, for the host and for a
+ * device: its programs (manager_core.h and the files that include it) know
+ * neither.  Two drivers say which blocks run them: host.c, and
+ * kernels/cuda/kv/manager.cu.
  *
  * The life of a page:
  *
@@ -16,24 +17,25 @@
  *        v                          |
  *      a head's row of the table; owner[page] is the slot
  *
- *      | dense ..    | window ..  | tier 0 > .. < tier 1 | tier 2 > .. < tier 3 |
- *      0             at_window    at_pair[0]             at_pair[1]
+ *      | uncompressed | window ..  | tier 0 > .. < tier 1 | tier 2 > .. < tier 3 |
+ *      0              at_window    at_pair[0]             at_pair[1]
  *
- *   fetched by   step            dense pages for a chunk of a prompt; then, when
- *                                a head's window or tier begins a page, that one
+ *   fetched by   step            uncompressed pages for a chunk of a prompt;
+ *                                then, when a head's window or tier begins a
+ *                                page, that one
  *                plan_prompts    window and tiers, into to_tables
  *                take            all that the slot had
  *   stored by    install_prompts all that the slot had; what is in to_tables
  *                                takes its place
  *                close, give     all that the slot has
  *
- * One sum in the order (request, layer, head, tier) gives each head its range of
- * the ring, so that all heads take and give side by side, and page numbers do not
- * depend on threads.
+ * One sum in the order (request, layer, head, tier) gives each head its range
+ * of the ring, so that all heads take and give side by side, and page numbers
+ * do not depend on threads.
  *
  * The order of calls for a slot, each of them for many slots at once:
  *
- *   open -> prompt -> step, step ..       dense pages, chunk by chunk
+ *   open -> prompt -> step, step ..       uncompressed pages, chunk by chunk
  *        -> plan_prompts                  what each token becomes, new pages
  *           (kv_compress moves the tokens)
  *        -> install_prompts               old pages come back
@@ -46,7 +48,8 @@
  * Others behind it go on.
  *
  * Sizes are in tokens, pages or bytes as said; a "head" is a (layer, KV head).
- * Nothing here allocates, waits or fails: what cannot be is refused and counted.
+ * Nothing here allocates, waits or fails: what cannot be is refused and
+ * counted.
  */
 #ifndef TR_KV_MANAGER_H
 #define TR_KV_MANAGER_H
@@ -80,9 +83,9 @@ typedef struct {
 #define TR_KV_ANY UINT32_MAX
 #define TR_KV_NEXT UINT32_MAX
 
-/* tr_kv_reserve.  Who asks may not know yet that an earlier step stalled: `from`
- * says how many tokens it takes the slot to have (TR_KV_ANY: as many as there
- * are), and the request stalls when that is not so. */
+/* tr_kv_reserve.  Who asks may not know yet that an earlier step stalled:
+ * `from` says how many tokens it takes the slot to have (TR_KV_ANY: as many as
+ * there are), and the request stalls when that is not so. */
 typedef struct {
     int32_t slot; /* -1: no request, to fill a batch up */
     uint32_t from;
@@ -96,8 +99,8 @@ typedef struct {
     tr_kv_rule_t rule;
 } tr_kv_complete_t;
 
-/* The dense half of tr_kv_fork: pages for positions [0, len) of `to` were
- * granted before, and nothing of it was computed. */
+/* The uncompressed half of tr_kv_fork: pages for positions [0, len) of `to`
+ * were granted before, and nothing of it was computed. */
 typedef struct {
     int32_t from, to;
     uint32_t len;
@@ -129,10 +132,10 @@ typedef struct {
 typedef struct {
     uint32_t tokens; /* positions that were reserved */
     uint32_t base, window_from;
-    uint32_t dense_pages; /* of a head */
-    uint32_t pages;       /* of all heads, also when they are elsewhere */
+    uint32_t uncompressed_pages; /* of a head */
+    uint32_t pages; /* of all heads, also when they are elsewhere */
     bool open;
-    bool dense; /* coming tokens are dense */
+    bool uncompressed; /* coming tokens are uncompressed */
     bool out;
     uint32_t tiered[TR_KV_TIERS_MAX]; /* tokens by tier, modulo 2^32 */
     /* heads that can take a page for a tier in the next step, at most; and in
@@ -144,8 +147,8 @@ typedef struct {
 typedef struct {
     tr_kv_seq_t from, to;
     int32_t slot; /* -1: stalled or refused */
-    uint32_t n_dense, observe;
-    uint32_t len, dense_pages, pages, old_pages;
+    uint32_t n_uncompressed, observe;
+    uint32_t len, uncompressed_pages, pages, old_pages;
     uint64_t first; /* in the ring: of the new pages */
     uint32_t given; /* of all old pages, those before this prompt's */
     bool granted, move;
@@ -164,10 +167,10 @@ struct tr_kv_slot;
 struct tr_kv_head_plan;
 struct tr_kv_need;
 
-/* Arrays in the one block of memory that the caller gave, of the device or here.
- * A plain value that may be copied.  All are written by the manager's programs
- * alone, except: `candidate` by attention, `tables` by who moves a slot out or in
- * (give, take), and pages' contents by kernels. */
+/* Arrays in the one block of memory that the caller gave, of the device or
+ * here.  A plain value that may be copied.  All are written by the manager's
+ * programs alone, except: `candidate` by attention, `tables` by who moves a
+ * slot out or in (give, take), and pages' contents by kernels. */
 typedef struct {
     tr_kv_view_t view; /* for all kernels; layouts as in the view given */
 

@@ -3,17 +3,17 @@
  * block of threads that compile for a device and, as plain C, for the host.
  *
  * A program is a sequence of phases.  EACH (i, n) is a phase over n items, in
- * any order: the threads of a block share them, and all are done before the next
- * phase begins.  EACH_THREAD is a phase with a sum or the like of every thread's
- * own.  What lives longer than a phase is in the block's shared memory, or the
- * same for all threads.  On the host a block is one thread, so that a phase is a
- * loop.  EACH_FEW is EACH over at most as many items as a device's block has
- * threads.  There it is no loop, which the compiler would unroll: the planning of
- * a step was 28% longer with such loops, and 9% slower.
+ * any order: the threads of a block share them, and all are done before the
+ * next phase begins.  EACH_THREAD is a phase with a sum or the like of every
+ * thread's own.  What lives longer than a phase is in the block's shared
+ * memory, or the same for all threads.  On the host a block is one thread, so
+ * that a phase is a loop.  EACH_FEW is EACH over at most as many items as a
+ * device's block has threads.  There it is no loop, which the compiler would
+ * unroll: the planning of a step was 28% longer with such loops, and 9% slower.
  *
- * A program is named after what it does.  Which blocks run it, and that the last
- * block of one goes on with the next, is said by the two drivers: manager.cu and
- * host.c.
+ * A program is named after what it does.  Which blocks run it, and that the
+ * last block of one goes on with the next, is said by the two drivers:
+ * manager.cu and host.c.
  */
 #ifndef TR_KV_MANAGER_CORE_H
 #define TR_KV_MANAGER_CORE_H
@@ -48,11 +48,12 @@
 #define EACH_THREAD(tid)                                    \
     for (uint32_t tid = threadIdx.x, once_ = 1; once_ != 0; \
          once_ = 0, __syncthreads())
-/* Heads of a chunk go through some steps of a phase side by side: on a device in
- * a thread each, on the host so many at a time, so that what they read, each in
- * another page, comes from memory together.  EACH_AHEAD is such a step, without a
- * wait; MINE is what a head keeps from one to the next.  What comes last in a
- * program need not wait either: a driver does before another program begins. */
+/* Heads of a chunk go through some steps of a phase side by side: on a device
+ * in a thread each, on the host so many at a time, so that what they read, each
+ * in another page, comes from memory together.  EACH_AHEAD is such a step,
+ * without a wait; MINE is what a head keeps from one to the next.  What comes
+ * last in a program need not wait either: a driver does before another program
+ * begins. */
 #define MANAGER_AHEAD MANAGER_CHUNK
 static_assert(MANAGER_CHUNK <= MANAGER_THREADS
                   && TR_KV_SLOTS_MAX / 32 <= MANAGER_THREADS,
@@ -111,11 +112,11 @@ static_assert(MANAGER_CHUNK <= MANAGER_THREADS
 typedef struct tr_kv_slot {
     uint32_t tokens; /* positions that were reserved */
     uint32_t prompt; /* where the prompt ends */
-    uint32_t dense_pages;
+    uint32_t uncompressed_pages;
     uint32_t pages; /* of all heads */
     bool open;
-    bool dense; /* coming tokens are dense */
-    bool out;   /* its pages are elsewhere */
+    bool uncompressed; /* coming tokens are uncompressed */
+    bool out;          /* its pages are elsewhere */
     tr_kv_rule_t rule;
 } tr_kv_slot_t;
 
@@ -123,7 +124,7 @@ typedef enum {
     NEED_IDLE, /* no request */
     NEED_REFUSED,
     NEED_NOTHING, /* all is there, or pages is MANAGER_NEVER */
-    NEED_DENSE,
+    NEED_UNCOMPRESSED,
     NEED_STEP,
     NEED_CLOSE
 } need_kind_t;
@@ -133,15 +134,15 @@ typedef struct tr_kv_need {
     int32_t slot;
     need_kind_t kind;
     uint32_t len;
-    uint32_t n;           /* tokens so far */
-    uint32_t dense_pages; /* of a head, before */
-    uint32_t more;        /* dense pages a head */
-    uint32_t leaves;      /* tokens that leave the window now */
-    uint32_t leave_pos;   /* the first of them */
-    uint32_t entry;       /* its score is in the page of this entry */
-    uint32_t offset;      /* at this byte */
-    bool scored;          /* it has one */
-    bool window_page;     /* the new token begins a page of the window */
+    uint32_t n;                  /* tokens so far */
+    uint32_t uncompressed_pages; /* of a head, before */
+    uint32_t more;               /* uncompressed pages a head */
+    uint32_t leaves;             /* tokens that leave the window now */
+    uint32_t leave_pos;          /* the first of them */
+    uint32_t entry;              /* its score is in the page of this entry */
+    uint32_t offset;             /* at this byte */
+    bool scored;                 /* it has one */
+    bool window_page;            /* the new token begins a page of the window */
     bool granted;
     uint32_t pages;
     uint64_t first; /* where in the ring they are, or come to */
@@ -274,7 +275,8 @@ manager_lay(const tr_kv_view_t *shape, const tr_kv_manager_size_t *size,
     return at;
 }
 
-/* Thread t of n: pages and slots as they are before the first slot is opened. */
+/* Thread t of n: pages and slots as they are before the first slot is
+ * opened. */
 TR_HD void
 manager_reset_pages(const tr_kv_manager_t *m, size_t t, size_t n)
 {
@@ -357,7 +359,7 @@ manager_store(const tr_kv_manager_t *m, uint64_t at, int32_t slot,
 /* ---- runs of a row ------------------------------------------------------ */
 
 /* Entries of a head's row in the order in which its pages are taken and given
- * back: dense pages, the window's, each tier's. */
+ * back: uncompressed pages, the window's, each tier's. */
 typedef struct {
     uint32_t layout, entry, n;
     int32_t step; /* 1, or -1 for tiers that grow downwards */
@@ -374,14 +376,14 @@ manager_window_pages(const tr_kv_manager_t *m, const tr_kv_seq_t *q, uint32_t n)
 
 TR_HD uint32_t
 manager_runs(const tr_kv_manager_t *m, const tr_kv_seq_t *q,
-             const uint32_t *count, uint32_t dense_pages,
+             const uint32_t *count, uint32_t uncompressed_pages,
              manager_run_t out[MANAGER_RUNS])
 {
     uint32_t n = 0;
 
-    if (dense_pages != 0) {
+    if (uncompressed_pages != 0) {
         out[n].layout = out[n].entry = 0;
-        out[n].n = dense_pages;
+        out[n].n = uncompressed_pages;
         out[n++].step = 1;
     }
     if (q->base != 0 && q->window != 0) {

@@ -10,15 +10,16 @@
 /* ---- what a request wants ----------------------------------------------- */
 
 TR_HD void
-manager_need_dense(const tr_kv_manager_t *m, uint32_t base, manager_need_t *w)
+manager_need_uncompressed(const tr_kv_manager_t *m, uint32_t base,
+                          manager_need_t *w)
 {
     const tr_kv_slot_t *s = &m->slot[w->slot];
     uint32_t want = manager_ceil(w->len - base, m->place[0].tokens);
     uint64_t pages;
 
-    w->kind = NEED_DENSE;
-    w->dense_pages = s->dense_pages;
-    w->more = want > s->dense_pages ? want - s->dense_pages : 0;
+    w->kind = NEED_UNCOMPRESSED;
+    w->uncompressed_pages = s->uncompressed_pages;
+    w->more = want > s->uncompressed_pages ? want - s->uncompressed_pages : 0;
     pages = (uint64_t) w->more * m->heads;
     /* no pool has as many as do not fit the table */
     w->pages = want > m->view.at_window || pages >= MANAGER_NEVER
@@ -85,10 +86,10 @@ manager_need(const tr_kv_manager_t *m, const tr_kv_page_request_t *ask,
     }
     if (w->len > m->size.max_len
         || (ask->from != TR_KV_ANY && ask->from != s->tokens)
-        || (!s->dense && w->len != s->tokens + 1)) {
+        || (!s->uncompressed && w->len != s->tokens + 1)) {
         w->pages = MANAGER_NEVER;
-    } else if (s->dense) {
-        manager_need_dense(m, base, w);
+    } else if (s->uncompressed) {
+        manager_need_uncompressed(m, base, w);
     } else {
         manager_need_step(m, base, w);
     }

@@ -79,13 +79,13 @@ manager_job(const tr_kv_manager_t *m, const tr_kv_complete_t *c, tr_kv_job_t *j)
     j->slot = c->slot;
     j->rule = c->rule;
     j->granted = true;
-    if (c->rule.n_levels == 0 || s->dense_pages == 0) {
+    if (c->rule.n_levels == 0 || s->uncompressed_pages == 0) {
         return;
     }
     recent = j->from.recent_from;
-    j->n_dense = c->len - j->from.base;
+    j->n_uncompressed = c->len - j->from.base;
     j->observe = c->rule.observe != 0 && recent < c->len ? c->len - recent : 0;
-    j->dense_pages = s->dense_pages;
+    j->uncompressed_pages = s->uncompressed_pages;
     j->move = true;
     manager_target(m, j);
     if (!manager_window_fits(m, j)) {
@@ -102,7 +102,7 @@ typedef struct {
     uint32_t count[TR_KV_TIERS_MAX]; /* tiered now */
     uint32_t tiered;
     uint32_t windowed; /* leave the window */
-    uint32_t dense;
+    uint32_t uncompressed;
     uint32_t n;
     uint32_t counting; /* tr_kv_recent_counts */
     /* of the choice */
@@ -155,8 +155,8 @@ manager_stats_tiered(const tr_kv_manager_t *m, const manager_prompt_t *s,
 }
 
 TR_HD void
-manager_stats_dense(const tr_kv_manager_t *m, const manager_prompt_t *s,
-                    const int32_t *row, uint32_t i, tr_kv_stats_t *stats)
+manager_stats_uncompressed(const tr_kv_manager_t *m, const manager_prompt_t *s,
+                           const int32_t *row, uint32_t i, tr_kv_stats_t *stats)
 {
     const tr_kv_segments_t *place = &m->place[0];
     const tr_kv_job_t *j = &s->job;
@@ -211,7 +211,7 @@ manager_stats(const tr_kv_manager_t *m, const manager_prompt_t *s,
                                place->score + at % place->tokens * 4);
         return TR_KV_NOWHERE;
     }
-    manager_stats_dense(m, s, row, i - s->windowed, stats);
+    manager_stats_uncompressed(m, s, row, i - s->windowed, stats);
     return TR_KV_NOWHERE;
 }
 
@@ -282,7 +282,7 @@ manager_key(const tr_kv_manager_t *m, const manager_prompt_t *s, uint32_t head,
     if (!tr_kv_recent_counts(from, manager_recent_of(m, s, head, i))) {
         return tr_kv_rank_key(TR_KV_KEPT, stats->position);
     }
-    /* those that count are dense, in order of position */
+    /* those that count are uncompressed, in order of position */
     for (uint32_t j = first; j <= last; j++) {
         float recent = manager_recent_of(m, s, head, j);
 
@@ -295,8 +295,8 @@ manager_key(const tr_kv_manager_t *m, const manager_prompt_t *s, uint32_t head,
 
 /* ---- ranks -------------------------------------------------------------- */
 
-/* The same for one whose statistics are not at hand.  A device forms it anew whenever
- * it is wanted; the host once (manager_keys). */
+/* The same for one whose statistics are not at hand.  A device forms it anew
+ * whenever it is wanted; the host once (manager_keys). */
 TR_HD uint64_t
 manager_key_of(const tr_kv_manager_t *m, const manager_prompt_t *s,
                uint32_t head, uint32_t i)

@@ -11,9 +11,9 @@
  *   install  the same: old pages come back, the new table takes their place
  *   settle   one block, the last of install: the ring's end
  *
- * Tokens of a head stand in one order throughout: tiers, window, dense.  Those
- * that stay in the window are the last of them, so that the others, which a rule
- * decides about, are a prefix.
+ * Tokens of a head stand in one order throughout: tiers, window, uncompressed.
+ * Those that stay in the window are the last of them, so that the others, which
+ * a rule decides about, are a prefix.
  */
 #ifndef TR_KV_MANAGER_PROMPT_H
 #define TR_KV_MANAGER_PROMPT_H
@@ -38,8 +38,8 @@ manager_prompt_head(const tr_kv_manager_t *m, uint32_t head,
         s->tiered += s->count[l];
     }
     s->windowed = end > j->from.window_from ? end - j->from.window_from : 0;
-    s->dense = window > base ? window - base : 0;
-    s->n = s->tiered + s->windowed + s->dense;
+    s->uncompressed = window > base ? window - base : 0;
+    s->n = s->tiered + s->windowed + s->uncompressed;
     s->counting = 0;
 }
 
@@ -151,7 +151,7 @@ manager_plan_tiers(const tr_kv_manager_t *m, uint32_t head,
         h->pages += run[r].n;
     }
     n = manager_runs(m, &j->from, manager_counts(m, j->slot, head),
-                     j->dense_pages, run);
+                     j->uncompressed_pages, run);
     for (uint32_t r = 0; r < n; r++) {
         h->old_pages += run[r].n;
     }
@@ -278,7 +278,7 @@ manager_compress(const tr_kv_manager_t *m, uint32_t i, tr_kv_compress_t *c)
     size_t head = (size_t) i * m->heads;
 
     c->slot = -1;
-    c->n_dense = j->n_dense;
+    c->n_uncompressed = j->n_uncompressed;
     c->to = &j->to;
     c->to_tables = m->to_tables + head * m->view.table_len;
     c->dest = m->dest + head * m->dest_len;
@@ -411,7 +411,7 @@ manager_install(const tr_kv_manager_t *m, uint32_t i, uint32_t block,
             manager_run_t run[MANAGER_RUNS];
             uint32_t n = manager_runs(m, &j->from,
                                       manager_counts(m, j->slot, head),
-                                      j->dense_pages, run);
+                                      j->uncompressed_pages, run);
             uint32_t before = m->head[(size_t) i * m->heads + head].old_before;
 
             manager_count_runs(run, n, tid % MANAGER_WARP, false, s);
@@ -444,8 +444,8 @@ manager_become(const tr_kv_manager_t *m, const tr_kv_job_t *j)
     s->rule = j->rule;
     s->tokens = j->len;
     s->pages = j->pages;
-    s->dense_pages = 0;
-    s->dense = false;
+    s->uncompressed_pages = 0;
+    s->uncompressed = false;
 }
 
 /* The last block of install. */
@@ -459,7 +459,7 @@ manager_settle_prompts(const tr_kv_manager_t *m, uint32_t n)
             if (j->move) {
                 manager_become(m, j);
             }
-            m->slot[j->slot].dense = false;
+            m->slot[j->slot].uncompressed = false;
         }
     }
     EACH_FEW (k, 1) {

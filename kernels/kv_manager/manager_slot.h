@@ -28,7 +28,7 @@ manager_open_slot(const tr_kv_manager_t *m, const tr_kv_open_t *open)
     tr_kv_slot_t *s = &m->slot[open->slot];
 
     memset(s, 0, sizeof(*s));
-    s->open = s->dense = true;
+    s->open = s->uncompressed = true;
     s->rule = open->rule;
     m->seq[open->slot] = open->seq;
 }
@@ -72,7 +72,7 @@ manager_begin(const tr_kv_manager_t *m, const tr_kv_begin_t *begin)
         return;
     }
     last = s->rule.observe != 0 ? s->rule.observe : TR_KV_OBSERVATION_WINDOW;
-    s->dense = true;
+    s->uncompressed = true;
     s->prompt = begin->len;
     q->scored = s->rule.scored;
     q->read_pages = 0;
@@ -111,7 +111,7 @@ manager_release(const tr_kv_manager_t *m, const int32_t *slots, uint32_t i,
         s->need.kind = out ? NEED_NOTHING : good ? NEED_CLOSE : NEED_REFUSED;
         if (good) {
             m->closed[i] = m->seq[slot];
-            s->need.dense_pages = m->slot[slot].dense_pages;
+            s->need.uncompressed_pages = m->slot[slot].uncompressed_pages;
         }
     }
     EACH_THREAD (tid) {
@@ -123,7 +123,7 @@ manager_release(const tr_kv_manager_t *m, const int32_t *slots, uint32_t i,
             manager_run_t run[MANAGER_RUNS];
             uint32_t n = manager_runs(m, &m->seq[slot],
                                       manager_counts(m, slot, h),
-                                      s->need.dense_pages, run);
+                                      s->need.uncompressed_pages, run);
 
             before[h] = sum; /* of this thread's heads */
             for (uint32_t r = 0; r < n; r++) {
@@ -218,7 +218,7 @@ manager_recycle(const tr_kv_manager_t *m, uint32_t i, uint32_t block)
             manager_run_t run[MANAGER_RUNS];
             uint32_t n = manager_runs(m, &m->closed[i],
                                       manager_counts(m, w->slot, head),
-                                      w->dense_pages, run);
+                                      w->uncompressed_pages, run);
 
             if (w->kind == NEED_CLOSE) {
                 manager_give_back(m, w->slot, head, run, n,
@@ -249,7 +249,7 @@ manager_swap_pages(const tr_kv_manager_t *m, int32_t slot, bool in,
     EACH (h, m->heads) {
         manager_run_t run[MANAGER_RUNS];
         uint32_t n = manager_runs(m, &m->seq[slot], manager_counts(m, slot, h),
-                                  m->slot[slot].dense_pages, run);
+                                  m->slot[slot].uncompressed_pages, run);
 
         for (uint32_t r = 0; r < n; r++) {
             MANAGER_ADD(&s->pages[run[r].layout], run[r].n);

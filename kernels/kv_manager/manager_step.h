@@ -33,8 +33,8 @@ manager_want(const tr_kv_manager_t *m, uint32_t i, uint32_t head, int8_t want,
     }
 }
 
-/* The heads [first, first + n), at most MANAGER_AHEAD, of request i.  From their
- * windows tokens leave, or none while those fill. */
+/* The heads [first, first + n), at most MANAGER_AHEAD, of request i.  From
+ * their windows tokens leave, or none while those fill. */
 TR_HD void
 manager_plan_some(const tr_kv_manager_t *m, const manager_need_t *w, uint32_t i,
                   uint32_t first, uint32_t n, manager_plan_t *s)
@@ -177,7 +177,7 @@ manager_next(const tr_kv_manager_t *m, const manager_need_t *w)
     q->window_from += w->leaves; /* without a window the new token */
 }
 
-/* How much of its dense pages a step of this slot reads. */
+/* How much of its uncompressed pages a step of this slot reads. */
 TR_HD void
 manager_read(const tr_kv_manager_t *m, int32_t slot)
 {
@@ -209,7 +209,7 @@ manager_advance(const tr_kv_manager_t *m, const manager_need_t *w)
         return;
     }
     s->tokens = w->len;
-    s->dense_pages += w->more;
+    s->uncompressed_pages += w->more;
     MANAGER_ADD_ALL(&m->report->pages[0], w->pages);
     manager_read(m, w->slot);
 }
@@ -222,7 +222,7 @@ manager_settle(const tr_kv_manager_t *m, uint32_t i, manager_grants_t *s)
     uint8_t result = TR_KV_GRANTED;
 
     w->granted = s->granted[i]
-                 && (w->kind == NEED_DENSE || w->kind == NEED_STEP);
+                 && (w->kind == NEED_UNCOMPRESSED || w->kind == NEED_STEP);
     if (w->kind == NEED_IDLE || w->kind == NEED_REFUSED) {
         result = TR_KV_REFUSED;
     } else if (!s->granted[i]) {
@@ -333,11 +333,12 @@ manager_ring_page(const tr_kv_manager_t *m, uint32_t first, uint32_t i,
     return i < end ? m->ring[at < m->size.pages ? at : at - m->size.pages] : -1;
 }
 
-/* Dense pages of all heads, shared out over `blocks` blocks: consecutive ones
- * each, so that two blocks of a host seldom write to one line of a table. */
+/* Uncompressed pages of all heads, shared out over `blocks` blocks: consecutive
+ * ones each, so that two blocks of a host seldom write to one line of a
+ * table. */
 TR_HD void
-manager_grant_dense(const tr_kv_manager_t *m, const manager_need_t *w,
-                    uint32_t block, uint32_t blocks)
+manager_grant_uncompressed(const tr_kv_manager_t *m, const manager_need_t *w,
+                           uint32_t block, uint32_t blocks)
 {
     uint32_t n = m->heads * w->more, each = manager_ceil(n, blocks);
     uint32_t begin = block * each < n ? block * each : n;
@@ -369,7 +370,8 @@ manager_grant_dense(const tr_kv_manager_t *m, const manager_need_t *w,
                 } else {
                     MANAGER_ADD_ALL(&m->report->faults, 1);
                 }
-                manager_row(m, w->slot, head)[w->dense_pages + entry] = page[k];
+                manager_row(m, w->slot,
+                            head)[w->uncompressed_pages + entry] = page[k];
                 i += MANAGER_THREADS;
                 head += heads;
                 entry += entries;
@@ -414,7 +416,8 @@ manager_rank(const manager_grant_t *s, uint32_t k)
 }
 
 /* Block (request i, chunk) of `blocks` for each request: those beyond the
- * chunks are for dense pages, of which a chunk of a prompt takes many. */
+ * chunks are for uncompressed pages, of which a chunk of a prompt takes
+ * many. */
 TR_HD void
 manager_grant(const tr_kv_manager_t *m, uint32_t i, uint32_t chunk,
               uint32_t blocks, manager_grant_t *s)
@@ -426,9 +429,9 @@ manager_grant(const tr_kv_manager_t *m, uint32_t i, uint32_t chunk,
     if (!w->granted) {
         return;
     }
-    if (w->kind == NEED_DENSE) {
+    if (w->kind == NEED_UNCOMPRESSED) {
         if (w->more != 0) {
-            manager_grant_dense(m, w, chunk, blocks);
+            manager_grant_uncompressed(m, w, chunk, blocks);
         }
         return;
     }

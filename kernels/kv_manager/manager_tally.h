@@ -1,8 +1,8 @@
 /*
  * manager_tally.h: what the page manager does beside steps and prompts.
  *
- *   fork    block (request, head, share): dense pages and the history of one
- *           slot into another
+ *   fork    block (request, head, share): uncompressed pages and the history
+ *           of one slot into another
  *   tally   block (slot): what it holds, for the host
  */
 #ifndef TR_KV_MANAGER_TALLY_H
@@ -35,12 +35,12 @@ manager_can_fork(const tr_kv_manager_t *m, const tr_kv_fork_t *f)
            && !m->slot[f->to].out && m->seq[f->from].base == 0
            && m->seq[f->to].base == 0 && m->slot[f->from].tokens >= f->len
            && m->slot[f->to].tokens >= f->len
-           && m->slot[f->from].dense_pages >= pages
-           && m->slot[f->to].dense_pages >= pages;
+           && m->slot[f->from].uncompressed_pages >= pages
+           && m->slot[f->to].uncompressed_pages >= pages;
 }
 
-/* history: [slots][history_len] tokens, or NULL.  Share `block` of `blocks` of a
- * head's pages; the first head's first block also does what is there once. */
+/* history: [slots][history_len] tokens, or NULL.  Share `block` of `blocks` of
+ * a head's pages; the first head's first block also does what is there once. */
 TR_HD void
 manager_fork(const tr_kv_manager_t *m, int32_t *history, uint32_t history_len,
              const tr_kv_fork_t *f, uint32_t head, uint32_t block,
@@ -138,10 +138,10 @@ manager_tally(const tr_kv_manager_t *m, int32_t slot, manager_tally_t *s)
         tr_kv_tally_t *out = &m->tally[slot];
 
         out->open = t->open;
-        out->dense = t->dense;
+        out->uncompressed = t->uncompressed;
         out->out = t->out;
         out->tokens = t->tokens;
-        out->dense_pages = t->dense_pages;
+        out->uncompressed_pages = t->uncompressed_pages;
         out->pages = t->pages;
         out->base = t->open ? q->base : 0;
         out->window_from = t->open ? q->window_from : 0;

@@ -9,8 +9,8 @@
  * sequence.  All kinds are measured in rounds that take turns; reported are
  * medians, and medians of the ratio within a round:
  *
- *   decode    one token at 512 to 32,000 tokens.  full: dense 16-bit pages
- *             without scores.  diffkv: a window of 64 and tiers 8/4 and 4/2
+ *   decode    one token at 512 to 32,000 tokens.  full: uncompressed pages, 16
+ *             bits, without scores.  diffkv: a window of 64 and tiers 8/4 and 4/2
  *             with the given shares of the tokens, the rest pruned; scores and
  *             candidates included.
  *   prompt    a chunk of 512 tokens that ends at the given length, without and
@@ -144,7 +144,7 @@ grant(cache_t *c, size_t row, uint32_t at, int step, uint32_t n,
     return used;
 }
 
-/* n tokens, dense or by shares of the levels; pages in random order. */
+/* n tokens, uncompressed or by shares of the levels; pages in random order. */
 static void
 cache_open(cache_t *c, const shape_t *s, uint32_t n, const double *shares,
            bool scored)

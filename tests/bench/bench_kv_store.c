@@ -5,7 +5,7 @@
  *
  * For each shape, medians of rounds that take turns:
  *
- *   dense     kv_append of one token to 16-bit pages, ns a head
+ *   append    kv_append of one token to uncompressed pages, ns a head
  *   move      kv_append of one token to a full window: its oldest token goes to
  *             the first tier in place of a token that goes to the second, ns a
  *             head
@@ -57,7 +57,7 @@ static const shape_t shapes[] = {
 };
 #define N_SHAPES (sizeof(shapes) / sizeof(shapes[0]))
 
-/* Slot 0 is dense, slot 1 has tiers and a window. */
+/* Slot 0 is uncompressed, slot 1 has tiers and a window. */
 typedef struct {
     const shape_t *shape;
     const tr_kernels_t *kernels;
@@ -196,7 +196,7 @@ append(bed_t *b, int32_t slot, uint32_t pos, uint32_t n)
 }
 
 static double
-bench_dense(bed_t *b)
+bench_uncompressed(bed_t *b)
 {
     double start = now();
 
@@ -257,7 +257,7 @@ bench_compress(bed_t *b)
     uint32_t heads = b->kv.layers * b->kv.kv_heads;
     tr_kv_seq_t to = b->seq[1];
     tr_kv_compress_t c = { .slot = 0,
-                           .n_dense = PROMPT,
+                           .n_uncompressed = PROMPT,
                            .to = &to,
                            .to_tables = b->tables
                                         + 2ul * heads * b->kv.table_len,
@@ -281,7 +281,7 @@ static void
 bench_shape(const shape_t *shape, const tr_kernels_t *kernels,
             tr_stream_t stream, int rounds)
 {
-    static double (*const run[])(bed_t *) = { bench_dense, bench_move,
+    static double (*const run[])(bed_t *) = { bench_uncompressed, bench_move,
                                               bench_prompt, bench_compress };
     double seen[4][ROUNDS_MAX];
     bed_t b = bed_open(shape, kernels, stream);
@@ -332,7 +332,7 @@ main(int argc, char **argv)
     stream = (tr_stream_t){ threads, tr_thread_pool_new(threads) };
     printf("%s, %d threads, medians of %d rounds\n\n"
            "  %-34s %8s %8s %10s %10s\n  %-34s %8s %8s %10s %10s\n",
-           kernels->name, threads, rounds, "", "dense", "move", "prompt",
+           kernels->name, threads, rounds, "", "append", "move", "prompt",
            "compress", "", "ns/head", "ns/head", "us", "us");
     for (size_t i = 0; i < N_SHAPES; i++) {
         bench_shape(&shapes[i], kernels, stream, rounds);

@@ -4,10 +4,10 @@
  *   bench_manager [--threads N] [--rounds N] [--json FILE]
  *
  * The shape of DiffKV's figure 13: latency of memory management for a prompt
- * step (1,024 tokens a sequence: dense pages, then the plan, pages of the
- * tiers, recycling) and for a generation step, over batches of 1 to 128, for
- * the heads of Llama-3-8B (32 layers, 8 KV heads), without copying tokens, and
- * with a policy that reads no page.  Medians of rounds.
+ * step (1,024 tokens a sequence: uncompressed pages, then the plan, pages of
+ * the tiers, recycling) and for a generation step, over batches of 1 to 128,
+ * for the heads of Llama-3-8B (32 layers, 8 KV heads), without copying tokens,
+ * and with a policy that reads no page.  Medians of rounds.
  *
  * Then what a head's plan costs in a decode step of diffkv, with scores in the
  * pages, for the heads of models/pocket and of Llama-3-8B.
@@ -158,19 +158,21 @@ by_batch(const options_t *o, json_t *result)
 static void
 fill_scores(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
 {
-    const tr_kv_layout_t *dense = &tr_kv_plan(kv)->layout[0];
+    const tr_kv_layout_t *uncompressed = &tr_kv_plan(kv)->layout[0];
     uint32_t seed = 1;
 
     for (uint32_t head = 0; head < kv->heads; head++) {
         const int32_t *row = manager_row(&kv->m, slot, head);
 
         for (uint32_t i = 0; i < len; i++) {
-            uint8_t *page = tr_kv_page_at(&kv->view, row[i / dense->tokens]);
+            uint8_t *page = tr_kv_page_at(&kv->view,
+                                          row[i / uncompressed->tokens]);
             float score;
 
             seed = seed * 1664525u + 1013904223u;
             score = powf((float) (seed >> 8) / 0x1p24f, 8) * 4;
-            memcpy(page + dense->score + i % dense->tokens * 4, &score, 4);
+            memcpy(page + uncompressed->score + i % uncompressed->tokens * 4,
+                   &score, 4);
         }
     }
 }

@@ -12,12 +12,12 @@
  *   decode   planning   tr_kv_reserve_batch: decisions, moves planned, pages
  *            moving     kv_append beyond what it takes for `full` in the same
  *                       step: tokens moved and quantised
- *   prefill  pages      tr_kv_prompt, tr_kv_reserve: dense pages
+ *   prefill  pages      tr_kv_prompt, tr_kv_reserve: uncompressed pages
  *            deciding   tr_kv_compress without its kernel: the prompt rule,
  *                       the grant, pages given back
  *            moving     its kernel: tokens moved and quantised
  *            storing    kv_append beyond what it takes for `full`: scores
- *                       and min/max of dense pages (not in `together`)
+ *                       and min/max of uncompressed pages (not in `together`)
  *
  * Shares are of the step, or the prefill, of SPEC.  Attention is no part of
  * them: it has a ratio of its own, in which scoring shows.  A step ends with

@@ -147,7 +147,7 @@ test('usage.kv_cache: what a request took, under each policy', async () => {
 
 test('the log says what a token of a head takes at each level', () => {
   const levels = [...read(stack.engine.log)
-    .matchAll(/kv level (\w+)( dense)? page_tokens=(\d+) head_token_bytes=(\S+)/g)]
+    .matchAll(/kv level (\w+)( uncompressed)? page_tokens=(\d+) head_token_bytes=(\S+)/g)]
     .map(([, level, , tokens, bytes]) => [level, tokens * bytes]);
   assert.deepEqual(levels.map(([level]) => level),
     ['k16v16', 'k8v4', 'k4v2', 'k4v4']);

@@ -284,7 +284,7 @@ entries(const swap_t *a, const tr_kv_view_t *kv, uint32_t head, uint32_t *out)
                                   * TR_KV_TIERS_MAX;
     uint32_t n = 0, pages;
 
-    for (uint32_t i = 0; i < a->swap.dense_pages; i++) {
+    for (uint32_t i = 0; i < a->swap.uncompressed_pages; i++) {
         out[n++] = i;
     }
     pages = q->window == 0
@@ -353,7 +353,7 @@ tr_cuda_kv_swap(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     swap_t a = { .tables = tables, .swap = *swap, .pages = pages };
 
     if (swap->slot < 0 || kv->layers * kv->kv_heads == 0 || kv->page_bytes % 16
-        || work == NULL || swap->dense_pages > kv->at_window
+        || work == NULL || swap->uncompressed_pages > kv->at_window
         || !soft_view_keep(&a.view, kv)) {
         return TR_KERNEL_BADARG;
     }

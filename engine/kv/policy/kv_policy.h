@@ -11,8 +11,8 @@
  *   2. The row's extern at the end of this header, and its name in POLICIES of
  *      kv_policy.c.
  *   3. Settings that no policy has yet: rows in kv_policy_settings.c.
- *   4. A rule that decides as none of kv_rule.h does is a kind of its own there.
- *   5. docs/kv-cache.md, and the tests that go through all policies
+ *   4. A rule that decides as none of kv_rule.h does is a kind of its own
+ *   there. 5. docs/kv-cache.md, and the tests that go through all policies
  *      (CONTRIBUTING.md).
  */
 #ifndef TR_KV_POLICY_H
@@ -46,7 +46,7 @@ struct tr_kv_policy {
 
     tr_kv_level_t level[TR_KV_TIERS_MAX];
     tr_kv_level_t window_level;
-    bool minmax; /* needs page min/max of dense pages */
+    bool minmax; /* needs page min/max of uncompressed pages */
 
     /* settings that only its own file looks at */
     char alpha_file[128]; /* "": none; read into alpha_of */
@@ -84,8 +84,8 @@ struct tr_kv_policy_row {
     /* NULL, or derives levels from the settings, and refuses what makes no
      * sense. */
     tr_status_t (*check)(tr_kv_policy_t *p, uint32_t head_dim, tr_error_t *err);
-    /* NULL, or fixes in a slot's copy of the policy what depends on the length n
-     * of the prompt (window, budget): tr_kv_policy_for. */
+    /* NULL, or fixes in a slot's copy of the policy what depends on the length
+     * n of the prompt (window, budget): tr_kv_policy_for. */
     void (*begin)(tr_kv_policy_t *copy, uint32_t n);
     /* What a head is charged at admission for a sequence of n tokens: so many
      * are expected in each tier, tokens[0 .. n_levels).  NULL: there are no

@@ -8,7 +8,7 @@ static void
 full_init(tr_kv_policy_t *p, uint32_t head_dim)
 {
     (void) head_dim;
-    p->kind = TR_KV_RULE_DENSE;
+    p->kind = TR_KV_RULE_FULL;
 }
 
 const tr_kv_policy_row_t tr_kv_policy_full = { .name = "full",

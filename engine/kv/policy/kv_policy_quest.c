@@ -2,9 +2,9 @@
  * quest: Quest (ICML 2024).  Everything is kept at 16 bits, but a decode step
  * reads, from layer `from` on, only the pages that promise most attention: by
  * the product of the query with the smallest and largest key of the page,
- * channel by channel.  Quest's chunk of 16 tokens is the dense page of our pool,
- * which has 16 at head size 128 and 24 at 64, more with other policies in the
- * engine; `budget` tokens' worth of them is read.
+ * channel by channel.  Quest's chunk of 16 tokens is the uncompressed page of
+ * our pool, which has 16 at head size 128 and 24 at 64, more with other
+ * policies in the engine; `budget` tokens' worth of them is read.
  */
 #include "kv_policy_parts.h"
 

@@ -77,7 +77,7 @@ typedef struct {
     uint64_t dummy_seed;
     bool equalise;   /* kv_equalise; weights of files alone */
     uint32_t rotate; /* kv_rotate: bits (rotate.h) */
-    bool slides;     /* the cache keeps all in dense pages, so that layers may
+    bool slides;     /* all of the cache is uncompressed, so that layers may
                       * see a part of it; else tr_recipe_bound */
     const tr_kernels_t *kernels; /* outlives the model */
     int threads;

@@ -121,7 +121,7 @@ tr_status_t tr_model_cuda_prepare(tr_model_cuda_t *m,
 /* Which attention a sequence of a step goes to. */
 typedef enum {
     TR_ATTENTION_DECODE,  /* one row */
-    TR_ATTENTION_PROMPT,  /* more rows over a cache that is all dense */
+    TR_ATTENTION_PROMPT,  /* more rows over a cache that is all uncompressed */
     TR_ATTENTION_GENERIC, /* everything else */
     TR_ATTENTION_PATHS
 } tr_attention_path_t;
@@ -159,7 +159,7 @@ int tr_model_cuda_step(tr_model_cuda_t *m, const tr_kv_view_t *kv,
                        const int32_t *seq_slot, const tr_cuda_step_t *step);
 
 /* Which path a sequence with this policy goes: its rows in the step, and where
- * its dense positions begin. */
+ * its uncompressed positions begin. */
 tr_attention_path_t tr_model_cuda_path(const tr_model_cuda_t *m,
                                        const tr_kv_policy_t *policy,
                                        uint32_t base, uint32_t n_rows);
@@ -172,8 +172,8 @@ tr_model_cuda_fast(const tr_recipe_t *c)
            && c->query_heads / c->kv_heads <= 8;
 }
 
-/* y = x * w^T, w of a part's shape (in any layer); that of the embedding is that of the head,
- * whose results are FP32. */
+/* y = x * w^T, w of a part's shape (in any layer); that of the embedding is
+ * that of the head, whose results are FP32. */
 static inline tr_cuda_product_t
 tr_model_cuda_product(const tr_model_cuda_t *m, tr_part_t part, const void *w,
                       const void *x, size_t ldx, uint32_t rows, void *y,
@@ -233,8 +233,8 @@ tr_model_cuda_is_small(const tr_model_cuda_t *m, uint32_t rows)
 }
 
 /* Sets small_gemm_classes; timed: where they are faster than cuBLASLt's with a
- * norm and an activation between, else wherever they can be done; the results must
- * agree.  False: no memory (cuda->reason). */
+ * norm and an activation between, else wherever they can be done; the results
+ * must agree.  False: no memory (cuda->reason). */
 bool tr_model_cuda_choose_small_gemm(tr_model_cuda_t *m, bool timed);
 
 /* ---- model_cuda_step.c ---- */

@@ -1,31 +1,32 @@
 /*
  * Attention on the paged cache: how a step is cut into pieces for threads.
  *
- * Rows at dense positions (prompts; everything under `full`) are taken in
- * tiles: one KV head with a run of query positions and all query heads of its
- * group, so that a page is read once for the group.  Before its dense tokens a
- * tile goes over what the head has in tiers and window (later turns of a
- * conversation).  With scores a tile keeps its weights, each relative to the
- * row's maximum so far.  After the last key the row's sum is known, so one
- * multiplication makes a probability of a weight, and a pass over them adds the
- * group's largest to the scores: no second product, no second exponential.
- * Tiles of a head do this one after the other (attention_turns.c), so that every
- * score is summed in the order of its queries.
+ * Rows at uncompressed positions (prompts; everything under `full`) are taken
+ * in tiles: one KV head with a run of query positions and all query heads of
+ * its group, so that a page is read once for the group.  Before its
+ * uncompressed tokens a tile goes over what the head has in tiers and window
+ * (later turns of a conversation).  With scores a tile keeps its weights, each
+ * relative to the row's maximum so far.  After the last key the row's sum is
+ * known, so one multiplication makes a probability of a weight, and a pass over
+ * them adds the group's largest to the scores: no second product, no second
+ * exponential.  Tiles of a head do this one after the other
+ * (attention_turns.c), so that every score is summed in the order of its
+ * queries.
  *
  * Rows of compressed sequences are taken by (sequence, KV head).  Tiers and
  * window are cut into parts of about a thousand tokens; a part computes its
  * logits, which stay in the workspace, their softmax relative to the part's
  * maximum, and the sum of values.  When all parts are there they are merged in
- * order, and the logits, with the sum now known, become what the scores grow by;
- * the least significant token of each tier falls out of the same pass.  When
- * there are fewer heads than threads the parts are spread over threads and the
- * rest is a second phase.
+ * order, and the logits, with the sum now known, become what the scores grow
+ * by; the least significant token of each tier falls out of the same pass.
+ * When there are fewer heads than threads the parts are spread over threads and
+ * the rest is a second phase.
  *
  * Pieces are independent and are handed to threads as these become free.  The
  * order of every sum is fixed by the cache: softmax runs over blocks and parts
  * from fixed places, inside them in order.  So a row's bits depend neither on
  * the chunk it came in nor on the rows beside it nor on threads; a decoded
- * dense token equals the same token prefilled.
+ * uncompressed token equals the same token prefilled.
  */
 #include "attention_step.h"
 
@@ -94,7 +95,7 @@ first_phase(void *arg, uint32_t first, uint32_t end, uint32_t worker)
         /* who works alone takes pieces in turn; others take theirs between */
         uint32_t next = i + 1 < end ? i + 1 : i + a->threads;
 
-        if (tr_step_dense(a, seq)) {
+        if (tr_step_uncompressed(a, seq)) {
             tr_step_tile(a, seq, piece, next, worker, scratch);
         } else {
             tr_step_row(a, seq, piece, next, worker, scratch);
@@ -121,7 +122,7 @@ first_pieces(const tr_step_t *a, uint32_t seq)
 {
     uint32_t kv_heads = a->kv->kv_heads;
 
-    if (tr_step_dense(a, seq)) {
+    if (tr_step_uncompressed(a, seq)) {
         return tr_step_tiles(a, seq) * kv_heads;
     }
     return a->split ? kv_heads * tr_step_parts(a, seq) : kv_heads;
@@ -130,7 +131,7 @@ first_pieces(const tr_step_t *a, uint32_t seq)
 static uint32_t
 second_pieces(const tr_step_t *a, uint32_t seq)
 {
-    return a->split && !tr_step_dense(a, seq) ? a->kv->kv_heads : 0;
+    return a->split && !tr_step_uncompressed(a, seq) ? a->kv->kv_heads : 0;
 }
 
 static void
@@ -146,8 +147,8 @@ run_phase(tr_step_t *a, const tr_stream_t *s, tr_thread_pool_f f,
     tr_thread_pool_run(s->thread_pool, s->threads, a->starts[n], 1, f, a);
 }
 
-/* A sequence has consecutive rows at dense positions, or one row at the last
- * position of its tiers. */
+/* A sequence has consecutive rows at uncompressed positions, or one row at the
+ * last position of its tiers. */
 static bool
 rows_valid(const tr_step_t *a, uint32_t *max_len, uint32_t *compressed)
 {
@@ -158,7 +159,7 @@ rows_valid(const tr_step_t *a, uint32_t *max_len, uint32_t *compressed)
             return false;
         }
         end = tr_step_pos(a, i) + n;
-        if (!tr_step_dense(a, i)) {
+        if (!tr_step_uncompressed(a, i)) {
             if (n != 1 || end != tr_step_base(a, i)) {
                 return false;
             }

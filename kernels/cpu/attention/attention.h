@@ -3,13 +3,13 @@
  * that a step is cut into.  attention.c says how.
  *
  *   attention.c          the launcher: phases, threads, workspace
- *   attention_dense.c    pieces of rows at dense positions
+ *   attention_dense.c    pieces of rows at uncompressed positions
  *   attention_turns.c    the order in which their tiles add to scores
  *   attention_rows.c     pieces of rows over tiers and window
  *   attention_parts.c    runs and parts of a head, Quest's choice of pages
  *   attention_unpack.c   one token of a quantised page in FP32
  *   attention_c.c        all pieces in plain C, the reference
- *   attention_tile.h     vector code: rows at dense positions
+ *   attention_tile.h     vector code: rows at uncompressed positions
  *   attention_product.h  vector code: their products
  *   attention_score.h    vector code: what these rows add to scores; Quest
  *   attention_list.h     vector code: parts of a row over lists and window
@@ -103,18 +103,18 @@ uint32_t tr_run_blocks(const tr_run_t *r);
 void tr_run_block(const tr_kv_view_t *kv, const tr_run_t *r, uint32_t i,
                   tr_block_t *out);
 
-/* Rows at dense positions: query positions [pos, pos + n_pos) of a sequence
- * with the query heads of one KV head, which share its pages. */
+/* Rows at uncompressed positions: query positions [pos, pos + n_pos) of a
+ * sequence with the query heads of one KV head, which share its pages. */
 typedef struct {
     const tr_kv_view_t *kv;
-    const tr_run_t *run; /* what lies before the dense tokens */
+    const tr_run_t *run; /* what lies before the uncompressed tokens */
     uint32_t n_runs;
-    const int32_t *table; /* pages of dense tokens */
-    uint32_t pos, n_pos;  /* as dense tokens; n_pos * group <= TR_TILE_ROWS */
-    uint32_t reach;       /* dense tokens that a query sees, its own included;
+    const int32_t *table; /* pages of uncompressed tokens */
+    uint32_t pos, n_pos; /* as for reach; n_pos * group <= TR_TILE_ROWS */
+    uint32_t reach; /* uncompressed tokens that a query sees, its own included;
                            * 0: all before it; else no runs, nothing scored */
-    uint32_t group;       /* query heads */
-    const float *q;       /* [n_pos][group * head_dim] */
+    uint32_t group; /* query heads */
+    const float *q; /* [n_pos][group * head_dim] */
     size_t ldq;
     float *out; /* the same shape */
     size_t ldo;
@@ -124,8 +124,9 @@ typedef struct {
      * of the rows' sums of e^logit, [n_pos * group], and, as an instruction set
      * likes it, tr_tile_kept() floats */
     float *lse, *kept;
-    uint32_t recent_from; /* queries that count in `recent`, as dense tokens */
-    /* dense tokens that the next tile reads, to be asked for meanwhile */
+    uint32_t recent_from; /* queries that count in `recent`, as for reach */
+    /* uncompressed tokens that the next tile reads, to be asked for
+     * meanwhile */
     const int32_t *next_table;
     uint32_t n_next;
 } tr_attention_tile_t;
@@ -137,7 +138,7 @@ tr_sum_with_sink(const float *sink, uint32_t head, float max, float sum)
     return sink != NULL ? sum + expf(sink[head] - max) : sum;
 }
 
-/* The first dense token that the query of token `pos` sees. */
+/* The first uncompressed token that the query of token `pos` sees. */
 static inline uint32_t
 tr_tile_from(const tr_attention_tile_t *t, uint32_t pos)
 {
@@ -156,9 +157,9 @@ tr_tile_floats(size_t head_dim)
 /* Columns that a tile has at most, blocks padded to 16: a block is a page's
  * tokens (8 or more), tiers and window cover twice `base` slots. */
 static inline uint32_t
-tr_tile_columns(uint32_t base, uint32_t dense)
+tr_tile_columns(uint32_t base, uint32_t uncompressed)
 {
-    return 4 * base + dense + TR_RUNS_MAX * 16 + TR_TILE_BLOCK;
+    return 4 * base + uncompressed + TR_RUNS_MAX * 16 + TR_TILE_BLOCK;
 }
 
 /* Rows of a scored tile: as many as of others, but over very many columns
@@ -191,7 +192,7 @@ tr_tile_kept(uint32_t group, uint32_t columns)
 }
 
 /* The tokens of a block that rows add to: of a run's block `at`, or (run NULL)
- * dense tokens from `at` on that stand before the tile's last. */
+ * uncompressed tokens from `at` on that stand before the tile's last. */
 typedef struct {
     uint32_t n;
     float *score[TR_TILE_BLOCK], *recent[TR_TILE_BLOCK]; /* recent: or NULL */
@@ -295,8 +296,8 @@ typedef struct tr_attention_isa {
     /* adds to the scores of a row's tokens and finds its candidates; lse:
      * [group] */
     void (*row_score)(const tr_attention_row_t *t, const float *lse);
-    /* upper bounds of the logits in a dense page, the maximum over a group:
-     * q: [group * head_dim]; minmax: FP16 [2][head_dim] */
+    /* upper bounds of the logits in an uncompressed page, the maximum over a
+     * group: q: [group * head_dim]; minmax: FP16 [2][head_dim] */
     float (*bound)(const float *q, uint32_t group, const uint16_t *minmax,
                    uint32_t head_dim);
 } tr_attention_isa_t;
@@ -304,9 +305,9 @@ typedef struct tr_attention_isa {
 extern const tr_attention_isa_t tr_attention_c, tr_attention_avx2,
     tr_attention_avx512;
 
-/* Quest: the `want` of n dense pages that promise most, in order, the last
- * always among them; of equals the first.  1 <= want < n.  bound: [2 n], the
- * first n in the order of tr_attention_order, the rest for its own use. */
+/* Quest: the `want` of n uncompressed pages that promise most, in order, the
+ * last always among them; of equals the first.  1 <= want < n.  bound: [2 n],
+ * the first n in the order of tr_attention_order, the rest for its own use. */
 void tr_attention_choose(const int32_t *pages, uint32_t n, uint32_t want,
                          uint32_t *bound, int32_t *chosen);
 /* A float as an integer of the same order; NaN is largest. */

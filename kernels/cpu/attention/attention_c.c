@@ -50,7 +50,7 @@ online_add(online_t *o, float logit, const float *value)
 static void
 attend(const tr_attention_tile_t *t, uint32_t pos, const float *q, online_t *o)
 {
-    const tr_kv_layout_t *dense = &t->kv->layout[0];
+    const tr_kv_layout_t *uncompressed = &t->kv->layout[0];
     float key[TR_HEAD_DIM_MAX], value[TR_HEAD_DIM_MAX];
 
     for (uint32_t i = 0; i < t->n_runs; i++) {
@@ -68,10 +68,11 @@ attend(const tr_attention_tile_t *t, uint32_t pos, const float *q, online_t *o)
         }
     }
     for (uint32_t i = tr_tile_from(t, pos); i <= pos; i++) {
-        const uint8_t *page = tr_kv_page_at(t->kv, t->table[i / dense->tokens]);
+        const uint8_t *page = tr_kv_page_at(t->kv,
+                                            t->table[i / uncompressed->tokens]);
 
-        tr_unpack_key(dense, page, i % dense->tokens, key);
-        tr_unpack_value(dense, page, i % dense->tokens, value);
+        tr_unpack_key(uncompressed, page, i % uncompressed->tokens, key);
+        tr_unpack_value(uncompressed, page, i % uncompressed->tokens, value);
         online_add(o, dot(q, key, o->dim) * t->scale, value);
     }
 }
@@ -100,7 +101,7 @@ tile_c(const tr_attention_tile_t *t, float *scratch)
 }
 
 /* What the tile's queries from position `from` on add to token i; run NULL:
- * dense. */
+ * uncompressed. */
 static void
 score_token_c(const tr_attention_tile_t *t, const tr_run_t *run,
               const tr_scored_t *to, uint32_t i, uint32_t from,
@@ -126,7 +127,7 @@ score_token_c(const tr_attention_tile_t *t, const tr_run_t *run,
 static void
 score_c(const tr_attention_tile_t *t, float *scratch)
 {
-    const tr_kv_layout_t *dense = &t->kv->layout[0];
+    const tr_kv_layout_t *uncompressed = &t->kv->layout[0];
     tr_scored_t to;
 
     for (uint32_t r = 0; r < t->n_runs; r++) {
@@ -149,9 +150,10 @@ score_c(const tr_attention_tile_t *t, float *scratch)
         for (uint32_t i = 0; i < to.n; i++) {
             uint32_t at = b + i;
 
-            tr_unpack_key(dense,
-                          tr_kv_page_at(t->kv, t->table[at / dense->tokens]),
-                          at % dense->tokens, scratch);
+            tr_unpack_key(uncompressed,
+                          tr_kv_page_at(t->kv,
+                                        t->table[at / uncompressed->tokens]),
+                          at % uncompressed->tokens, scratch);
             score_token_c(t, NULL, &to, i, at + 1 > t->pos ? at + 1 : t->pos,
                           scratch);
         }

@@ -1,6 +1,6 @@
 /*
- * Rows at dense positions: their tiles, and the pages that a decode step of
- * Quest reads.
+ * Rows at uncompressed positions: their tiles, and the pages that a decode step
+ * of Quest reads.
  */
 #include "attention_step.h"
 
@@ -42,7 +42,7 @@ look_ahead(const tr_step_t *a, uint32_t piece, tr_attention_tile_t *t)
         return;
     }
     seq = tr_seq_of(a->starts, a->rows->n_seqs, piece);
-    if (!tr_step_dense(a, seq) || tr_step_rows(a, seq) > 1
+    if (!tr_step_uncompressed(a, seq) || tr_step_rows(a, seq) > 1
         || tr_step_seq(a, seq)->read_pages > 0) {
         return;
     }
@@ -124,7 +124,8 @@ tr_step_tile(const tr_step_t *a, uint32_t seq, uint32_t i, uint32_t next,
     }
 }
 
-/* Candidates of a head whose scores are up to date; `n` is the last position. */
+/* Candidates of a head whose scores are up to date; `n` is the last
+ * position. */
 static void
 find_candidates(const tr_kv_view_t *kv, const tr_kv_seq_t *seq,
                 const tr_run_t *run, uint32_t n_runs, uint32_t n,

@@ -1,7 +1,7 @@
 /*
  * Where the tokens of a head are: its runs, the blocks and parts these are cut
- * into, and the dense pages that a step reads when it does not read all (Quest,
- * ICML 2024).  What is cut depends on the cache alone.
+ * into, and the uncompressed pages that a step reads when it does not read all
+ * (Quest, ICML 2024).  What is cut depends on the cache alone.
  */
 #include "attention.h"
 
@@ -134,9 +134,10 @@ tr_row_part(const tr_attention_row_t *t, uint32_t i, tr_part_t *out)
     out->tiles = (out->pages - 1) * tiles + (tr_run_used(r, last) + 15) / 16;
 }
 
-/* The scores of a block of dense tokens. */
+/* The scores of a block of uncompressed tokens. */
 static void
-scored_dense(const tr_attention_tile_t *t, uint32_t first, tr_scored_t *out)
+scored_uncompressed(const tr_attention_tile_t *t, uint32_t first,
+                    tr_scored_t *out)
 {
     const tr_kv_layout_t *l = &t->kv->layout[0];
     uint32_t n = t->pos + t->n_pos - 1 - first;
@@ -158,7 +159,7 @@ tr_attention_scored(const tr_attention_tile_t *t, const tr_run_t *run,
                     uint32_t at, tr_scored_t *out)
 {
     if (run == NULL) {
-        scored_dense(t, at, out);
+        scored_uncompressed(t, at, out);
         return;
     }
     tr_run_block(t->kv, run, at, &out->block);

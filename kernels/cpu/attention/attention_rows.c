@@ -102,7 +102,7 @@ split_row_work(const tr_step_t *a, uint32_t seq, uint32_t kv_head)
     uint32_t before = 0;
 
     for (uint32_t i = 0; i < seq; i++) {
-        before += !tr_step_dense(a, i);
+        before += !tr_step_uncompressed(a, i);
     }
     return a->row_work
            + ((size_t) before * a->kv->kv_heads + kv_head) * a->row_work_bytes;
@@ -119,7 +119,7 @@ first_page(const tr_step_t *a, uint32_t piece)
         return NULL;
     }
     seq = tr_seq_of(a->starts, a->rows->n_seqs, piece);
-    if (tr_step_dense(a, seq)
+    if (tr_step_uncompressed(a, seq)
         || tr_attention_runs(a->kv, a->rows->seq_slot[seq], a->layer,
                              piece - a->starts[seq], run)
                == 0) {

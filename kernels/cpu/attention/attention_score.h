@@ -1,5 +1,5 @@
 /*
- * What rows at dense positions add to scores, in vectors (after
+ * What rows at uncompressed positions add to scores, in vectors (after
  * attention_tile.h): the weights that a tile kept, block by block, times what
  * makes probabilities of them, e^(peak - lse) of the row.  Per block the scores
  * are gathered, queries pass in ascending order, the largest of the group is
@@ -14,8 +14,8 @@ typedef struct {
     uint32_t n, width;         /* keys; padded */
     const float *weight;       /* [rows][width] */
     float share[TR_TILE_ROWS]; /* probability = weight * share[row] */
-    bool causal;               /* dense: the query at position p sees keys .. */
-    uint32_t first;            /* .. below p - first; else all */
+    bool causal;    /* uncompressed: the query at position p sees keys .. */
+    uint32_t first; /* .. below p - first; else all */
     float score[BLOCK], recent[BLOCK];
 } passing_t;
 
@@ -170,7 +170,7 @@ attention_score(const tr_attention_tile_t *t, float *scratch)
         kept_t k;
 
         a.first = b;
-        a.width = dense_width(t, b);
+        a.width = uncompressed_width(t, b);
         k = kept_block(t, a.width, &kept);
         tr_attention_scored(t, NULL, b, &to);
         score_block(&a, &k, &to, b + 1 > t->pos ? b + 1 : t->pos);

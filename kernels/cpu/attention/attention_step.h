@@ -1,6 +1,6 @@
 /*
  * A step of attention while it runs (attention.c), and what its two kinds of
- * rows do: attention_dense.c, attention_rows.c.
+ * rows do: attention_uncompressed.c, attention_rows.c.
  */
 #ifndef TR_KERNELS_CPU_ATTENTION_STEP_H
 #define TR_KERNELS_CPU_ATTENTION_STEP_H
@@ -65,7 +65,7 @@ tr_step_seq(const tr_step_t *a, uint32_t seq)
     return &a->kv->seq[a->rows->seq_slot[seq]];
 }
 
-/* Positions from here on are dense, in this layer. */
+/* Positions from here on are uncompressed, in this layer. */
 static inline uint32_t
 tr_step_base(const tr_step_t *a, uint32_t seq)
 {
@@ -94,7 +94,7 @@ tr_step_rows(const tr_step_t *a, uint32_t seq)
 }
 
 static inline bool
-tr_step_dense(const tr_step_t *a, uint32_t seq)
+tr_step_uncompressed(const tr_step_t *a, uint32_t seq)
 {
     return tr_step_pos(a, seq) >= tr_step_base(a, seq);
 }
@@ -102,7 +102,7 @@ tr_step_dense(const tr_step_t *a, uint32_t seq)
 static inline bool
 tr_step_scores(const tr_step_t *a, uint32_t seq)
 {
-    return tr_kv_reach(a->kv, a->layer) == 0 && tr_step_dense(a, seq)
+    return tr_kv_reach(a->kv, a->layer) == 0 && tr_step_uncompressed(a, seq)
            && tr_step_seq(a, seq)->scored;
 }
 
@@ -121,15 +121,15 @@ tr_step_clear(const tr_step_t *a, uint32_t seq, uint32_t kv_head)
     return v;
 }
 
-/* ---- attention_dense.c: rows at dense positions ---- */
+/* ---- attention_uncompressed.c: rows at uncompressed positions ---- */
 
 /* Tiles of a sequence in one head. */
 uint32_t tr_step_tiles(const tr_step_t *a, uint32_t seq);
 /* Tile i of a sequence, in the order in which they are taken: KV heads side by
- * side, the last tiles first, which have most keys, so that none of them is what
- * all wait for in the end.  With scores the first ones first, and a head's tiles
- * before this one must have been begun.  next: the piece of the step that the
- * thread will probably take then. */
+ * side, the last tiles first, which have most keys, so that none of them is
+ * what all wait for in the end.  With scores the first ones first, and a head's
+ * tiles before this one must have been begun.  next: the piece of the step that
+ * the thread will probably take then. */
 void tr_step_tile(const tr_step_t *a, uint32_t seq, uint32_t i, uint32_t next,
                   uint32_t worker, uint8_t *scratch);
 /* The single row of a later turn sets candidates, too. */

@@ -1,8 +1,8 @@
 /*
- * Rows at dense positions in vectors, written once over the few operations that
- * an instruction set brings: attention_avx2.c and attention_avx512.c define
- * V_* and include this.  attention.c says what a tile is and why its sums run
- * in the order they do.
+ * Rows at uncompressed positions in vectors, written once over the few
+ * operations that an instruction set brings: attention_avx2.c and
+ * attention_avx512.c define V_* and include this.  attention.c says what a tile
+ * is and why its sums run in the order they do.
  *
  * Per block of 64 positions: keys are converted to FP32 and transposed to
  * [dim][position], values converted to [position][dim]; then two small matrix
@@ -248,9 +248,9 @@ kept_block(const tr_attention_tile_t *t, uint32_t width, float **kept)
     return k;
 }
 
-/* Columns of the dense block from b on. */
+/* Columns of the uncompressed block from b on. */
 static inline uint32_t
-dense_width(const tr_attention_tile_t *t, uint32_t b)
+uncompressed_width(const tr_attention_tile_t *t, uint32_t b)
 {
     uint32_t n = pad_block(t->pos + t->n_pos - b);
 
@@ -376,7 +376,7 @@ tile_run_block(tile_t *a, const tr_run_t *run, uint32_t i)
 }
 
 static void
-tile_dense_block(tile_t *a, uint32_t b)
+tile_uncompressed_block(tile_t *a, uint32_t b)
 {
     const tr_attention_tile_t *t = a->t;
     uint32_t last = t->pos + t->n_pos - 1, rows = a->rows;
@@ -384,7 +384,8 @@ tile_dense_block(tile_t *a, uint32_t b)
     uint32_t first = b > t->pos ? (b - t->pos) * t->group : 0;
     /* what lies after the last query has weight zero: leave it out, here for
      * the tile, below for each group of rows */
-    uint32_t used = dense_width(t, b), from_token = tr_tile_from(t, t->pos);
+    uint32_t used = uncompressed_width(t, b),
+             from_token = tr_tile_from(t, t->pos);
     seen_t seen[V_ROWS];
     const uint16_t *key[BLOCK] = { NULL }, *value[BLOCK] = { NULL };
     const uint16_t *next_key[BLOCK], *next_value[BLOCK];
@@ -432,7 +433,7 @@ attention_tile(const tr_attention_tile_t *t, float *scratch)
     }
     for (uint32_t b = tr_tile_from(t, t->pos) / BLOCK * BLOCK; b <= last;
          b += BLOCK) {
-        tile_dense_block(&a, b);
+        tile_uncompressed_block(&a, b);
     }
     for (uint32_t r = 0; r < a.rows; r++) {
         uint32_t p = r / t->group, h = r % t->group;

@@ -3,9 +3,9 @@
  * the angles of their positions, or without angles as they are to be stored.
  * Reference: test_kv_store.c.
  *
- * Rows are shared out among threads by dense page: whoever has a row that
- * begins a page, or a sequence, takes the rows after it that belong to the same
- * page, too.  So a page's min/max has one writer.
+ * Rows are shared out among threads by uncompressed page: whoever has a row
+ * that begins a page, or a sequence, takes the rows after it that belong to the
+ * same page, too.  So a page's min/max has one writer.
  */
 #include "kernels/cpu/cpu.h"
 #include "kv_store.h"
@@ -65,10 +65,11 @@ minmax_update(uint16_t *minmax, const uint16_t *key, uint32_t dim, bool first)
 }
 
 static void
-append_dense(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
-             const token_t *t)
+append_uncompressed(const append_t *a, const int32_t *table,
+                    const tr_kv_seq_t *seq, const token_t *t)
 {
-    tr_kv_place_t to = tr_kv_place_dense(a->kv, table, t->pos - seq->base);
+    tr_kv_place_t to = tr_kv_place_uncompressed(a->kv, table,
+                                                t->pos - seq->base);
     const tr_kv_layout_t *l = to.layout;
     uint32_t dim = a->kv->head_dim;
 
@@ -208,7 +209,8 @@ prefetch_row(const append_t *a, uint32_t row)
         const tr_kv_move_t *m = &kv->move[head];
 
         if (pos >= seq->base) {
-            tr_kv_prefetch(tr_kv_place_dense(kv, table, pos - seq->base));
+            tr_kv_prefetch(
+                tr_kv_place_uncompressed(kv, table, pos - seq->base));
             continue;
         }
         if (seq->window > 0) { /* of a full one, who leaves makes the place */
@@ -252,7 +254,7 @@ append_row(const append_t *a, uint32_t row, int32_t slot)
         }
         t.value = a->v + row * a->ld + l * dim;
         if (t.pos >= seq->base) {
-            append_dense(a, table, seq, &t);
+            append_uncompressed(a, table, seq, &t);
         } else {
             append_moved(a, table, seq, tr_kv_head(kv, slot, a->layer, l), &t);
         }
@@ -383,14 +385,14 @@ rows_valid(const append_t *a, uint32_t i)
     int32_t slot = rows->seq_slot[i];
     const tr_kv_seq_t *seq = &kv->seq[slot];
     uint32_t n = rows->seq_row[i + 1] - rows->seq_row[i], first;
-    bool dense;
+    bool uncompressed;
 
     if (n == 0) {
         return true;
     }
     first = rows->row_pos[rows->seq_row[i]];
-    dense = first >= seq->base;
-    if (!dense
+    uncompressed = first >= seq->base;
+    if (!uncompressed
         && (n != 1 || first + 1 != seq->base || seq->n_tiers == 0
             || !tr_kv_seq_valid(kv, seq))) {
         return false;
@@ -398,10 +400,11 @@ rows_valid(const append_t *a, uint32_t i)
     for (uint32_t l = 0; l < kv->kv_heads; l++) {
         const int32_t *table = tr_kv_table(kv, slot, a->layer, l);
 
-        if (dense ? !tr_kv_has_dense(kv, table, first - seq->base,
-                                     first - seq->base + n)
-                  : !move_valid(a, table, seq,
-                                tr_kv_head(kv, slot, a->layer, l), first)) {
+        if (uncompressed
+                ? !tr_kv_has_uncompressed(kv, table, first - seq->base,
+                                          first - seq->base + n)
+                : !move_valid(a, table, seq, tr_kv_head(kv, slot, a->layer, l),
+                              first)) {
             return false;
         }
     }
@@ -454,7 +457,7 @@ tr_cpu_kv_append(const tr_stream_t *s, const tr_kv_view_t *kv, uint32_t layer,
                  && rows->row_pos[rows->seq_row[i]]
                         < kv->seq[rows->seq_slot[i]].base;
     }
-    if (moves) { /* dearer than a dense row */
+    if (moves) { /* dearer than an uncompressed row */
         cost *= 4;
     }
     tr_rows_run(s, rows->n_rows, cost, append_rows, &a);

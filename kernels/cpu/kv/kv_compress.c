@@ -90,7 +90,7 @@ sources_valid(const compress_t *c, size_t head, const int8_t *dest,
     const int32_t *table = kv->tables + head * kv->table_len;
     const uint32_t *have = kv->count + head * TR_KV_TIERS_MAX;
     uint32_t pos = from->base, n, left, window = 0;
-    size_t all = c->c->n_dense;
+    size_t all = c->c->n_uncompressed;
 
     for (uint32_t l = 0; l < from->n_tiers; l++) {
         all += have[l];
@@ -120,9 +120,9 @@ sources_valid(const compress_t *c, size_t head, const int8_t *dest,
             return false;
         }
     }
-    return tr_kv_has_dense(kv, table, 0, c->c->n_dense)
-           && dest_count(c, dest, c->c->n_dense, &kv->layout[0], count)
-           && window_chosen(c, dest, c->c->n_dense, pos);
+    return tr_kv_has_uncompressed(kv, table, 0, c->c->n_uncompressed)
+           && dest_count(c, dest, c->c->n_uncompressed, &kv->layout[0], count)
+           && window_chosen(c, dest, c->c->n_uncompressed, pos);
 }
 
 /* Is there room for so many tokens, and their window? */
@@ -213,10 +213,11 @@ source_move(head_t *h, tr_kv_place_t from, float score, uint32_t pos)
     }
 }
 
-/* What a dense token's score is when its prompt has `later` queries after it:
- * with an observation window, what the last of them paid, as if all had. */
+/* What an uncompressed token's score is when its prompt has `later` queries
+ * after it: with an observation window, what the last of them paid, as if all
+ * had. */
 static float
-dense_score(const compress_t *c, tr_kv_place_t p, uint32_t later)
+uncompressed_score(const compress_t *c, tr_kv_place_t p, uint32_t later)
 {
     float recent;
 
@@ -275,11 +276,12 @@ head_move(head_t *h, const uint32_t *have)
 
         source_move(h, p, tr_kv_score(p), pos);
     }
-    it = tr_kv_iterator_dense(kv, h->table);
-    for (uint32_t i = 0; i < c->c->n_dense; i++) {
+    it = tr_kv_iterator_uncompressed(kv, h->table);
+    for (uint32_t i = 0; i < c->c->n_uncompressed; i++) {
         tr_kv_place_t p = tr_kv_iterator_next(&it);
 
-        source_move(h, p, dense_score(c, p, c->c->n_dense - 1 - i),
+        source_move(h, p,
+                    uncompressed_score(c, p, c->c->n_uncompressed - 1 - i),
                     from->base + i);
     }
 }
@@ -313,8 +315,9 @@ tr_cpu_kv_compress(const tr_stream_t *s, const tr_kv_view_t *kv,
     all.to.tables = c->to_tables;
     if (kv->head_dim > TR_HEAD_DIM_MAX || kv->head_dim % 16
         || !tr_kv_seq_valid(kv, all.from) || !tr_kv_seq_valid(kv, c->to)
-        || c->to->n_tiers == 0 || all.from->base > UINT32_MAX - c->n_dense
-        || c->to->base != all.from->base + c->n_dense) {
+        || c->to->n_tiers == 0
+        || all.from->base > UINT32_MAX - c->n_uncompressed
+        || c->to->base != all.from->base + c->n_uncompressed) {
         return TR_KERNEL_BADARG;
     }
     tr_thread_pool_run(s->thread_pool, s->threads, heads, 1, heads_look, &all);

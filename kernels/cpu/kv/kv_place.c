@@ -12,7 +12,8 @@ page_of(const tr_kv_view_t *kv, const int32_t *table, uint32_t entry)
 }
 
 tr_kv_place_t
-tr_kv_place_dense(const tr_kv_view_t *kv, const int32_t *table, uint32_t index)
+tr_kv_place_uncompressed(const tr_kv_view_t *kv, const int32_t *table,
+                         uint32_t index)
 {
     const tr_kv_layout_t *l = &kv->layout[0];
 
@@ -42,7 +43,7 @@ tr_kv_place_tier(const tr_kv_view_t *kv, const int32_t *table,
 }
 
 tr_kv_iterator_t
-tr_kv_iterator_dense(const tr_kv_view_t *kv, const int32_t *table)
+tr_kv_iterator_uncompressed(const tr_kv_view_t *kv, const int32_t *table)
 {
     return (tr_kv_iterator_t){ kv, table, 1, { NULL, &kv->layout[0], 0 } };
 }
@@ -84,8 +85,8 @@ part_has(const int32_t *row, int32_t step, uint32_t len, uint32_t tokens,
 }
 
 bool
-tr_kv_has_dense(const tr_kv_view_t *kv, const int32_t *table, uint32_t first,
-                uint32_t end)
+tr_kv_has_uncompressed(const tr_kv_view_t *kv, const int32_t *table,
+                       uint32_t first, uint32_t end)
 {
     return part_has(table, 1, kv->at_window, kv->layout[0].tokens, first, end);
 }

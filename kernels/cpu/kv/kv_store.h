@@ -54,17 +54,17 @@ typedef struct {
     uint32_t at;
 } tr_kv_place_t;
 
-/* Where a head's token is; index: of the dense tokens, of the ring's slots or
- * of the tier's tokens. */
-tr_kv_place_t tr_kv_place_dense(const tr_kv_view_t *kv, const int32_t *table,
-                                uint32_t index);
+/* Where a head's token is; index: of the uncompressed tokens, of the ring's
+ * slots or of the tier's tokens. */
+tr_kv_place_t tr_kv_place_uncompressed(const tr_kv_view_t *kv,
+                                       const int32_t *table, uint32_t index);
 tr_kv_place_t tr_kv_place_window(const tr_kv_view_t *kv, const int32_t *table,
                                  const tr_kv_seq_t *seq, uint32_t index);
 tr_kv_place_t tr_kv_place_tier(const tr_kv_view_t *kv, const int32_t *table,
                                const tr_kv_seq_t *seq, uint32_t tier,
                                uint32_t index);
 
-/* The places of a tier, or of the dense tokens, one after the other. */
+/* The places of a tier, or of the uncompressed tokens, one after the other. */
 typedef struct {
     const tr_kv_view_t *kv;
     const int32_t *entry; /* of the next page */
@@ -72,8 +72,8 @@ typedef struct {
     tr_kv_place_t next; /* its page is looked up when it is begun */
 } tr_kv_iterator_t;
 
-tr_kv_iterator_t tr_kv_iterator_dense(const tr_kv_view_t *kv,
-                                      const int32_t *table);
+tr_kv_iterator_t tr_kv_iterator_uncompressed(const tr_kv_view_t *kv,
+                                             const int32_t *table);
 tr_kv_iterator_t tr_kv_iterator_tier(const tr_kv_view_t *kv,
                                      const int32_t *table,
                                      const tr_kv_seq_t *seq, uint32_t tier);
@@ -94,8 +94,8 @@ tr_kv_iterator_next(tr_kv_iterator_t *it)
 
 /* The entries of a row that hold so many tokens: are they in their part of the
  * row, and are there pages? */
-bool tr_kv_has_dense(const tr_kv_view_t *kv, const int32_t *table,
-                     uint32_t first, uint32_t end);
+bool tr_kv_has_uncompressed(const tr_kv_view_t *kv, const int32_t *table,
+                            uint32_t first, uint32_t end);
 bool tr_kv_has_window(const tr_kv_view_t *kv, const int32_t *table,
                       const tr_kv_seq_t *seq, uint32_t first, uint32_t end);
 bool tr_kv_has_tier(const tr_kv_view_t *kv, const int32_t *table,

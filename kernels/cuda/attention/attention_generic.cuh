@@ -2,16 +2,16 @@
  * attention_generic.cuh: attention over everything that kernels.h allows, as
  * the formulas say it; what the fast kernels do not list comes here.
  *
- *   generic_choose   Quest: which dense pages a decode step reads
- *   generic_attend   a row and up to 8 query heads of a KV head, tile by tile of
- *                    16 tokens, keys and values unpacked to FP32
+ *   generic_choose   Quest: which uncompressed pages a decode step reads
+ *   generic_attend   a row and up to 8 query heads of a KV head, by tiles of 16
+ *                    tokens, keys and values unpacked to FP32
  *   generic_merge    the parts of a row that blocks shared
  *   generic_score    16 tokens: what the queries of a sequence add, in order
  *   generic_candidates  the least significant token of each tier of a head
  *
- * A head's tokens are tiles: those of tiers, window, dense pages.  A part is
- * part_tiles of them, from fixed places.  Parts are softmaxes of their own that
- * are merged in order, by one block or by many: the same bits.
+ * A head's tokens are tiles: those of tiers, window, uncompressed pages.  A
+ * part is part_tiles of them, from fixed places.  Parts are softmaxes of their
+ * own that are merged in order, by one block or by many: the same bits.
  */
 #ifndef TR_CUDA_ATTENTION_GENERIC_CUH
 #define TR_CUDA_ATTENTION_GENERIC_CUH

@@ -1,6 +1,6 @@
 /*
  * attention_head.cuh: what the generic kernel is given, and where a head's
- * tokens are: its runs (tiers, window, dense pages), tile by tile.
+ * tokens are: its runs (tiers, window, uncompressed pages), tile by tile.
  */
 #ifndef TR_CUDA_ATTENTION_HEAD_CUH
 #define TR_CUDA_ATTENTION_HEAD_CUH
@@ -16,7 +16,7 @@
 #define LANES 128u          /* of a block */
 #define LANES_MAX 128u
 #define RUN_WINDOW TR_KV_TIERS_MAX
-#define RUN_DENSE (TR_KV_TIERS_MAX + 1u)
+#define RUN_UNCOMPRESSED (TR_KV_TIERS_MAX + 1u)
 #define RUNS (TR_KV_TIERS_MAX + 2u)
 
 typedef struct {
@@ -39,10 +39,10 @@ typedef struct {
 typedef struct {
     const generic_args_t *a;
     const tr_kv_seq_t *seq;
-    const int32_t *table, *dense; /* dense: its pages, or those chosen */
+    const int32_t *table, *uncompressed; /* its pages, or those chosen */
     const uint32_t *count;
     uint32_t first, end; /* rows of the sequence */
-    uint32_t n, n_dense;
+    uint32_t n, n_uncompressed;
 } generic_head_t;
 
 /* 16 tokens of a page, or fewer. */
@@ -110,15 +110,15 @@ head_open(generic_head_t *h, const generic_args_t *a, uint32_t s,
     h->seq = &a->kv.seq[slot];
     head = tr_kv_head(&a->kv, slot, a->layer, kv_head);
     h->table = a->kv.tables + head * a->kv.table_len;
-    h->dense = h->table;
+    h->uncompressed = h->table;
     h->count = a->kv.count + head * TR_KV_TIERS_MAX;
     h->n = a->rows.row_pos[h->first];
-    h->n_dense = 0;
+    h->n_uncompressed = 0;
     return h->n >= h->seq->base
            || (h->end - h->first == 1 && h->n + 1 == h->seq->base);
 }
 
-/* Does this step of Quest read some dense pages only? */
+/* Does this step of Quest read some uncompressed pages only? */
 TR_DEVICE bool
 quest_chooses(const generic_head_t *h)
 {
@@ -139,13 +139,13 @@ head_query(generic_head_t *h, uint32_t s, uint32_t kv_head, uint32_t row)
     uint32_t per = a->layout[0].tokens;
 
     h->n = a->rows.row_pos[row];
-    h->n_dense = h->n >= h->seq->base ? h->n - h->seq->base + 1 : 0;
-    h->dense = h->table;
+    h->n_uncompressed = h->n >= h->seq->base ? h->n - h->seq->base + 1 : 0;
+    h->uncompressed = h->table;
     if (quest_chooses(h)) {
-        h->dense = a->chosen
-                   + ((size_t) s * a->kv.kv_heads + kv_head) * a->pages;
-        h->n_dense = (h->seq->read_pages - 1) * per + (h->n_dense - 1) % per
-                     + 1;
+        h->uncompressed = a->chosen
+                          + ((size_t) s * a->kv.kv_heads + kv_head) * a->pages;
+        h->n_uncompressed = (h->seq->read_pages - 1) * per
+                            + (h->n_uncompressed - 1) % per + 1;
     }
 }
 
@@ -158,8 +158,8 @@ run_slots(const generic_head_t *h, uint32_t run, const tr_kv_layout_t **l)
     const tr_kv_seq_t *q = h->seq;
 
     *l = &h->a->layout[0];
-    if (run == RUN_DENSE) {
-        return h->n_dense;
+    if (run == RUN_UNCOMPRESSED) {
+        return h->n_uncompressed;
     }
     if (run == RUN_WINDOW) {
         *l = &h->a->layout[q->window_layout];
@@ -198,9 +198,9 @@ run_page(const generic_head_t *h, uint32_t run, uint32_t i)
 {
     const tr_kv_view_t *kv = &h->a->kv;
 
-    return run == RUN_DENSE    ? h->dense[i]
-           : run == RUN_WINDOW ? h->table[kv->at_window + i]
-                               : h->table[tr_kv_tier_entry(kv, run, i)];
+    return run == RUN_UNCOMPRESSED ? h->uncompressed[i]
+           : run == RUN_WINDOW     ? h->table[kv->at_window + i]
+                                   : h->table[tr_kv_tier_entry(kv, run, i)];
 }
 
 /* Tile i of a head: false when there are fewer. */

@@ -42,8 +42,8 @@ tile_position(const generic_head_t *h, const generic_tile_t *t, uint32_t k)
     place_t p = t->at;
 
     p.at += k;
-    return t->run == RUN_DENSE ? h->seq->base + t->index + k
-                               : token_position(p);
+    return t->run == RUN_UNCOMPRESSED ? h->seq->base + t->index + k
+                                      : token_position(p);
 }
 
 /* Adds queries [row, row + n), whose probabilities are in shared memory. */
@@ -57,7 +57,7 @@ token_add(const generic_head_t *h, const generic_tile_t *t,
 
     p.at += k;
     score = (float *) (p.page + p.layout->score) + p.at;
-    recent = t->run == RUN_DENSE && p.layout->recent
+    recent = t->run == RUN_UNCOMPRESSED && p.layout->recent
                  ? (float *) (p.page + p.layout->recent) + p.at
                  : NULL;
     for (uint32_t r = 0; r < n; r++) {
@@ -100,9 +100,9 @@ generic_score(const generic_args_t *a, block_t b, score_smem_t *smem,
         for (uint32_t e = b.lane; e < n * TILE_TOKENS; e += b.lanes) {
             uint32_t r = e / TILE_TOKENS, k = e % TILE_TOKENS;
 
-            /* dense tokens that come after the query are nobody's */
+            /* uncompressed tokens that come after the query are nobody's */
             if (t.used >> k & 1
-                && (t.run != RUN_DENSE
+                && (t.run != RUN_UNCOMPRESSED
                     || a->rows.row_pos[row + r]
                            > tile_position(&head, &t, k))) {
                 smem->best[r][k] = expf(
@@ -120,7 +120,7 @@ generic_score(const generic_args_t *a, block_t b, score_smem_t *smem,
     return true;
 }
 
-/* ---- candidates ------------------------------------------------------------ */
+/* ---- candidates --------------------------------------------------------- */
 
 typedef struct {
     float significance;

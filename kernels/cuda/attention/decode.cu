@@ -44,7 +44,7 @@ attend_run(const decode_args_t &a, ring_t &ring, cursor_t &c, const run_t &run,
     uint32_t rest = run.rest;
 
     if constexpr (KEY == 16) {
-        load_dense(a, run, query);
+        load_uncompressed(a, run, query);
     } else {
         arrange(bytes, query);
     }
@@ -151,7 +151,7 @@ raise_scores(const decode_args_t &a)
     }
 }
 
-template <int D, int Q, bool DENSE>
+template <int D, int Q, bool UNCOMPRESSED>
 static __device__ __forceinline__ void
 attend_range(const decode_args_t &a, uint8_t *shared)
 {
@@ -198,7 +198,7 @@ attend_range(const decode_args_t &a, uint8_t *shared)
             any = true;
             state_init<D, Q>(s);
         }
-        if constexpr (DENSE) {
+        if constexpr (UNCOMPRESSED) {
             attend_run<D, Q, 16, 16>(a, ring, c, run, bytes, s);
             continue;
         }
@@ -218,7 +218,7 @@ attend_range(const decode_args_t &a, uint8_t *shared)
     }
 }
 
-template <int D, int Q, bool DENSE>
+template <int D, int Q, bool UNCOMPRESSED>
 static __global__ void __launch_bounds__(WARPS * 32, 1)
     attend_kernel(const __grid_constant__ decode_args_t a)
 {
@@ -230,11 +230,11 @@ static __global__ void __launch_bounds__(WARPS * 32, 1)
         *ended = 0;
     }
     __syncthreads();
-    attend_range<D, Q, DENSE>(a, shared);
+    attend_range<D, Q, UNCOMPRESSED>(a, shared);
     if (a.ended != NULL) {
         tell_ended(a, ended);
     }
-    if constexpr (!DENSE) {
+    if constexpr (!UNCOMPRESSED) {
         raise_scores<Q>(a);
     }
 }
@@ -243,16 +243,16 @@ static __global__ void __launch_bounds__(WARPS * 32, 1)
 
 typedef void (*attend_t)(const decode_args_t);
 
-template <bool DENSE>
+template <bool UNCOMPRESSED>
 static attend_t
 attend_with(uint32_t dim, uint32_t group)
 {
     if (dim == 64) {
-        return group <= QUAD ? attend_kernel<64, 1, DENSE>
-                             : attend_kernel<64, 2, DENSE>;
+        return group <= QUAD ? attend_kernel<64, 1, UNCOMPRESSED>
+                             : attend_kernel<64, 2, UNCOMPRESSED>;
     }
-    return group <= QUAD ? attend_kernel<128, 1, DENSE>
-                         : attend_kernel<128, 2, DENSE>;
+    return group <= QUAD ? attend_kernel<128, 1, UNCOMPRESSED>
+                         : attend_kernel<128, 2, UNCOMPRESSED>;
 }
 
 /* Of a ring: as many as all warps can have. */
@@ -375,7 +375,7 @@ tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
 {
     uint32_t warps;
     decode_args_t a;
-    bool dense;
+    bool uncompressed;
     int rc;
 
     if (rows->n_seqs == 0) {
@@ -394,11 +394,11 @@ tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     a.q_type = queries->q_type;
     a.out_type = queries->out_type;
     a.scale = queries->scale * 1.4426950408889634f;
-    dense = kv->n_layouts == 1 && !kv->layout[0].level.scored;
+    uncompressed = kv->n_layouts == 1 && !kv->layout[0].level.scored;
     warps = attend_warps(s->device, kv->head_dim);
     rc = launch_with(s, true, warps * ring_bytes(kv->head_dim, a.slots) + ENDED,
-                     dense ? attend_with<true>(kv->head_dim, a.group)
-                           : attend_with<false>(kv->head_dim, a.group),
+                     uncompressed ? attend_with<true>(kv->head_dim, a.group)
+                                  : attend_with<false>(kv->head_dim, a.group),
                      dim3(s->device->blocks), warps * 32, a);
     if (rc != TR_KERNEL_OK || s->device->unfinished) {
         return rc;

@@ -2,25 +2,26 @@
  * decode.cuh: what the kernels of decode attention share.
  *
  *   plan    (decode_plan.cu, once a step) describes the heads of all layers and
- *           cuts each layer's work into ranges of equal bytes.  What it leaves is
- *           read by a kernel while the one in front of it still runs
+ *           cuts each layer's work into ranges of equal bytes.  What it leaves
+ *           is read by a kernel while the one in front of it still runs
  *   attend  (decode.cu, once a layer) one warp works off a range; nobody waits
  *           for anybody.  Warps that are done raise scores of the layer before
  *   reduce  (decode_reduce.cu, right behind) makes outputs of what the warps
  *           found, and candidates of two layers before
- *   score   (decode_score.cu, once a step) scores of the last layer, candidates of
- *           the last two
+ *   score   (decode_score.cu, once a step) scores of the last layer, candidates
+ *           of the last two
  *
  * A head is one KV head of one sequence in one layer, with the query heads of
  * its group.  Those of sequences that take no part are left out, since a warp
  * would have to walk over them one by one.  A head's cached tokens are six
- * segments: tiers 0 to 3, the window, the dense pages.  A segment's tokens come
- * in tiles, 16 tokens of a level or 8 of a dense page, and the tiles of a head
- * are numbered through its segments, those of a layer through its heads.  A
- * range is a run of tiles of the layer, wherever the cuts fall; of each head in
- * it, the range has a part.  Part (range b, head h) has the place b + h in the
- * workspace: on the way through the layer every step enters either a new range
- * or a new head, so places are distinct, and those of a head are neighbours.
+ * segments: tiers 0 to 3, the window, the uncompressed pages.  A segment's
+ * tokens come in tiles, 16 tokens of a level or 8 of an uncompressed page, and
+ * the tiles of a head are numbered through its segments, those of a layer
+ * through its heads.  A range is a run of tiles of the layer, wherever the cuts
+ * fall; of each head in it, the range has a part.  Part (range b, head h) has
+ * the place b + h in the workspace: on the way through the layer every step
+ * enters either a new range or a new head, so places are distinct, and those of
+ * a head are neighbours.
  *
  * For its scores each tile leaves a trace: its weights as FP16, and the maximum
  * to which they relate, for each query head of the group.  Traces are counted
@@ -44,7 +45,7 @@
 
 #define SEGMENTS 6u
 #define SEG_WINDOW 4u
-#define SEG_DENSE 5u
+#define SEG_UNCOMPRESSED 5u
 #define GROUP 8u      /* query heads of a KV head, at most */
 #define QUAD 4u       /* query heads that a lane of attention can have one of */
 #define ROW_TILES 16u /* whose scores one warp raises at a time */
@@ -58,8 +59,8 @@ typedef struct {
     uint32_t tiles;   /* of a page */
     uint32_t inverse; /* 2^32 / tiles, rounded up; 0: one tile */
     uint32_t cost;    /* of a tile: that of 64 bytes is 1 */
-    uint32_t bytes;   /* of a tile: of a level, all of it; dense, its keys */
-    uint32_t value;   /* dense: where values begin */
+    uint32_t bytes;   /* of a tile; uncompressed: of its keys */
+    uint32_t value;   /* uncompressed: where values begin */
     uint32_t score, position, recent;
     uint8_t key_bits, value_bits, scored, tile; /* tile: tokens of one */
 } decode_layout_t;
@@ -70,7 +71,7 @@ typedef struct {
 
 #define HEAD_SCORED 1u
 #define HEAD_BY_SUM 2u
-#define HEAD_RECENT 4u /* dense tokens' `recent` grows, too */
+#define HEAD_RECENT 4u /* uncompressed tokens' `recent` grows, too */
 
 /* One head of a step; 16 words. */
 typedef struct {
@@ -219,8 +220,8 @@ bool decode_args(const tr_device_props_t *d, const tr_kv_view_t *kv,
                  decode_args_t *out);
 int decode_reduce(const tr_cuda_stream_t *s, const decode_args_t *a,
                   uint32_t n_seqs);
-/* Blocks that settle a layer's candidates: one a head where there are few, else of
- * so many warps that have one each. */
+/* Blocks that settle a layer's candidates: one a head where there are few, else
+ * of so many warps that have one each. */
 uint32_t decode_candidate_blocks(const decode_args_t *a, uint32_t warps);
 
 /* Tiles of a segment. */
@@ -256,7 +257,7 @@ decode_maximum(const decode_work_t &w, uint32_t trace)
 static __device__ __forceinline__ uint32_t
 decode_entry(const tr_kv_view_t &kv, uint32_t segment, uint32_t i)
 {
-    if (segment == SEG_DENSE) {
+    if (segment == SEG_UNCOMPRESSED) {
         return i;
     }
     if (segment == SEG_WINDOW) {

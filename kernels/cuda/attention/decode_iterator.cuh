@@ -6,13 +6,13 @@
  * a page: what a warp attends at once.  Each warp has a ring of slots of shared
  * memory to itself, into which units are copied ahead of their turn, also
  * across the end of pages and heads: by TMA (a unit is one bulk copy), or where
- * there is none, and for dense tiles, by all lanes (cp.async).  Each slot has
- * an mbarrier that says when its unit has arrived.  The producing cursor and
- * the consuming work know the order of units alike, so that only the beginning
- * of a run, the units of one segment, needs a note.
+ * there is none, and for uncompressed tiles, by all lanes (cp.async).  Each
+ * slot has an mbarrier that says when its unit has arrived.  The producing
+ * cursor and the consuming work know the order of units alike, so that only the
+ * beginning of a run, the units of one segment, needs a note.
  *
- * In a slot: tiles as in the page (kv_layout.h).  Rows of dense tiles are
- * permuted in chunks of 16 bytes so that reads hit all banks.
+ * In a slot: tiles as in the page (kv_layout.h).  Rows of uncompressed tiles
+ * are permuted in chunks of 16 bytes so that reads hit all banks.
  */
 #ifndef TR_CUDA_DECODE_ITERATOR_CUH
 #define TR_CUDA_DECODE_ITERATOR_CUH
@@ -115,11 +115,11 @@ ring_bytes(uint32_t dim, uint32_t slots)
 }
 
 struct cursor_t {
-    const uint8_t *from; /* the next unit; dense: the lane's piece of its
+    const uint8_t *from; /* the next unit; uncompressed: the lane's piece of its
                           * keys */
     uint32_t offset;     /* of the lane's piece */
-    uint32_t step;       /* bytes of a tile; dense: of its keys */
-    uint32_t values;     /* dense: from keys to values; 0: of a level */
+    uint32_t step;       /* bytes of a tile; uncompressed: of its keys */
+    uint32_t values;     /* uncompressed: from keys to values; 0: of a level */
     uint32_t most;       /* tiles of a unit */
     pace_t pace;
     uint32_t what;                      /* as in run_t */
@@ -237,12 +237,12 @@ pages(const decode_layout_t &l, uint32_t tiles)
 static __device__ __forceinline__ void
 aim(const decode_layout_t &l, cursor_t &c)
 {
-    const bool dense = l.key_bits == 16;
+    const bool uncompressed = l.key_bits == 16;
 
-    c.most = dense ? 1 : unit_tiles(l.key_bits, l.value_bits);
+    c.most = uncompressed ? 1 : unit_tiles(l.key_bits, l.value_bits);
     c.step = l.bytes;
-    c.offset = dense ? threadIdx.x % 32 * 16 : 0;
-    c.values = dense ? l.value : 0;
+    c.offset = uncompressed ? threadIdx.x % 32 * 16 : 0;
+    c.values = uncompressed ? l.value : 0;
 }
 
 /* The run's queries, which are needed when its units are. */
@@ -361,7 +361,7 @@ ask_units(const decode_args_t &a, const cursor_t &c)
 
 /* ---- copies ------------------------------------------------------------- */
 
-/* Chunk c of row g of a dense tile. */
+/* Chunk c of row g of an uncompressed tile. */
 template <int D>
 static __device__ __forceinline__ uint32_t
 row_chunk(uint32_t g, uint32_t c)
@@ -401,10 +401,11 @@ end_copies(uint32_t bar)
     }
 }
 
-/* A dense tile. */
+/* An uncompressed tile. */
 template <int D>
 static __device__ __forceinline__ void
-copy_dense(const cursor_t &c, uint32_t slot, uint32_t bar, uint64_t policy)
+copy_uncompressed(const cursor_t &c, uint32_t slot, uint32_t bar,
+                  uint64_t policy)
 {
     copy_rows<D>(c.from, slot, policy);
     copy_rows<D>(c.from + c.values, slot + D * 16, policy);
@@ -446,7 +447,7 @@ produce(const decode_args_t &a, cursor_t &c, ring_t &ring)
     }
     n = c.pace.take(c.most);
     if (c.values != 0) {
-        copy_dense<D>(c, slot, bar, ring.policy);
+        copy_uncompressed<D>(c, slot, bar, ring.policy);
     } else {
         copy_tiles(c, n, slot, bar, ring.policy);
     }

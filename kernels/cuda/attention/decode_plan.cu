@@ -44,7 +44,7 @@ decode_work(const tr_device_props_t *d, const tr_cuda_decode_size_t *size,
     uint8_t *base = (uint8_t *) at;
     decode_work_t w;
 
-    /* dense tiles have eight tokens; a segment's last may have one */
+    /* uncompressed tiles have eight tokens; a segment's last may have one */
     traces = size->max_tokens * size->kv_heads / 8 + 2 * jobs;
     traces += traces % 2;
     rows = traces / ROW_TILES + jobs;
@@ -206,8 +206,8 @@ describe(const plan_args_t &a, uint32_t layer, uint32_t i, decode_head_t &h)
                                ? min(s.base, s.window)
                                : 0;
     h.layout[SEG_WINDOW] = s.window_layout;
-    h.tokens[SEG_DENSE] = n >= s.base ? n - s.base + 1 : 0;
-    h.layout[SEG_DENSE] = 0;
+    h.tokens[SEG_UNCOMPRESSED] = n >= s.base ? n - s.base + 1 : 0;
+    h.layout[SEG_UNCOMPRESSED] = 0;
 #pragma unroll
     for (uint32_t k = 0; k < SEGMENTS; k++) {
         const decode_layout_t &l = a.layouts.of[h.layout[k]];

@@ -176,7 +176,7 @@ ask(const decode_args_t &a, const decode_left_t &left, const work_t &w,
     x.score = (float *) (at + l.score) + token;
     x.exist = existing(a, w);
 #pragma unroll
-    for (int r = 0; r < 2; r++) { /* dense tiles: r = 1 is not used */
+    for (int r = 0; r < 2; r++) { /* uncompressed tiles: r = 1 is not used */
         float4 s = *(const float4 *) (x.score + 8 * r);
 
         x.old[4 * r] = s.x;
@@ -356,7 +356,7 @@ pay(const work_t &w, tokens_t &x, const float (&p)[LANE_TOKENS],
     }
 }
 
-/* Dense tokens' second score. */
+/* Uncompressed tokens' second score. */
 static __device__ __forceinline__ void
 pay_recent(const decode_args_t &a, const work_t &w, const tokens_t &x,
            const float (&p)[LANE_TOKENS])
@@ -580,7 +580,8 @@ score_rows_of(const decode_args_t &a, const decode_left_t &left)
                        make_uint4(__float_as_uint(least.significance),
                                   least.position, least.index, 0));
             }
-        } else if (w.segment() == SEG_DENSE && (w.flags() & HEAD_RECENT)) {
+        } else if (w.segment() == SEG_UNCOMPRESSED
+                   && (w.flags() & HEAD_RECENT)) {
             pay_recent(a, w, x, p);
         }
     }

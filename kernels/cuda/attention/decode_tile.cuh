@@ -8,7 +8,8 @@
  * 2 bits: under a mask, in place, worth 16 or 64 times as much), and a query is
  * an integer of 15 bits, 128 hi + lo, its bytes in the columns 2h and 2h + 1.
  * So lane 4g + t ends up with head t's logits of tokens g and g + 8, and four
- * heads (a quad) fill the eight columns.  Dense keys do the same with FP16.
+ * heads (a quad) fill the eight columns.  Uncompressed keys do the same with
+ * FP16.
  *
  * Values become FP16 under a mask, too: the bits of a code in the mantissa of a
  * number without exponent, a subnormal, which the tensor cores multiply exactly
@@ -200,11 +201,12 @@ arrange(const bytes_t<D, Q> &from, query_t<D, Q, KEY> &out)
     }
 }
 
-/* For dense keys: column g has the upper half of head g / 2, or what it leaves,
- * of dimensions 8j + 2t, 8j + 2t + 1. */
+/* For uncompressed keys: column g has the upper half of head g / 2, or what it
+ * leaves, of dimensions 8j + 2t, 8j + 2t + 1. */
 template <int D, int Q>
 static __device__ __forceinline__ void
-load_dense(const decode_args_t &a, const run_t &run, query_t<D, Q, 16> &out)
+load_uncompressed(const decode_args_t &a, const run_t &run,
+                  query_t<D, Q, 16> &out)
 {
     const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 

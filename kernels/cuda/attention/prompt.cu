@@ -5,7 +5,7 @@
  *   images   queries to FP16, each head's row scaled by a power of two so that
  *            its largest is between 1024 and 2048, in the order of prompt.cuh
  *   attend   prompt_attend.cu
- *   score    prompt_score.cu, when dense pages carry scores
+ *   score    prompt_score.cu, when uncompressed pages carry scores
  */
 #include "prompt.cuh"
 #include "kernels/cuda/tensor.cuh"
@@ -212,14 +212,15 @@ prompt_allowed(const tr_kv_view_t *kv, uint32_t layer, const tr_rows_t *rows,
                const tr_cuda_queries_t *q, const tr_cuda_prompt_size_t *size,
                const void *work)
 {
-    const tr_kv_layout_t *dense = kv->layout;
+    const tr_kv_layout_t *uncompressed = kv->layout;
     uint32_t group = kv->kv_heads ? q->heads / kv->kv_heads : 0;
 
     return (kv->head_dim == 64 || kv->head_dim == 128) && layer < kv->layers
            && group >= 1 && group <= 8 && group * kv->kv_heads == q->heads
-           && dense->level.key_bits == 16 && dense->level.value_bits == 16
-           && dense->head_dim == kv->head_dim && dense->tokens > 0
-           && dense->tokens % 8 == 0 && dense->value % 16 == 0
+           && uncompressed->level.key_bits == 16
+           && uncompressed->level.value_bits == 16
+           && uncompressed->head_dim == kv->head_dim && uncompressed->tokens > 0
+           && uncompressed->tokens % 8 == 0 && uncompressed->value % 16 == 0
            && kv->page_bytes % 16 == 0 && aligned(kv->pool, 16)
            && size->kv_heads == kv->kv_heads && size->head_dim == kv->head_dim
            && size->heads == q->heads && rows->n_rows <= size->max_rows

@@ -43,7 +43,7 @@ typedef struct {
     tr_rows_t rows;
     tr_cuda_queries_t queries;
     uint32_t layer, group, dim;
-    uint32_t page_tokens, value, score, recent; /* of a dense page */
+    uint32_t page_tokens, value, score, recent; /* of an uncompressed page */
     uint32_t box;                               /* tokens that a copy brings */
     uint32_t *n_tiles;                          /* [1] */
     uint32_t *seq_tile;  /* [n_seqs] its first, or ~0: left out */

@@ -3,9 +3,9 @@
  * counterpart of cpu/kv_append.c.
  *
  * A head's key and its value are two warps' (token.cuh).  Both look at the
- * head's move and both find it allowed or not.  Rows at dense positions are
- * independent, but for a page's minmax: the key's warp whose row begins a page,
- * or a sequence, makes it, from the keys of all rows of that page.
+ * head's move and both find it allowed or not.  Rows at uncompressed positions
+ * are independent, but for a page's minmax: the key's warp whose row begins a
+ * page, or a sequence, makes it, from the keys of all rows of that page.
  */
 #ifndef TR_CUDA_APPEND_CUH
 #define TR_CUDA_APPEND_CUH
@@ -13,7 +13,7 @@
 #include "append_check.cuh"
 #include "append_heads.cuh"
 
-/* ---- pages and statistics ------------------------------------------------- */
+/* ---- pages and statistics ----------------------------------------------- */
 
 /* Clears the side's part of a new page. */
 TR_DEVICE void
@@ -103,7 +103,7 @@ row_load(const append_t *t)
     }
 }
 
-/* ---- dense rows --------------------------------------------------------- */
+/* ---- uncompressed rows -------------------------------------------------- */
 
 /* Smallest and largest key by channel of the rows from this one on that belong
  * to the same page, in order; the page's first begins them. */
@@ -133,7 +133,7 @@ minmax_make(const append_t *t, place_t p, uint32_t end)
 
 /* `first`, `end`: the rows of the sequence. */
 TR_DEVICE void
-append_dense(const append_t *t, uint32_t first, uint32_t end)
+append_uncompressed(const append_t *t, uint32_t first, uint32_t end)
 {
     const tr_kv_layout_t *l = &t->a->layout[0];
     uint32_t index = t->pos - t->seq->base;
@@ -336,7 +336,7 @@ append_any(const append_t *t)
                           (t->pos - t->seq->base) / a->layout[0].tokens);
         if (valid) {
             row_load(t);
-            append_dense(t, t->first, t->end);
+            append_uncompressed(t, t->first, t->end);
         }
     }
     if (!valid && t->side == KEY && t->w.lane == 0 && a->refused != NULL) {

@@ -1,9 +1,9 @@
 /*
  * append_fast.cuh: the fast path for a step's tokens: head size 128; a window
  * with metadata by token, below 16 bits, one metadata group a side, no new
- * page; or a dense row without min/max.  Everything else, and everything that is
- * not allowed, is left to append_any (append.cuh), which checks again and gives
- * the same bits.
+ * page; or an uncompressed row without min/max.  Everything else, and
+ * everything that is not allowed, is left to append_any (append.cuh), which
+ * checks again and gives the same bits.
  *
  * The launch is in front of every layer's attention and takes as long as its
  * chain of loads.  So loads are issued together: a row's sequence, then its
@@ -125,7 +125,7 @@ TR_DEVICE void
 fast_token(const append_t *t, place_t p)
 {
     const append_args_t *a = t->a;
-    bool dense = t->pos >= t->seq->base;
+    bool uncompressed = t->pos >= t->seq->base;
     float x[4];
 
     if (t->side == KEY && a->heads.hadamard) {
@@ -134,12 +134,12 @@ fast_token(const append_t *t, place_t p)
         four_load(t, a->in.k, NULL, t->w.lane * 4, x);
     } else if (t->side == KEY) {
         fast_key_load(t, x);
-    } else if (dense) {
+    } else if (uncompressed) {
         four_load(t, a->in.v, a->heads.v_bias, t->w.lane * 4, x);
     } else {
         fast_value_load(t, x);
     }
-    if (dense) {
+    if (uncompressed) {
         uint2 u;
 
         u.x = half_of(x[0]) | (uint32_t) half_of(x[1]) << 16;
@@ -150,7 +150,7 @@ fast_token(const append_t *t, place_t p)
     }
     if (t->side == VALUE && t->w.lane == 0) {
         token_put_stats(p, 0, t->pos);
-        if (dense && p.layout->recent) {
+        if (uncompressed && p.layout->recent) {
             ((float *) (p.page + p.layout->recent))[p.at] = 0;
         }
     }

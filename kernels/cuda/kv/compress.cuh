@@ -82,8 +82,8 @@ compress_open(compress_t *c, const compress_args_t *a, uint32_t j, uint32_t h)
     c->order = a->order + mine * a->max_len;
     if (!seq_valid(a->layout, kv->n_layouts, c->from)
         || !seq_valid(a->layout, kv->n_layouts, c->to) || c->to->n_tiers == 0
-        || c->from->base > UINT32_MAX - c->job->n_dense
-        || c->to->base != c->from->base + c->job->n_dense
+        || c->from->base > UINT32_MAX - c->job->n_uncompressed
+        || c->to->base != c->from->base + c->job->n_uncompressed
         || c->to->window_from > c->to->base) {
         return false;
     }
@@ -92,12 +92,12 @@ compress_open(compress_t *c, const compress_args_t *a, uint32_t j, uint32_t h)
     }
     c->windowed = c->from->window > 0 ? c->from->base - c->from->window_from
                                       : 0;
-    if (tiered + c->windowed + c->job->n_dense > c->job->dest_len
-        || tiered + c->windowed + c->job->n_dense > a->max_len) {
+    if (tiered + c->windowed + c->job->n_uncompressed > c->job->dest_len
+        || tiered + c->windowed + c->job->n_uncompressed > a->max_len) {
         return false;
     }
     c->tiered = (uint32_t) tiered;
-    c->all = c->tiered + c->windowed + c->job->n_dense;
+    c->all = c->tiered + c->windowed + c->job->n_uncompressed;
     return true;
 }
 
@@ -125,7 +125,7 @@ source_place(const compress_t *c, uint32_t i, uint32_t *position, float *score)
     } else {
         p.at = i - c->tiered - c->windowed;
         *position = c->from->base + p.at;
-        later = c->job->n_dense - 1 - p.at;
+        later = c->job->n_uncompressed - 1 - p.at;
         p.layout = &c->a->layout[0];
         entry = p.at / p.layout->tokens;
     }

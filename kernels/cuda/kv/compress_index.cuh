@@ -162,7 +162,7 @@ compress_index(const compress_args_t *a, block_t b, index_smem_t *smem,
     end = c.all - first < per ? c.all : first + per;
     if (!lane_count(&c, first, end, count)
         || !part_has(b, c.table, 1, a->kv.at_window, a->layout[0].tokens, 0,
-                     c.job->n_dense)
+                     c.job->n_uncompressed)
         || !tiers_have(b, &c, c.table, c.from, c.have)
         || !window_complete(b, &c, c.table, c.from)) {
         flag_raise(&smem->bad);

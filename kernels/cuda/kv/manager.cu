@@ -1,7 +1,7 @@
 /*
  * The page manager's launches (device_manager.h).  What a block does is in
- * kernels/kv_manager; here is which blocks run it.  The last block to arrive goes
- * on with what needs all of them, so that a step takes two launches.
+ * kernels/kv_manager; here is which blocks run it.  The last block to arrive
+ * goes on with what needs all of them, so that a step takes two launches.
  *
  *   step             plan, last: sum              grant
  *   close            release, last: ends          recycle
@@ -11,8 +11,8 @@
  *   give, take       one block each
  *   fork, tally      one launch each
  *
- * Traffic of a step: for each head its counts, a candidate and its move, and three
- * to six sectors of tables and pages; nothing is read twice.
+ * Traffic of a step: for each head its counts, a candidate and its move, and
+ * three to six sectors of tables and pages; nothing is read twice.
  */
 #include "kernels/cuda/device_manager.h"
 #include "kernels/cuda/launch.cuh"
@@ -25,7 +25,7 @@
 #include <cuda_runtime.h>
 
 #define RESET_BLOCKS 512u
-#define GRANT_BLOCKS 8u /* that share a prompt's dense pages, at least */
+#define GRANT_BLOCKS 8u /* that share a prompt's uncompressed pages, at least */
 #define FORK_BLOCKS 4u  /* that share a head's pages */
 
 /* ---- who is last -------------------------------------------------------- */

@@ -36,7 +36,7 @@ part_pages(const swap_args_t &a, uint32_t h, uint32_t part, uint32_t *entry,
     *step = 1;
     *entry = 0;
     if (part == 0) {
-        return a.swap.dense_pages;
+        return a.swap.uncompressed_pages;
     }
     if (part == 1) {
         *entry = kv->at_window;
@@ -150,7 +150,7 @@ tr_cuda_kv_swap(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
 
     if (swap->slot < 0 || heads == 0 || heads > 65535 || kv->page_bytes % 16
         || kv->n_layouts == 0 || kv->n_layouts > TR_KV_LAYOUTS_MAX
-        || swap->dense_pages > kv->at_window) {
+        || swap->uncompressed_pages > kv->at_window) {
         return TR_KERNEL_BADARG;
     }
     a.kv = *kv;

@@ -39,7 +39,7 @@
 typedef struct {
     const char *name;
     uint32_t seqs, len, heads, kv_heads, head_dim;
-    uint32_t n_levels; /* 0: dense */
+    uint32_t n_levels; /* 0: uncompressed */
     tr_kv_level_t level[2];
     double share[2];   /* of the tokens, by level */
     double must, goal; /* us; 0: none */

@@ -65,7 +65,7 @@ put_marks(const tr_kv_layout_t *l, uint8_t *page, uint32_t t, uint32_t position)
     }
 }
 
-/* Smallest and largest key of the n tokens of a dense page. */
+/* Smallest and largest key of the n tokens of an uncompressed page. */
 static void
 put_minmax(const tr_kv_layout_t *l, uint8_t *page, uint32_t n)
 {
@@ -108,7 +108,7 @@ choose_sequence(case_t *c, uint32_t s)
     fixture_t *b = &c->fixture;
     tr_kv_seq_t *q = &b->seq[s];
     uint32_t levels = b->plan.n - 1, kind = levels ? random_below(4) : 0;
-    uint32_t tiered = b->max_len / 4, dense = 0, last;
+    uint32_t tiered = b->max_len / 4, uncompressed = 0, last;
 
     *q = (tr_kv_seq_t){ .by_sum = random_below(2) == 0 };
     if (kind > 0) {
@@ -125,11 +125,11 @@ choose_sequence(case_t *c, uint32_t s)
         }
     }
     if (kind == 0 || kind == 3) {
-        dense = 1 + random_below(b->max_len / 3);
+        uncompressed = 1 + random_below(b->max_len / 3);
     }
-    last = q->base + dense - 1;
+    last = q->base + uncompressed - 1;
     c->last[s] = last;
-    q->scored = b->plan.layout[0].level.scored || dense == 0;
+    q->scored = b->plan.layout[0].level.scored || uncompressed == 0;
     q->scored = q->scored && random_below(4) > 0;
     q->recent_from = random_below(last + 2);
     if (kind == 0 && random_below(2) && b->plan.layout[0].minmax) {
@@ -137,7 +137,7 @@ choose_sequence(case_t *c, uint32_t s)
         q->read_layer = random_below(2);
         q->read_pages = 1 + random_below(5);
     }
-    b->dense[s] = dense;
+    b->uncompressed[s] = uncompressed;
 }
 
 static void
@@ -154,7 +154,7 @@ fill_head(case_t *c, uint32_t s, uint32_t h)
         uint32_t n = random_below(others / q->n_tiers + 1);
 
         per = b->plan.layout[q->tier_layout[l]].tokens;
-        if (q->window == 0 && b->dense[s] == 0 && l == 0) {
+        if (q->window == 0 && b->uncompressed[s] == 0 && l == 0) {
             n++; /* the query's own token */
         }
         if (b->plan.layout[q->tier_layout[l]].level.by_channel) {
@@ -175,11 +175,11 @@ fill_head(case_t *c, uint32_t s, uint32_t h)
              q->window_layout, p % q->window % per, p);
     }
     per = b->plan.layout[0].tokens;
-    for (uint32_t i = 0; i < b->dense[s]; i++) {
+    for (uint32_t i = 0; i < b->uncompressed[s]; i++) {
         uint32_t end = (i / per + 1) * per;
 
         fill(c, s, row + i / per, 0, i % per, 0);
-        end = end < b->dense[s] ? end : b->dense[s];
+        end = end < b->uncompressed[s] ? end : b->uncompressed[s];
         if (i + 1 == end) {
             put_minmax(&b->plan.layout[0],
                        tr_kv_page_at(&b->host, row[i / per]), i % per + 1);
@@ -233,7 +233,7 @@ make_rows(case_t *c)
     uint32_t rows = 0, dim = c->fixture.host.head_dim, n = 0;
 
     for (uint32_t s = 0; s < FIXTURE_SLOTS; s++) {
-        uint32_t many = c->fixture.dense[s], some;
+        uint32_t many = c->fixture.uncompressed[s], some;
 
         many = many < ROWS_MAX / FIXTURE_SLOTS ? many
                                                : ROWS_MAX / FIXTURE_SLOTS;

@@ -26,8 +26,8 @@ typedef struct {
     tr_kv_candidate_t *candidate;
 } case_t;
 
-/* Sequences of all kinds: dense, tiers with and without a window, all three;
- * some scored, some of Quest; rows for all of them. */
+/* Sequences of all kinds: uncompressed, tiers with and without a window, all
+ * three; some scored, some of Quest; rows for all of them. */
 void case_open(case_t *c, const fixture_side_t *side);
 void case_close(case_t *c);
 

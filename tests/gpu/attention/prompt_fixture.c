@@ -83,8 +83,8 @@ make_plan(case_t *c)
     wish.head_dim = c->dim;
     wish.levels = levels;
     wish.n_levels = random_below(4);
-    wish.dense_scored = random_below(4) != 0;
-    wish.dense_minmax = random_below(4) == 0;
+    wish.uncompressed_scored = random_below(4) != 0;
+    wish.uncompressed_minmax = random_below(4) == 0;
     if (tr_page_plan(&wish, &c->plan)) {
         printf("no plan\n");
         exit(1);

@@ -1,5 +1,5 @@
 /*
- * prompt_fixture.h: a random cache of dense pages and a random step for
+ * prompt_fixture.h: a random cache of uncompressed pages and a random step for
  * test_prompt.c, and what attention must give, in double precision.
  */
 #ifndef TR_TESTS_GPU_PROMPT_FIXTURE_H
@@ -50,7 +50,8 @@ void case_close(case_t *c);
 bool case_attends(const case_t *c, uint32_t s);
 uint32_t case_length(const case_t *c, uint32_t s);
 
-/* The page of a KV head's token k in a copy of the pool, and its place there. */
+/* The page of a KV head's token k in a copy of the pool, and its place
+ * there. */
 uint8_t *case_token(const case_t *c, uint8_t *pool, uint32_t s,
                     uint32_t kv_head, uint32_t k, uint32_t *place);
 

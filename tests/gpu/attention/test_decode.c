@@ -33,9 +33,9 @@ choose_shape(cache_shape_t *w, uint32_t round)
     w->heads = group * w->kv_heads;
     w->seqs = 1 + random_below(7);
     w->n_levels = random_below(5);
-    w->dense_scored = random_below(2) == 0;
+    w->uncompressed_scored = random_below(2) == 0;
     w->max_tier = 1 + random_below(random_below(3) == 0 ? 1500 : 200);
-    w->max_dense = 1 + random_below(random_below(3) == 0 ? 1500 : 200);
+    w->max_uncompressed = 1 + random_below(random_below(3) == 0 ? 1500 : 200);
     w->max_window = random_below(100);
     w->wild = random_below(2) == 0;
     if (random_below(12) == 0) { /* a head of hundreds of parts and of rows */
@@ -60,14 +60,14 @@ choose_shape(cache_shape_t *w, uint32_t round)
         w->heads = group * w->kv_heads;
         w->layers = 1 + random_below(2);
         w->seqs = 260 + random_below(60);
-        w->max_tier = w->max_dense = 1 + random_below(40);
+        w->max_tier = w->max_uncompressed = 1 + random_below(40);
         w->max_window = random_below(10);
     }
     if (random_below(4) == 0) { /* a policy without scores */
         for (uint32_t i = 0; i < w->n_levels; i++) {
             w->level[i].scored = 0;
         }
-        w->dense_scored = false;
+        w->uncompressed_scored = false;
     }
 }
 

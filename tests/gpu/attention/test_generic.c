@@ -1,8 +1,8 @@
 /*
  * The generic attention kernel against the CPU backend in plain C: all head
  * sizes, groups of up to 32, levels of every kind, rows of one sequence by the
- * dozen, tiers, windows and dense pages together, scores and candidates, Quest;
- * free places are NaN.  Then once more cut differently: the same bits.
+ * dozen, tiers, windows and uncompressed pages together, scores and candidates,
+ * Quest; free places are NaN.  Then once more cut differently: the same bits.
  *
  *   test_generic [rounds [seed]]
  */
@@ -360,10 +360,11 @@ one_round(const fixture_side_t *side)
         for (uint32_t s = 0; s < FIXTURE_SLOTS; s++) {
             const tr_kv_seq_t *q = &c->fixture.seq[s];
 
-            printf("  %u: base %u, window %u from %u, tiers %u, dense %u, "
+            printf("  %u: base %u, window %u from %u, tiers %u, uncompressed "
+                   "%u, "
                    "scored %d, rows %u\n",
                    s, q->base, q->window, q->window_from, q->n_tiers,
-                   c->fixture.dense[s], q->scored,
+                   c->fixture.uncompressed[s], q->scored,
                    c->seq_row[s + 1] - c->seq_row[s]);
         }
     }

@@ -3,11 +3,11 @@
  *
  *   test_prompt [ROUNDS] [SEED] [WAY]
  *
- * Every round is a random cache of dense pages and a random step: sequences of
- * one to several hundred rows, some left out, chunks that begin anywhere,
- * groups of 1 to 8 query heads, magnitudes from 1e-6 to 1e4, outputs and
- * queries of all types, bytes without a token NaN.  Queries are such that FP16
- * holds them, so that errors are those of the sums and of FP16 weights.
+ * Every round is a random cache of uncompressed pages and a random step:
+ * sequences of one to several hundred rows, some left out, chunks that begin
+ * anywhere, groups of 1 to 8 query heads, magnitudes from 1e-6 to 1e4, outputs
+ * and queries of all types, bytes without a token NaN.  Queries are such that
+ * FP16 holds them, so that errors are those of the sums and of FP16 weights.
  */
 #include <cuda_runtime_api.h>
 #include <math.h>

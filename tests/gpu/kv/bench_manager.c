@@ -4,8 +4,8 @@
  *   bench_manager
  *
  * The shape of DiffKV's figure 13, for the heads of Llama-3-8B (32 layers, 8 KV
- * heads): a prompt step (1,024 tokens a request: dense pages, what each token
- * becomes, pages of the tiers, recycling; without moving tokens) and a
+ * heads): a prompt step (1,024 tokens a request: uncompressed pages, what each
+ * token becomes, pages of the tiers, recycling; without moving tokens) and a
  * generation step, over batches of 1 to 256.  The device runs diffkv over
  * random scores.
  *

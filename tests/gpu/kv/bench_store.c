@@ -125,9 +125,10 @@ no_refusal(const uint32_t *refused, const char *what)
     }
 }
 
-/* A view whose every head has `dense` + 1 + `per_list` * 2 pages of its own. */
+/* A view whose every head has `uncompressed` + 1 + `per_list` * 2 pages of its
+ * own. */
 static void
-view_make(bench_t *b, uint32_t slots, uint32_t dense, uint32_t per_tier)
+view_make(bench_t *b, uint32_t slots, uint32_t uncompressed, uint32_t per_tier)
 {
     tr_page_wish_t wish = { DIM, levels, 2, true, false, true };
     tr_kv_view_t *v = &b->view;
@@ -145,10 +146,10 @@ view_make(bench_t *b, uint32_t slots, uint32_t dense, uint32_t per_tier)
     v->head_dim = DIM;
     v->n_layouts = b->plan.n;
     v->layout = b->plan.layout;
-    v->at_window = dense;
-    v->at_pair[0] = dense + 1;
+    v->at_window = uncompressed;
+    v->at_pair[0] = uncompressed + 1;
     v->pair_len[0] = 2 * per_tier;
-    v->at_pair[1] = v->table_len = dense + 1 + 2 * per_tier;
+    v->at_pair[1] = v->table_len = uncompressed + 1 + 2 * per_tier;
     pages = rows * v->table_len;
     tables = malloc(pages * 4);
     for (size_t i = 0; i < pages; i++) {
@@ -391,7 +392,7 @@ bench_compress(bench_t *b, uint32_t slots)
         seqs[s] = from;
         jobs[s] = (tr_kv_compress_t){
             .slot = (int32_t) s,
-            .n_dense = PROMPT,
+            .n_uncompressed = PROMPT,
             .dest_len = PROMPT,
             /* its own row's other parts take what comes */
             .to_tables = b->view.tables + (size_t) s * HEADS * b->view.table_len
@@ -444,15 +445,16 @@ swap_run(bench_t *b, void *arg)
 static void
 bench_swap(bench_t *b)
 {
-    uint32_t dense = 32, n = dense * HEADS;
+    uint32_t uncompressed = 32, n = uncompressed * HEADS;
     tr_kv_seq_t seq = { 0 };
-    swap_run_t s = { .swap = {
-                         .slot = 0, .dense_pages = dense, .max_pages = n } };
+    swap_run_t s = { .swap = { .slot = 0,
+                               .uncompressed_pages = uncompressed,
+                               .max_pages = n } };
     int32_t *taken = malloc(n * 4ul);
     uint8_t *host;
     double us;
 
-    view_make(b, 1, dense, 1);
+    view_make(b, 1, uncompressed, 1);
     for (uint32_t i = 0; i < n; i++) {
         taken[i] = (int32_t) i;
     }

@@ -1,8 +1,8 @@
 /*
- * manager_fixture.h: the CPU's page manager (engine/kv/kv_cache.h) and a device's
- * (kernels/kv_manager/manager.h) under the same random operations, compared
- * after each: tables, counts, candidates, moves, sequences, the free ring, the
- * owners.
+ * manager_fixture.h: the CPU's page manager (engine/kv/kv_cache.h) and a
+ * device's (kernels/kv_manager/manager.h) under the same random operations,
+ * compared after each: tables, counts, candidates, moves, sequences, the free
+ * ring, the owners.
  *
  * The device is behind one function, so that the same operations drive a GPU
  * (test_manager.c) and the manager's programs run as plain C
@@ -220,12 +220,12 @@ fixture_append(const tr_kv_view_t *v, int32_t slot, uint32_t head)
 static void
 fixture_compress_one(const tr_kv_view_t *v, const tr_kv_compress_t *c,
                      const int32_t *row, int8_t dest, fixture_place_t from,
-                     uint32_t pos, bool dense, uint32_t *count)
+                     uint32_t pos, bool uncompressed, uint32_t *count)
 {
     float score = fixture_score(from), recent;
 
     pos = fixture_position(from, pos);
-    if (dense && c->observe != 0) {
+    if (uncompressed && c->observe != 0) {
         recent = 0;
         if (from.recent != NULL) {
             memcpy(&recent, from.recent, 4);
@@ -269,7 +269,7 @@ fixture_compress(const tr_stream_t *stream, const tr_kv_view_t *v,
                                  fixture_windowed(v, q, row, i), i, false,
                                  count);
         }
-        for (i = 0; i < c->n_dense; i++) {
+        for (i = 0; i < c->n_uncompressed; i++) {
             uint32_t tokens = v->layout[0].tokens;
 
             fixture_compress_one(v, c, to, *dest++,
@@ -326,7 +326,8 @@ fixture_add(uint8_t *at, float more)
     }
 }
 
-/* Some tokens of a head get more score; then its candidates, as of position n. */
+/* Some tokens of a head get more score; then its candidates, as of position
+ * n. */
 static void
 fixture_attend_head(const tr_kv_cache_t *kv, int32_t slot, uint32_t head,
                     uint32_t n)
@@ -335,7 +336,7 @@ fixture_attend_head(const tr_kv_cache_t *kv, int32_t slot, uint32_t head,
     const tr_kv_seq_t *q = &v->seq[slot];
     const int32_t *row = manager_row(&kv->m, slot, head);
     const uint32_t *count = manager_counts(&kv->m, slot, head);
-    uint32_t dense = kv->m.slot[slot].tokens - q->base;
+    uint32_t uncompressed = kv->m.slot[slot].tokens - q->base;
 
     for (uint32_t l = 0; l < q->n_tiers; l++) {
         tr_kv_candidate_t best = { __builtin_inff(), 0 };
@@ -364,7 +365,7 @@ fixture_attend_head(const tr_kv_cache_t *kv, int32_t slot, uint32_t head,
     for (uint32_t i = q->window_from; i < q->base && q->window != 0; i++) {
         fixture_add(fixture_windowed(v, q, row, i).score, fixture_more());
     }
-    for (uint32_t i = 0; i < dense; i++) {
+    for (uint32_t i = 0; i < uncompressed; i++) {
         fixture_place_t p = fixture_place(v, row, 0, i / v->layout[0].tokens,
                                           i % v->layout[0].tokens);
 
@@ -414,7 +415,7 @@ fixture_compare_head(fixture_t *w, int32_t slot, uint32_t head)
 
     n = manager_runs(&kv->m, &kv->m.seq[slot],
                      manager_counts(&kv->m, slot, head),
-                     kv->m.slot[slot].dense_pages, run);
+                     kv->m.slot[slot].uncompressed_pages, run);
     for (i = 0; i < n; i++) {
         for (j = 0; j < run[i].n; j++, held++) {
             int32_t e = (int32_t) run[i].entry + (int32_t) j * run[i].step;
@@ -481,13 +482,16 @@ fixture_compare(fixture_t *w)
             continue;
         }
         FIXTURE_SAME(w,
-                     t->tokens == s->tokens && t->dense == s->dense
-                         && t->out == s->out && t->dense_pages == s->dense_pages
+                     t->tokens == s->tokens
+                         && t->uncompressed == s->uncompressed
+                         && t->out == s->out
+                         && t->uncompressed_pages == s->uncompressed_pages
                          && t->pages == s->pages,
-                     "slot %u: tokens %u %u, dense %d %d, dense pages %u %u,"
+                     "slot %u: tokens %u %u, uncompressed %d %d, uncompressed "
+                     "pages %u %u,"
                      " pages %llu %u",
-                     i, s->tokens, t->tokens, s->dense, t->dense,
-                     s->dense_pages, t->dense_pages,
+                     i, s->tokens, t->tokens, s->uncompressed, t->uncompressed,
+                     s->uncompressed_pages, t->uncompressed_pages,
                      (unsigned long long) s->pages, t->pages);
         FIXTURE_SAME(w,
                      memcmp(&m->seq[i], &kv->m.seq[i], sizeof(tr_kv_seq_t))

@@ -215,7 +215,7 @@ static size_t
 fixture_sources(const fixture_t *w, const tr_kv_job_t *j, uint32_t head)
 {
     const uint32_t *count = manager_counts(&w->mirror, j->slot, head);
-    size_t n = j->n_dense;
+    size_t n = j->n_uncompressed;
 
     for (uint32_t l = 0; l < j->from.n_tiers; l++) {
         n += count[l];
@@ -310,7 +310,7 @@ fixture_list(const fixture_t *w, int32_t slot, int32_t *out)
         manager_run_t run[MANAGER_RUNS];
         uint32_t runs = manager_runs(&kv->m, &kv->m.seq[slot],
                                      manager_counts(&kv->m, slot, head),
-                                     kv->m.slot[slot].dense_pages, run);
+                                     kv->m.slot[slot].uncompressed_pages, run);
 
         for (uint32_t r = 0; r < runs; r++) {
             for (uint32_t j = 0; j < run[r].n; j++) {
@@ -380,9 +380,10 @@ fixture_swap(fixture_t *w)
 
 /* ---- fork, tally -------------------------------------------------------- */
 
-/* Dense pages of the mirror, all heads. */
+/* Uncompressed pages of the mirror, all heads. */
 static uint32_t
-fixture_dense(const fixture_t *w, int32_t slot, uint32_t each, int32_t *out)
+fixture_uncompressed(const fixture_t *w, int32_t slot, uint32_t each,
+                     int32_t *out)
 {
     uint32_t n = 0;
 
@@ -430,8 +431,8 @@ fixture_fork(fixture_t *w)
         each = manager_ceil(len, w->mirror.place[0].tokens);
         FIXTURE_SAME(w,
                      each * w->kv->heads > FIXTURE_LIST
-                         || (fixture_dense(w, from, each, a)
-                                 == fixture_dense(w, to, each, b)
+                         || (fixture_uncompressed(w, from, each, a)
+                                 == fixture_uncompressed(w, to, each, b)
                              && w->device->same_pages(w->device->arg, a, b,
                                                       each * w->kv->heads)),
                      "slots %d and %d: %u pages a head", from, to, each);
@@ -481,8 +482,10 @@ fixture_tally(fixture_t *w)
             }
         }
         FIXTURE_SAME(w,
-                     t->tokens == s->tokens && t->dense_pages == s->dense_pages
-                         && t->pages == s->pages && t->dense == s->dense
+                     t->tokens == s->tokens
+                         && t->uncompressed_pages == s->uncompressed_pages
+                         && t->pages == s->pages
+                         && t->uncompressed == s->uncompressed
                          && t->out == s->out && t->base == q->base
                          && t->window_from == q->window_from
                          && memcmp(t->tiered, tiered, sizeof(tiered)) == 0

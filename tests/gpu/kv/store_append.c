@@ -1,6 +1,6 @@
 /*
- * Rows and steps on both sides: dense rows in chunks, tokens with random moves,
- * moves that are not allowed.  See store_ops.h.
+ * Rows and steps on both sides: uncompressed rows in chunks, tokens with random
+ * moves, moves that are not allowed.  See store_ops.h.
  */
 #include "store_ops.h"
 
@@ -59,12 +59,12 @@ rows_make(fixture_t *b, const uint32_t *n, step_rows_t *r)
 
     for (uint32_t s = 0; s < FIXTURE_SLOTS; s++) {
         const tr_kv_seq_t *q = &b->seq[s];
-        uint32_t first = q->base + b->dense[s];
+        uint32_t first = q->base + b->uncompressed[s];
 
         if (n[s] == 0) {
             continue;
         }
-        if (b->dense[s] == 0 && q->n_tiers > 0 && n[s] == UINT32_MAX) {
+        if (b->uncompressed[s] == 0 && q->n_tiers > 0 && n[s] == UINT32_MAX) {
             first = q->base - 1; /* a step of a compressed sequence */
         }
         r->slot[seqs] = (int32_t) s;
@@ -177,25 +177,25 @@ append_layers(fixture_t *b, const uint32_t *n, const char *what)
     return ok;
 }
 
-/* Rows at dense positions: n[slot] of each. */
+/* Rows at uncompressed positions: n[slot] of each. */
 bool
-store_dense(fixture_t *b, const uint32_t *n)
+store_uncompressed(fixture_t *b, const uint32_t *n)
 {
     uint32_t per = b->plan.layout[0].tokens;
 
     for (uint32_t s = 0; s < FIXTURE_SLOTS; s++) {
         for (uint32_t h = 0; h < b->host.layers * b->host.kv_heads; h++) {
-            for (uint32_t i = 0; i < (b->dense[s] + n[s] + per - 1) / per;
-                 i++) {
+            for (uint32_t i = 0;
+                 i < (b->uncompressed[s] + n[s] + per - 1) / per; i++) {
                 fixture_page(b, fixture_row(b, s, h) + i, 0);
             }
         }
     }
-    if (!append_layers(b, n, "dense rows")) {
+    if (!append_layers(b, n, "uncompressed rows")) {
         return false;
     }
     for (uint32_t s = 0; s < FIXTURE_SLOTS; s++) {
-        b->dense[s] += n[s];
+        b->uncompressed[s] += n[s];
     }
     return true;
 }
@@ -407,16 +407,17 @@ refuse_append(fixture_t *b, const uint32_t *n, uint32_t s)
 bool
 store_step(fixture_t *b)
 {
-    uint32_t n[FIXTURE_SLOTS] = { 0 }, dense[FIXTURE_SLOTS] = { 0 };
+    uint32_t n[FIXTURE_SLOTS] = { 0 }, uncompressed[FIXTURE_SLOTS] = { 0 };
     bool some = false;
 
     for (uint32_t s = 0; s < FIXTURE_SLOTS; s++) {
-        if (b->seq[s].n_tiers > 0 && b->dense[s] == 0 && random_below(5) > 0) {
+        if (b->seq[s].n_tiers > 0 && b->uncompressed[s] == 0
+            && random_below(5) > 0) {
             choose_moves(b, s);
             n[s] = UINT32_MAX;
             some = true;
         } else {
-            dense[s] = random_below(2);
+            uncompressed[s] = random_below(2);
         }
     }
     for (uint32_t s = 0; s < FIXTURE_SLOTS && some; s++) {
@@ -427,5 +428,5 @@ store_step(fixture_t *b)
     if (some && !append_layers(b, n, "step")) {
         return false;
     }
-    return random_below(8) > 0 || store_dense(b, dense);
+    return random_below(8) > 0 || store_uncompressed(b, uncompressed);
 }

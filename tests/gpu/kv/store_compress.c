@@ -17,7 +17,7 @@ choose_target(const fixture_t *b, uint32_t s, tr_kv_seq_t *to)
     uint32_t levels = b->plan.n - 1;
 
     *to = *from;
-    to->base = from->base + b->dense[s];
+    to->base = from->base + b->uncompressed[s];
     if (from->n_tiers == 0 || random_below(2)) {
         to->n_tiers = (uint8_t) (1 + random_below(levels));
         for (uint32_t l = 0; l < to->n_tiers; l++) {
@@ -153,7 +153,7 @@ job_make(fixture_t *b, uint32_t s, job_t *j)
                      count);
     }
     j->host = (tr_kv_compress_t){ .slot = (int32_t) s,
-                                  .n_dense = b->dense[s],
+                                  .n_uncompressed = b->uncompressed[s],
                                   .to = &j->to,
                                   .to_tables = j->tables,
                                   .dest = j->dest,
@@ -195,7 +195,7 @@ job_install(fixture_t *b, uint32_t s, job_t *j)
         }
     }
     b->seq[s] = j->to;
-    b->dense[s] = 0;
+    b->uncompressed[s] = 0;
 }
 
 static void
@@ -263,7 +263,7 @@ refuse_compress(fixture_t *b, uint32_t s, const job_t *good)
     int rc;
     bool ok;
 
-    if (b->dense[s] == 0) { /* perhaps there is nothing to refuse */
+    if (b->uncompressed[s] == 0) { /* perhaps there is nothing to refuse */
         return true;
     }
     j.tables = malloc(tables);

@@ -126,8 +126,8 @@ fixture_open(fixture_t *b, const fixture_side_t *side)
         wish.head_dim = plain ? 128 : dims[random_below(9)];
         wish.levels = level;
         wish.n_levels = choose_levels(wish.head_dim, plain, level);
-        wish.dense_scored = random_below(4) > 0;
-        wish.dense_minmax = random_below(2) == 0;
+        wish.uncompressed_scored = random_below(4) > 0;
+        wish.uncompressed_minmax = random_below(2) == 0;
         wish.short_positions = random_below(2) == 0;
     } while (tr_page_plan(&wish, &b->plan) != 0);
     *v = (tr_kv_view_t){ .page_bytes = b->plan.page_bytes,
@@ -249,7 +249,7 @@ is_half(const tr_kv_layout_t *l, uint32_t at)
     const uint32_t end = tr_kv_tiles_end(l);
     const bool wide = l->level.key_bits == 16 && l->level.value_bits == 16;
 
-    if (at >= end) { /* a dense page's min/max is one, too */
+    if (at >= end) { /* an uncompressed page's min/max is one, too */
         return wide;
     }
     at = wide ? at : at % l->tile;

@@ -2,8 +2,8 @@
  * store_fixture.h: two caches side by side for test_store.c.  The CPU backend
  * works on one, the CUDA backend on the other; both have the same tables and
  * counts, and get their pages from here.  A page that was never used is 0xff
- * throughout, NaN wherever it is read as a number; one that comes back keeps what
- * it held.
+ * throughout, NaN wherever it is read as a number; one that comes back keeps
+ * what it held.
  */
 #ifndef TR_TESTS_GPU_STORE_FIXTURE_H
 #define TR_TESTS_GPU_STORE_FIXTURE_H
@@ -24,8 +24,8 @@ typedef struct {
     tr_page_plan_t plan;
     tr_kv_view_t host, other; /* other: of the side that is tested */
     tr_kv_seq_t seq[FIXTURE_SLOTS];
-    uint32_t dense[FIXTURE_SLOTS]; /* tokens in dense pages */
-    int32_t *tables;               /* what `host` has, to write */
+    uint32_t uncompressed[FIXTURE_SLOTS]; /* tokens in uncompressed pages */
+    int32_t *tables;                      /* what `host` has, to write */
     uint32_t *count;
     tr_kv_move_t *move;
     int32_t *free_page;

@@ -1,6 +1,6 @@
 /*
- * store_ops.h: what test_store.c does to both sides of a fixture.  Each operation
- * compares all pages afterwards and prints what differs.
+ * store_ops.h: what test_store.c does to both sides of a fixture.  Each
+ * operation compares all pages afterwards and prints what differs.
  */
 #ifndef TR_TESTS_GPU_STORE_OPS_H
 #define TR_TESTS_GPU_STORE_OPS_H
@@ -21,8 +21,8 @@ bool store_say(const char *what);
 /* May tokens of one layout become those of the other? */
 bool store_goes(const fixture_t *b, uint32_t from, uint32_t to);
 
-/* n[slot] rows at dense positions. */
-bool store_dense(fixture_t *b, const uint32_t *n);
+/* n[slot] rows at uncompressed positions. */
+bool store_uncompressed(fixture_t *b, const uint32_t *n);
 /* A step: compressed sequences get a token with its moves, or a row. */
 bool store_step(fixture_t *b);
 /* Compresses the slots of a bit mask. */

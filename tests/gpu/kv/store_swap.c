@@ -9,7 +9,8 @@
 
 /* A slot's entries in order of kv_runs (engine/kv/kv_internal.h). */
 static uint32_t
-slot_entries(fixture_t *b, uint32_t s, uint32_t dense_pages, int32_t **entry)
+slot_entries(fixture_t *b, uint32_t s, uint32_t uncompressed_pages,
+             int32_t **entry)
 {
     const tr_kv_seq_t *q = &b->seq[s];
     uint32_t n = 0;
@@ -19,7 +20,7 @@ slot_entries(fixture_t *b, uint32_t s, uint32_t dense_pages, int32_t **entry)
                                 + fixture_head(b, s, h) * TR_KV_TIERS_MAX;
         int32_t *row = fixture_row(b, s, h);
 
-        for (uint32_t i = 0; i < dense_pages; i++) {
+        for (uint32_t i = 0; i < uncompressed_pages; i++) {
             entry[n++] = row + i;
         }
         if (q->window > 0) {
@@ -46,7 +47,7 @@ slot_entries(fixture_t *b, uint32_t s, uint32_t dense_pages, int32_t **entry)
 
 /* What swap_run works on. */
 typedef struct {
-    uint32_t slot, n, dense_pages;
+    uint32_t slot, n, uncompressed_pages;
     int32_t **entry;
     int32_t *given; /* [n] what the device says */
     uint8_t *host;  /* pinned, n pages */
@@ -63,7 +64,7 @@ swap_run(fixture_t *b, swap_t *x, const int32_t *to, bool out)
     uint32_t n = 0;
     bool ok = true;
     tr_cuda_swap_t swap = { (int32_t) x->slot,
-                            x->dense_pages,
+                            x->uncompressed_pages,
                             x->n,
                             x->taken,
                             x->there,
@@ -104,7 +105,7 @@ swap_nothing(fixture_t *b, swap_t *x, const int32_t *to)
     size_t heads = (size_t) FIXTURE_SLOTS * b->host.layers * b->host.kv_heads;
     int32_t *tables = malloc(heads * b->host.table_len * 4);
     tr_cuda_swap_t swap = { .slot = (int32_t) x->slot,
-                            .dense_pages = x->dense_pages,
+                            .uncompressed_pages = x->uncompressed_pages,
                             .max_pages = pages - go,
                             .taken = x->taken,
                             .given = x->there,
@@ -140,9 +141,9 @@ store_swap(fixture_t *b, uint32_t s)
     bool ok;
 
     x.entry = malloc(b->pages * sizeof(*x.entry));
-    x.dense_pages = (b->dense[s] + b->plan.layout[0].tokens - 1)
-                    / b->plan.layout[0].tokens;
-    x.n = slot_entries(b, s, x.dense_pages, x.entry);
+    x.uncompressed_pages = (b->uncompressed[s] + b->plan.layout[0].tokens - 1)
+                           / b->plan.layout[0].tokens;
+    x.n = slot_entries(b, s, x.uncompressed_pages, x.entry);
     if (x.n == 0 || x.n > b->n_free) {
         free(x.entry);
         return true;

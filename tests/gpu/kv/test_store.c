@@ -16,13 +16,13 @@
 
 /* Scores that attention would have left, on both sides. */
 static void
-score_dense(fixture_t *b)
+score_uncompressed(fixture_t *b)
 {
     const tr_kv_layout_t *l = &b->plan.layout[0];
 
     for (uint32_t s = 0; s < FIXTURE_SLOTS && l->score; s++) {
         for (uint32_t h = 0; h < b->host.layers * b->host.kv_heads; h++) {
-            for (uint32_t i = 0; i < b->dense[s]; i++) {
+            for (uint32_t i = 0; i < b->uncompressed[s]; i++) {
                 uint8_t *page = tr_kv_page_at(&b->host,
                                               fixture_row(b, s,
                                                           h)[i / l->tokens]);
@@ -46,11 +46,11 @@ turn(fixture_t *b)
         for (uint32_t s = 0; s < FIXTURE_SLOTS; s++) {
             n[s] = random_below(3) == 0 ? 0 : random_below(room);
         }
-        if (!store_dense(b, n)) {
+        if (!store_uncompressed(b, n)) {
             return false;
         }
     }
-    score_dense(b);
+    score_uncompressed(b);
     if (!store_compress(b, 1 + random_below(15))) {
         return false;
     }

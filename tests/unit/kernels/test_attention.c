@@ -49,9 +49,9 @@ randoms(size_t n, float scale)
     return x;
 }
 
-/* Dense pages without scores. */
+/* Uncompressed pages without scores. */
 static tr_kv_layout_t
-dense_layout(uint32_t dim, uint32_t tokens)
+uncompressed_layout(uint32_t dim, uint32_t tokens)
 {
     return (tr_kv_layout_t){ .level = { 16, 16, 1, 1, 0, 0 },
                              .head_dim = dim,
@@ -67,7 +67,7 @@ bed_pool(bed_t *b)
     tr_kv_view_t *v = &b->kv;
     uint32_t rows = SLOTS * LAYERS * v->kv_heads, pages, *order;
 
-    b->layout = dense_layout(v->head_dim, 8 * (1 + rig_below(&rng, 9)));
+    b->layout = uncompressed_layout(v->head_dim, 8 * (1 + rig_below(&rng, 9)));
     v->n_layouts = 1;
     v->layout = &b->layout;
     v->seq = b->seq;
@@ -422,7 +422,7 @@ test_half(void **state)
         uint32_t pos = 0, seq_row[2] = { 0, 1 };
         float zero[16] = { 0 }, angles[16] = { 1, 1, 1, 1, 1, 1, 1, 1 };
         tr_rows_t rows = { 1, 1, &pos, &slot, seq_row };
-        tr_kv_layout_t layout = dense_layout(16, 1);
+        tr_kv_layout_t layout = uncompressed_layout(16, 1);
         tr_kv_seq_t seq = { 0 };
         tr_kv_view_t v = { .pool = (uint8_t *) page,
                            .page_bytes = sizeof(page),
@@ -463,7 +463,7 @@ test_bad_shapes(void **state)
     uint32_t pos = 0, seq_row[2] = { 0, 1 };
     int32_t slot = 0, table = 0;
     tr_rows_t rows = { 1, 1, &pos, &slot, seq_row };
-    tr_kv_layout_t layout = dense_layout(64, 16);
+    tr_kv_layout_t layout = uncompressed_layout(64, 16);
     tr_kv_seq_t seq = { 0 };
     tr_kv_view_t v = { .layers = 1,
                        .kv_heads = 2,

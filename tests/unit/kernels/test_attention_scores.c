@@ -1,9 +1,9 @@
 /*
  * What prompts add to scores, and Quest's partial reading.  A prompt's scores
- * (and those of its last queries) against double precision, over dense pages
- * and over tiers and a window of earlier turns; bit for bit the same however
- * the prompt is cut into chunks, whatever stands beside it, with any number of
- * threads; each instruction set.
+ * (and those of its last queries) against double precision, over uncompressed
+ * pages and over tiers and a window of earlier turns; bit for bit the same
+ * however the prompt is cut into chunks, whatever stands beside it, with any
+ * number of threads; each instruction set.
  */
 #include "tests/unit/fixtures/attention_fixture.h"
 #include "kernels/kernels.h"
@@ -18,7 +18,7 @@ static const tr_kv_level_t levels[] = { { 16, 16, 1, 1, 0, 1, 0 },
                                         { 4, 2, 1, 1, 0, 0, 0 },
                                         { 4, 8, 2, 1, 0, 1, 0 } };
 
-/* `n` dense tokens after `base` positions in tiers and window. */
+/* `n` uncompressed tokens after `base` positions in tiers and window. */
 static void
 fill_slot(bed_t *b, int32_t slot, uint32_t base, uint32_t n)
 {
@@ -86,7 +86,7 @@ check_head(const bed_t *b, int32_t slot, uint32_t kv_head, uint32_t n,
     all = bed_tokens(b, slot, kv_head, len, t);
     memset(sum, 0, (size_t) (b->max_len + n) * 2 * sizeof(double));
     for (uint32_t i = 0; i < n; i++) {
-        uint32_t seen = all - n + i + 1; /* dense tokens come last */
+        uint32_t seen = all - n + i + 1; /* uncompressed tokens come last */
 
         memset(best, 0, all * sizeof(double));
         for (uint32_t h = kv_head * b->group; h < (kv_head + 1) * b->group;
@@ -106,7 +106,7 @@ check_head(const bed_t *b, int32_t slot, uint32_t kv_head, uint32_t n,
                       bed_score(b->before, &t[j]) + sum[j], sum[j], error, what,
                       t[j].position);
         }
-        if (t[j].run == BED_DENSE) {
+        if (t[j].run == BED_UNCOMPRESSED) {
             check_sum(recent_of(b, &t[j]), recent[j], recent[j], error, what,
                       t[j].position);
         }

@@ -20,23 +20,24 @@ test_sequences(void **state)
             uint32_t n[SLOTS];
 
             for (uint32_t s = 0; s < SLOTS; s++) {
-                bool dense = b->len[s] > b->seq[s].base || b->len[s] == 0;
+                bool uncompressed = b->len[s] > b->seq[s].base
+                                    || b->len[s] == 0;
 
-                if (left[s] == 0 && dense && b->len[s] > 0) {
+                if (left[s] == 0 && uncompressed && b->len[s] > 0) {
                     pay(b, s);
                     compress(b, s);
                     check_slot(b, s);
                     left[s] = 40 + rig_below(&rng, 60);
-                    dense = false;
+                    uncompressed = false;
                 } else if (left[s] == 0) {
                     left[s] = 1 + rig_below(&rng, turn[s]++ ? 40 : 450);
-                    dense = true;
+                    uncompressed = true;
                 }
-                n[s] = dense ? 1 + rig_below(&rng, 60) : 1;
+                n[s] = uncompressed ? 1 + rig_below(&rng, 60) : 1;
                 n[s] = n[s] < left[s] ? n[s] : left[s];
                 /* one token alone would be a step of a compressed slot */
-                if (dense && b->seq[s].n_tiers && b->len[s] == b->seq[s].base
-                    && n[s] == 1) {
+                if (uncompressed && b->seq[s].n_tiers
+                    && b->len[s] == b->seq[s].base && n[s] == 1) {
                     n[s] = left[s] = 2;
                 }
                 if (b->len[s] + n[s] + 100 > LEN_MAX) {

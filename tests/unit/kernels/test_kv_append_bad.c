@@ -85,7 +85,7 @@ test_bad_steps(void **state)
         case 13: m->candidate_index = UINT32_MAX; break;
         case 14: m->candidate_index = LEN_MAX * 16; break;
         case 15: m->candidate_target += 1; break;
-        case 16: m->candidate_from = 1; m->candidate_to = 0; break; /* bits go up */
+        case 16: m->candidate_from = 1; m->candidate_to = 0; break; /* more bits */
         case 17: b->seq[0].tier_layout[0] = 9; break;
         case 18: b->seq[0].tier_layout[1] = 0; break;
         case 19: b->seq[0].window_layout = 9; break;
@@ -173,7 +173,7 @@ plan_good(bed_t *b)
 {
     plan_t p = { .b = b,
                  .c = { .slot = 0,
-                        .n_dense = b->len[0] - b->seq[0].base,
+                        .n_uncompressed = b->len[0] - b->seq[0].base,
                         .to = &b->to,
                         .to_tables = b->to_tables,
                         .dest = b->dest,
@@ -253,9 +253,9 @@ test_bad_plans(void **state)
                                           4 * b->kv.pair_len[0]));
     REFUSED("a window without page", b->to_tables[b->kv.at_window] = -1);
     REFUSED("a source without page", row_of(b, 0, 0)[b->kv.at_pair[0]] = -1);
-    REFUSED("dense tokens without page", row_of(b, 0, 0)[0] = -1);
-    REFUSED("more dense tokens than pages", p.c.n_dense += LEN_MAX,
-            b->to.base += LEN_MAX);
+    REFUSED("uncompressed tokens without page", row_of(b, 0, 0)[0] = -1);
+    REFUSED("more uncompressed tokens than pages",
+            p.c.n_uncompressed += LEN_MAX, b->to.base += LEN_MAX);
     assert_memory_equal(before, b->kv.pool, b->pages * b->kv.page_bytes);
     free(before);
     free(row);

@@ -267,7 +267,7 @@ go_on_refused(void *arg)
 
 /* ---- the cache ---------------------------------------------------------- */
 
-/* All stays dense. */
+/* All stays uncompressed. */
 static const tr_kv_policy_row_t full_row = { .name = "full" };
 static const tr_kv_policy_t full = { .name = "full",
                                      .spec = "full",
@@ -297,7 +297,7 @@ make(uint32_t layers, uint32_t kv_heads, uint32_t head_dim, uint32_t slots,
     return kv;
 }
 
-/* Tokens of a dense page of head size 64, and its bytes. */
+/* Tokens of an uncompressed page of head size 64, and its bytes. */
 #define TOKENS 24u
 #define BYTES 6144u
 

@@ -89,8 +89,8 @@ score_prompt(const tr_kv_cache_t *kv, int32_t slot, uint32_t n)
     tr_kv_view(kv, &v);
     for (uint32_t head = 0; head < kv->heads; head++) {
         for (uint32_t pos = 0; pos < n; pos++) {
-            rig_put(rig_dense(&v, &v.seq[slot], manager_row(&kv->m, slot, head),
-                              pos),
+            rig_put(rig_uncompressed(&v, &v.seq[slot],
+                                     manager_row(&kv->m, slot, head), pos),
                     significance_of(pos) / (float) n * (float) (n - 1 - pos),
                     pos);
         }
@@ -214,7 +214,9 @@ usage_in_tokens(void **state)
     const tr_kv_policy_t *const policies[] = { &windowed };
     tr_kv_cache_t *kv;
     tr_kv_usage_t u;
-    tr_kv_standing_t at = { .dense = 3, .window = 6, .tiered = { 4, 5 } };
+    tr_kv_standing_t at = { .uncompressed = 3,
+                            .window = 6,
+                            .tiered = { 4, 5 } };
     int32_t a;
 
     (void) state;
@@ -252,13 +254,14 @@ charge_for_admission(void **state)
     const tr_kv_policy_t *const policies[] = { &tens, &full };
     tr_kv_cache_t *kv = make(policies, 2, 3, 2000, 2000, 0);
     const tr_page_plan_t *plan = tr_kv_plan(kv);
-    uint64_t dense = ceil_of(1010, plan->layout[0].tokens);
+    uint64_t uncompressed = ceil_of(1010, plan->layout[0].tokens);
 
     (void) state;
-    assert_int_equal(tr_kv_pages_for(kv, &full, 1010), 3 * dense);
+    assert_int_equal(tr_kv_pages_for(kv, &full, 1010), 3 * uncompressed);
     assert_int_equal(tr_kv_pages_for(kv, NULL, 1010),
                      3
-                         * (dense + 1 + ceil_of(505, plan->layout[1].tokens)
+                         * (uncompressed + 1
+                            + ceil_of(505, plan->layout[1].tokens)
                             + ceil_of(252, plan->layout[2].tokens)));
     assert_int_equal(tr_kv_pages_for(kv, NULL, 0), 0);
     assert_true(tr_kv_max_len(kv, NULL) <= tr_kv_max_len(kv, &full));
@@ -356,7 +359,7 @@ slot_bytes(tr_kv_cache_t *kv, int32_t slot, const uint8_t *fill, uint8_t *out)
         manager_run_t run[MANAGER_RUNS];
         uint32_t runs = manager_runs(&kv->m, &kv->m.seq[slot],
                                      manager_counts(&kv->m, slot, head),
-                                     kv->m.slot[slot].dense_pages, run);
+                                     kv->m.slot[slot].uncompressed_pages, run);
 
         for (uint32_t i = 0; i < runs; i++) {
             const int32_t *entry = manager_row(&kv->m, slot, head)

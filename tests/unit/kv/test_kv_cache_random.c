@@ -1,7 +1,8 @@
 /*
  * The KV cache under random operations, against a record that knows nothing of
- * pages (kv_record.h).  Every head decides for itself; steps run through a small
- * imitation of the kernels (kv_rig.h) that finds tokens by the tables alone.
+ * pages (kv_record.h).  Every head decides for itself; steps run through a
+ * small imitation of the kernels (kv_rig.h) that finds tokens by the tables
+ * alone.
  *
  *   TR_KV_OPS=N   operations of the long test (default 2,000,000, some 10 s)
  *   TR_KV_SEED=N  the seed that a failure printed
@@ -27,7 +28,7 @@ do_open(world_t *w, sequence_t *q)
     tr_kv_usage_t u;
 
     q->policy = rig_policy_list[rig_random(RIG_POLICIES)];
-    q->dense = true;
+    q->uncompressed = true;
     q->out = q->pending = false;
     q->len = q->base = q->window_from = 0;
     q->window = 0;
@@ -88,7 +89,7 @@ do_prompt(world_t *w, sequence_t *q)
         reserve(w, &q, &len, 1, &rc);
         if (rc == TR_OK) {
             q->len = len;
-            store_dense(w, q, from);
+            store_uncompressed(w, q, from);
         } else if (rig_random(3) == 0) {
             do_close(w, q);
         }
@@ -125,7 +126,7 @@ do_turn(world_t *w, sequence_t *q)
 {
     q->goal = q->len + 1 + rig_random(50);
     q->goal = q->goal < LEN_MAX ? q->goal : LEN_MAX;
-    q->dense = true;
+    q->uncompressed = true;
     for (uint32_t i = 0; i < w->n_kv; i++) {
         tr_kv_prompt(w->kv[i], q->slot, q->goal);
     }
@@ -134,7 +135,7 @@ do_turn(world_t *w, sequence_t *q)
 static bool
 steps(const sequence_t *q)
 {
-    return q->slot >= 0 && !q->dense && !q->out && q->len < LEN_MAX;
+    return q->slot >= 0 && !q->uncompressed && !q->out && q->len < LEN_MAX;
 }
 
 /* A step of several sequences. */
@@ -250,12 +251,12 @@ operate(world_t *w)
         do_close(w, q);
     } else if (dice < 5 || (dice < 30 && q->pending)) {
         do_swap(w, q);
-    } else if (q->dense && q->base == 0 && q->len != 0 && other->slot < 0
+    } else if (q->uncompressed && q->base == 0 && q->len != 0 && other->slot < 0
                && dice < 20) {
         do_fork(w, q, other);
     } else if (q->len != 0 && dice < 35) {
         do_ask_again(w, q);
-    } else if (q->dense) {
+    } else if (q->uncompressed) {
         do_prompt(w, q);
     } else if (!q->pending && dice < 38 && q->len < LEN_MAX) {
         do_turn(w, q);
@@ -283,8 +284,8 @@ make_world(world_t *w, uint32_t n_kv, uint32_t layers, uint32_t kv_heads,
                          .kernels = &rig_kernels };
     tr_error_t err;
 
-    /* At times with positions of four bytes, in worlds of few heads: of many, the
-     * tables of such lengths take minutes to compare. */
+    /* At times with positions of four bytes, in worlds of few heads: of many,
+     * the tables of such lengths take minutes to compare. */
     if (layers * kv_heads < 16 && rig_random(3) == 0) {
         c.max_len += TR_KV_SHORT;
     }

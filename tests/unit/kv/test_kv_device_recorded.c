@@ -1,10 +1,10 @@
 /*
- * What KV caches did when it was recorded, they still do: random sequences come,
- * compute prompts in chunks, are compressed, generate, take further turns, fork,
- * go out and come in, and are closed, in pools so small that they stall, and the
- * digest of all that can be seen on the way (kv_recorder.h) is the one in
- * tests/unit/fixtures/kv_recorded.txt: on the host, alone and with helpers, and on
- * a device in software.
+ * What KV caches did when it was recorded, they still do: random sequences
+ * come, compute prompts in chunks, are compressed, generate, take further
+ * turns, fork, go out and come in, and are closed, in pools so small that they
+ * stall, and the digest of all that can be seen on the way (kv_recorder.h) is
+ * the one in tests/unit/fixtures/kv_recorded.txt: on the host, alone and with
+ * helpers, and on a device in software.
  *
  *   TR_KV_RECORD=FILE   writes the digests there instead
  */
@@ -439,9 +439,9 @@ compress(run_t *r, who_t *w)
     note_cache(r);
 }
 
-/* Whose next rows stand in dense pages, or are moves of tiers. */
+/* Whose next rows stand in uncompressed pages, or are moves of tiers. */
 static bool
-is_dense(const run_t *r, const who_t *w)
+is_uncompressed(const run_t *r, const who_t *w)
 {
     return w->state == PROMPT
            || (w->state == DECODE && r->policy[w->policy]->n_levels == 0);
@@ -475,7 +475,7 @@ compute_all(run_t *r)
             who_t *w = &r->who[(first + i) % SEQS];
 
             if ((w->state == PROMPT || w->state == DECODE)
-                && is_dense(r, w) == (pass == 0)
+                && is_uncompressed(r, w) == (pass == 0)
                 && (w->state == DECODE || w->computed < w->goal)
                 && chance(r, 8) != 0) {
                 n = add_item(r, item, n, w);

@@ -5,9 +5,9 @@
  * The real thing is tr_kv_cache with the CPU kernels, which append, move and
  * compress.  Attention is played: at each step the same increments are added to
  * the oracle's sums and, through the view, to the scores in the pages, and the
- * candidates are computed as the contract says.  Increments are multiples of 2^-16,
- * so that sums are exact in both.  After each step every token must be where the
- * oracle has it, with the same sum.
+ * candidates are computed as the contract says.  Increments are multiples of
+ * 2^-16, so that sums are exact in both.  After each step every token must be
+ * where the oracle has it, with the same sum.
  */
 #include "tests/unit/fixtures/kv_oracle.h"
 
@@ -127,7 +127,7 @@ append(rig_t *r, uint32_t from, uint32_t to)
 }
 
 /* The page and the place in it of a token of a head: tier l, the window
- * (position) or dense pages (position). */
+ * (position) or uncompressed pages (position). */
 static uint8_t *
 page_of(const rig_t *r, uint32_t head, int place, uint32_t i,
         const tr_kv_layout_t **layout, uint32_t *at)
@@ -142,7 +142,7 @@ page_of(const rig_t *r, uint32_t head, int place, uint32_t i,
         *layout = &v->layout[q->window_layout];
         i %= q->window;
         entry = v->at_window + i / (*layout)->tokens;
-    } else if (place == GONE) { /* dense */
+    } else if (place == GONE) { /* uncompressed */
         *layout = &v->layout[0];
         i -= q->base;
         entry = i / (*layout)->tokens;

@@ -131,7 +131,7 @@ test_complete(void **state)
             assert_string_equal(p->name, name);
             assert_string_equal(p->row->name, name);
             /* pages alone, or levels with a charge for them */
-            assert_int_equal(p->kind == TR_KV_RULE_DENSE
+            assert_int_equal(p->kind == TR_KV_RULE_FULL
                                  || p->kind == TR_KV_RULE_PAGES,
                              p->n_levels == 0);
             assert_true(p->n_levels == 0 || p->row->charge != NULL);
@@ -359,9 +359,9 @@ test_levels(void **state)
     tr_kv_policy_free(p);
 }
 
-/* Bytes a token at head sizes 64 and 128, what stays free in a page included: 6% of
- * those with 8/4 bits, since the page is chosen for 4/2, too.  Published for 128: 212
- * and 113. */
+/* Bytes a token at head sizes 64 and 128, what stays free in a page included:
+ * 6% of those with 8/4 bits, since the page is chosen for 4/2, too.  Published
+ * for 128: 212 and 113. */
 static void
 test_bytes(void **state)
 {
@@ -374,7 +374,7 @@ test_bytes(void **state)
         tr_page_wish_t wish = { .head_dim = 64 << i,
                                 .levels = p->level,
                                 .n_levels = 2,
-                                .dense_scored = true,
+                                .uncompressed_scored = true,
                                 .short_positions = true };
 
         assert_int_equal(tr_page_plan(&wish, &plan), 0);

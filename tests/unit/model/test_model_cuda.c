@@ -398,8 +398,8 @@ test_ways(void **state)
     static const struct {
         uint32_t dim, heads, kv_heads;
         const char *spec;
-        tr_attention_path_t dense, compressed; /* of one row */
-        tr_attention_path_t prompt;            /* of many, from position 0 */
+        tr_attention_path_t uncompressed, compressed; /* of one row */
+        tr_attention_path_t prompt; /* of many, from position 0 */
     } cases[] = {
         { 128, 32, 8, "full", TR_ATTENTION_DECODE, TR_ATTENTION_DECODE,
           TR_ATTENTION_PROMPT },
@@ -433,7 +433,8 @@ test_ways(void **state)
             != TR_OK) {
             fail_msg("%s", err.text);
         }
-        assert_int_equal(tr_model_cuda_path(&m, p, 0, 1), cases[i].dense);
+        assert_int_equal(tr_model_cuda_path(&m, p, 0, 1),
+                         cases[i].uncompressed);
         assert_int_equal(tr_model_cuda_path(&m, p, 9, 1), cases[i].compressed);
         assert_int_equal(tr_model_cuda_path(&m, p, 0, 2), cases[i].prompt);
         /* a later turn stands behind what was compressed */

@@ -113,19 +113,20 @@ compressed_after_its_prompt(void **state)
     fixture_t b;
     tr_request_t *r;
     tr_sequence_t *q;
-    uint32_t dense, list;
+    uint32_t uncompressed, list;
 
     (void) state;
     bench_init_policy(&b, UNIFORM, 100, 10, 4, 200);
     plan = tr_kv_plan(b.kv);
-    dense = plan->layout[0].tokens;
+    uncompressed = plan->layout[0].tokens;
     list = plan->layout[1].tokens;
-    assert_true(list >= 2 * dense);
+    assert_true(list >= 2 * uncompressed);
     r = add(&b, 10 * list, 3);
     q = &r->sequences[0];
     while (q->computed < 10 * list) {
         step(&b);
-        assert_int_equal(used(&b), (10 * list + dense - 1) / dense);
+        assert_int_equal(used(&b),
+                         (10 * list + uncompressed - 1) / uncompressed);
         assert_true(b.s.prompt_pages > used(&b));
     }
     assert_int_equal(q->len, 10 * list + 1);
@@ -146,13 +147,13 @@ blocked_prompt_makes_way(void **state)
 {
     fixture_t b;
     tr_request_t *older, *q, *d;
-    uint32_t dense, len;
+    uint32_t uncompressed, len;
     int32_t hog;
 
     (void) state;
     bench_init_policy(&b, UNIFORM, 60, 0, 4, 400);
-    dense = tr_kv_plan(b.kv)->layout[0].tokens;
-    len = 10 * dense;
+    uncompressed = tr_kv_plan(b.kv)->layout[0].tokens;
+    len = 10 * uncompressed;
     older = add(&b, 2, 300);
     step(&b);
     q = add(&b, len, 300);
@@ -162,7 +163,8 @@ blocked_prompt_makes_way(void **state)
     hog = tr_kv_open(b.kv, NULL); /* takes all that is free */
     assert_true(hog >= 0);
     assert_int_equal(tr_kv_reserve(b.kv, hog,
-                                   (uint32_t) tr_kv_free_pages(b.kv) * dense),
+                                   (uint32_t) tr_kv_free_pages(b.kv)
+                                       * uncompressed),
                      TR_OK);
     assert_int_equal(tr_kv_free_pages(b.kv), 0);
     d = add(&b, 1, 2);
@@ -231,13 +233,13 @@ prompts_have_a_share(void **state)
 {
     fixture_t b;
     tr_request_t *r[3], *big;
-    uint32_t i, dense;
+    uint32_t i, uncompressed;
 
     (void) state;
     bench_init_policy(&b, UNIFORM, 100, 10, 4, 4);
-    dense = tr_kv_plan(b.kv)->layout[0].tokens;
+    uncompressed = tr_kv_plan(b.kv)->layout[0].tokens;
     for (i = 0; i < 3; i++) {
-        r[i] = add(&b, 15 * dense, 3);
+        r[i] = add(&b, 15 * uncompressed, 3);
     }
     compose(&b);
     assert_int_equal(b.s.n_running, 2);
@@ -252,7 +254,7 @@ prompts_have_a_share(void **state)
     for (i = 0; i < 3; i++) {
         drop(&b, r[i]);
     }
-    big = add(&b, 60 * dense, 3);
+    big = add(&b, 60 * uncompressed, 3);
     assert_true(tr_scheduler_fits(b.kv, big));
     compose(&b);
     assert_int_equal(big->sequences[0].state, TR_SEQ_RUNNING);
