@@ -18,7 +18,7 @@
 #ifndef TR_KV_MANAGER_PROMPT_H
 #define TR_KV_MANAGER_PROMPT_H
 
-#include "manager_marks.h"
+#include "manager_statistics.h"
 #include "manager_slot.h"
 
 /* ---- classify ----------------------------------------------------------- */

@@ -1,11 +1,11 @@
 /*
- * manager_marks.h: the end of a prompt as one block sees it, which has one
+ * manager_statistics.h: the end of a prompt as one block sees it, which has one
  * head: what the slot becomes, the head's tokens in the order of
  * tr_kv_compress_t with their scores, and the cut between the best and the
  * others.
  */
-#ifndef TR_KV_MANAGER_MARKS_H
-#define TR_KV_MANAGER_MARKS_H
+#ifndef TR_KV_MANAGER_STATISTICS_H
+#define TR_KV_MANAGER_STATISTICS_H
 
 #include "manager_core.h"
 
