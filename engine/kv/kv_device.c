@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kv_device_parts.h"
+#include "kv_device_internal.h"
 #include "engine/config/log.h"
 
 /* Commands before one batch, for which there is room: a sequence that is

@@ -1,5 +1,5 @@
 /*
- * The list of commands (kv_device_parts.h), and how it is launched.
+ * The list of commands (kv_device_internal.h), and how it is launched.
  *
  * The manager takes many requests of a kind at once, while the step loop asks
  * for one sequence after the other: open, prompt, reserve; open, prompt,
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kv_device_parts.h"
+#include "kv_device_internal.h"
 #include "engine/config/log.h"
 
 /* Groups begin at multiples of this. */

@@ -9,7 +9,7 @@
  */
 #include <string.h>
 
-#include "kv_device_parts.h"
+#include "kv_device_internal.h"
 #include "engine/config/log.h"
 
 /* ---- down --------------------------------------------------------------- */

@@ -4,7 +4,7 @@
  */
 #include <string.h>
 
-#include "kv_device_parts.h"
+#include "kv_device_internal.h"
 
 static uint64_t
 least(uint64_t a, uint64_t b)

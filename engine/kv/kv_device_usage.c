@@ -4,7 +4,7 @@
  */
 #include <string.h>
 
-#include "kv_device_parts.h"
+#include "kv_device_internal.h"
 
 void
 tr_kv_gpu_usage(const tr_kv_cache_t *kv, int32_t slot, tr_kv_usage_t *out)

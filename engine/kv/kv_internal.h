@@ -1,7 +1,7 @@
 /*
  * What the files of the KV cache share: kv_ops.c (kv_cache.h's functions),
  * kv_cache.c (what a cache is made of), kv_host.c (the cache that is here),
- * kv_usage.c, kv_check.c, and those of a device's cache (kv_device_parts.h).
+ * kv_usage.c, kv_check.c, and those of a device's cache (kv_device_internal.h).
  * Nobody else includes this but tests.
  *
  * Who has which page is the manager's to decide (kernels/kv_manager): the

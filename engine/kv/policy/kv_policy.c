@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kv_policy_parts.h"
+#include "kv_policy_internal.h"
 #include "engine/config/log.h"
 
 /* In the order in which they are tiered to users. */

@@ -7,7 +7,7 @@
  * where # begins a comment.  Heads that it does not name keep the thresholds
  * of the policy.  With three levels alpha_top is the same for all.
  */
-#include "kv_policy_parts.h"
+#include "kv_policy_internal.h"
 
 #include <errno.h>
 #include <math.h>

@@ -17,7 +17,7 @@
  * level.  Thresholds are rounded to single precision once and compared in it
  * (kv_rule.h), so that a GPU decides the same.
  */
-#include "kv_policy_parts.h"
+#include "kv_policy_internal.h"
 
 #include "engine/config/log.h"
 

@@ -5,7 +5,7 @@
  * the others, and the one of them with the least sum is forgotten for good.  A
  * budget given as a fraction is one of the prompt's length.
  */
-#include "kv_policy_parts.h"
+#include "kv_policy_internal.h"
 
 #include "engine/config/log.h"
 

@@ -3,7 +3,7 @@
  * and zero point a token and head or a group of its dimensions: what Atom
  * (MLSys 2024) and QServe (MLSys 2025) do with the KV cache.
  */
-#include "kv_policy_parts.h"
+#include "kv_policy_internal.h"
 
 #include "engine/config/log.h"
 

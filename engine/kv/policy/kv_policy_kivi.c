@@ -7,7 +7,7 @@
  * both leave the window 32 at a time, so that of a window of 128 there are 97
  * to 128 tokens at 16 bits.
  */
-#include "kv_policy_parts.h"
+#include "kv_policy_internal.h"
 
 #include "engine/config/log.h"
 

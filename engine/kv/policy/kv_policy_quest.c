@@ -6,7 +6,7 @@
  * our pool, which has 16 at head size 128 and 24 at 64, more with other
  * policies in the engine; `budget` tokens' worth of them is read.
  */
-#include "kv_policy_parts.h"
+#include "kv_policy_internal.h"
 
 static void
 quest_init(tr_kv_policy_t *p, uint32_t head_dim)

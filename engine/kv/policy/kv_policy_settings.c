@@ -4,7 +4,7 @@
  * printing walk it.  Which of them a policy takes, and their defaults, are in
  * its own file.
  */
-#include "kv_policy_parts.h"
+#include "kv_policy_internal.h"
 
 #include <errno.h>
 #include <math.h>

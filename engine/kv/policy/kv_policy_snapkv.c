@@ -8,7 +8,7 @@
  * In a later turn the same happens to that turn's prompt: `budget` tokens of it
  * (or that fraction of it) are added to what is kept already.
  */
-#include "kv_policy_parts.h"
+#include "kv_policy_internal.h"
 
 #include "engine/config/log.h"
 

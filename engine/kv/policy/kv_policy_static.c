@@ -10,7 +10,7 @@
  * down; when they have none, the leaving token goes to the last level and the
  * least significant token there is forgotten.
  */
-#include "kv_policy_parts.h"
+#include "kv_policy_internal.h"
 
 #include "engine/config/log.h"
 

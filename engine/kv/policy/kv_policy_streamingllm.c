@@ -6,7 +6,7 @@
  * The paper counts positions within the cache, so that a text may grow beyond
  * what the model was trained for; here keys keep the positions that they had.
  */
-#include "kv_policy_parts.h"
+#include "kv_policy_internal.h"
 
 static void
 streaming_begin(tr_kv_policy_t *copy, uint32_t n)

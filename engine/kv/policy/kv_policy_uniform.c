@@ -3,7 +3,7 @@
  * With it the precision of keys is weighed against that of values (DiffKV,
  * figure 8).
  */
-#include "kv_policy_parts.h"
+#include "kv_policy_internal.h"
 
 static void
 uniform_init(tr_kv_policy_t *p, uint32_t head_dim)

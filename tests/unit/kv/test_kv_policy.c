@@ -19,7 +19,7 @@
 
 #include "engine/kv/kv_cache.h"
 #include "engine/kv/policy/kv_policy.h"
-#include "engine/kv/policy/kv_policy_parts.h"
+#include "engine/kv/policy/kv_policy_internal.h"
 #include "kernels/kv_manager/manager_prompt.h"
 
 #define HEAD_DIM 128

@@ -1,7 +1,7 @@
 /*
- * Checks and charges that several policies share (kv_policy_parts.h).
+ * Checks and charges that several policies share (kv_policy_internal.h).
  */
-#include "kv_policy_parts.h"
+#include "kv_policy_internal.h"
 
 #include "engine/config/log.h"
 

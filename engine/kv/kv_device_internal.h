@@ -17,8 +17,8 @@
  * over any beginning of the list is a bound where the device stands then, since
  * it takes and gives in the order of the list; the rows of a batch come last.
  */
-#ifndef TR_KV_DEVICE_PARTS_H
-#define TR_KV_DEVICE_PARTS_H
+#ifndef TR_KV_DEVICE_INTERNAL_H
+#define TR_KV_DEVICE_INTERNAL_H
 
 #include "kv_device.h"
 #include "kv_internal.h"

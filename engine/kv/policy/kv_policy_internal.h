@@ -2,8 +2,8 @@
  * What the policies' files share: reading and printing settings, and the small
  * decisions that more than one of them makes.
  */
-#ifndef TR_KV_POLICY_PARTS_H
-#define TR_KV_POLICY_PARTS_H
+#ifndef TR_KV_POLICY_INTERNAL_H
+#define TR_KV_POLICY_INTERNAL_H
 
 #include "kv_policy.h"
 
