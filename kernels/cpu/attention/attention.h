@@ -3,7 +3,8 @@
  * that a step is cut into.  attention.c says how.
  *
  *   attention.c          the launcher: phases, threads, workspace
- *   attention_dense.c    pieces of rows at uncompressed positions
+ *   attention_uncompressed.c
+ *                        pieces of rows at uncompressed positions
  *   attention_turns.c    the order in which their tiles add to scores
  *   attention_rows.c     pieces of rows over tiers and window
  *   attention_parts.c    runs and parts of a head, Quest's choice of pages
@@ -12,7 +13,7 @@
  *   attention_tile.h     vector code: rows at uncompressed positions
  *   attention_product.h  vector code: their products
  *   attention_score.h    vector code: what these rows add to scores; Quest
- *   attention_list.h     vector code: parts of a row over lists and window
+ *   attention_tier.h     vector code: parts of a row over tiers and window
  *   attention_key.h, attention_value.h, attention_field.h
  *                        their logits, values, products with codes
  *   attention_row.h      vector code: scores and candidates of such a row

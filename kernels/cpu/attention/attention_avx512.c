@@ -11,7 +11,7 @@
 
 #include "attention_score.h"
 
-#include "attention_list.h"
+#include "attention_tier.h"
 
 #include "attention_row.h"
 

@@ -1,5 +1,5 @@
 /*
- * Logits of a part (after the strip_t of attention_list.h): by way of codes
+ * Logits of a part (after the strip_t of attention_tier.h): by way of codes
  * where a level has products for them, else by way of FP32.
  */
 

@@ -1,5 +1,5 @@
 /*
- * Values of a part (after the strip_t of attention_list.h): weights, and their
+ * Values of a part (after the strip_t of attention_tier.h): weights, and their
  * product with codes where a level has one, else with FP32.
  */
 
