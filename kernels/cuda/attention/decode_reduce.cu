@@ -11,7 +11,7 @@
  * outputs are made while other multiprocessors still raise scores.
  */
 #include "decode_reduce.cuh"
-#include "decode_victim.cuh"
+#include "decode_candidate.cuh"
 #include "kernels/cuda/launch.cuh"
 
 static_assert(REDUCE_WARPS <= SETTLE_WARPS, "settle_by_block has room for all");

@@ -18,7 +18,7 @@
 #define TR_CUDA_DECODE_SCORE_CUH
 
 #include "decode.cuh"
-#include "decode_victim.cuh"
+#include "decode_candidate.cuh"
 #include "kernels/cuda/ptx.cuh"
 
 #define LANE_TOKENS 8 /* the second half only in tiles of 16 */
