@@ -57,7 +57,7 @@ tr_kv_step_pages(const tr_kv_gpu_t *g, int32_t slot)
     if (w.leaves != 0 && x->steps < TR_KV_EDGES) {
         return x->last.edge[x->steps];
     }
-    /* a head takes one page: for a list, or for the window */
+    /* a head takes one page: for a tier, or for the window */
     return w.leaves != 0 || w.window_page ? g->kv.heads : 0;
 }
 

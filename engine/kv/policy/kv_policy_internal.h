@@ -26,7 +26,7 @@ bool tr_kv_alpha_fit(const tr_kv_policy_t *p, double high, double low,
 /* Reads p->alpha_file into p->alpha_of. */
 tr_status_t tr_kv_alpha_read(tr_kv_policy_t *p, tr_error_t *err);
 
-/* ---- levels ------------------------------------------------------------- */
+/* ---- levels (kv_policy_levels.c) ---------------------------------------- */
 
 /* Completes p->level and p->window_level, whose bits are set: p->groups pairs
  * of metadata where there are fewer than 16 bits, scores when p->scored.  A
