@@ -59,7 +59,7 @@ segment(uint32_t *end, uint32_t n)
 
 /* Lays out `tokens` tokens, a valid number of them; returns the bytes used. */
 static uint32_t
-lay_out(tr_kv_layout_t *l, const tr_page_wish_t *w, const tr_kv_level_t *v,
+lay_out(tr_kv_layout_t *l, const tr_page_spec_t *w, const tr_kv_level_t *v,
         bool uncompressed, uint32_t tokens)
 {
     const bool wide = v->key_bits == 16 && v->value_bits == 16;
@@ -113,7 +113,7 @@ lone_tiles(const tr_kv_level_t *v, uint32_t tokens)
  * what is left over in each page and half of the last one, and what lone tiles
  * count besides.  1: not even one quantum fits. */
 static double
-fill(tr_kv_layout_t *l, const tr_page_wish_t *w, const tr_kv_level_t *v,
+fill(tr_kv_layout_t *l, const tr_page_spec_t *w, const tr_kv_level_t *v,
      bool uncompressed, uint32_t bytes)
 {
     uint32_t quantum = level_quantum(v), tokens = quantum;
@@ -132,35 +132,35 @@ fill(tr_kv_layout_t *l, const tr_page_wish_t *w, const tr_kv_level_t *v,
 }
 
 int
-tr_page_plan(const tr_page_wish_t *wish, tr_page_plan_t *out)
+tr_page_plan(const tr_page_spec_t *spec, tr_page_plan_t *out)
 {
     tr_kv_level_t uncompressed = { .key_bits = 16,
                                    .value_bits = 16,
                                    .key_groups = 1,
                                    .value_groups = 1,
-                                   .scored = wish->uncompressed_scored };
+                                   .scored = spec->uncompressed_scored };
     double best = 0;
 
-    if (wish->head_dim == 0 || wish->head_dim % 16 != 0
-        || wish->n_levels + 1 > TR_KV_LAYOUTS_MAX) {
+    if (spec->head_dim == 0 || spec->head_dim % 16 != 0
+        || spec->n_levels + 1 > TR_KV_LAYOUTS_MAX) {
         return -1;
     }
-    for (uint32_t i = 0; i < wish->n_levels; i++) {
-        if (!level_valid(&wish->levels[i], wish->head_dim)) {
+    for (uint32_t i = 0; i < spec->n_levels; i++) {
+        if (!level_valid(&spec->levels[i], spec->head_dim)) {
             return -1;
         }
     }
     memset(out, 0, sizeof(*out));
-    out->n = wish->n_levels + 1;
-    for (uint32_t bytes = PAGE_MIN(wish->head_dim); bytes <= PAGE_MAX;
+    out->n = spec->n_levels + 1;
+    for (uint32_t bytes = PAGE_MIN(spec->head_dim); bytes <= PAGE_MAX;
          bytes += PAGE_STEP) {
         tr_kv_layout_t layout[TR_KV_LAYOUTS_MAX];
-        double lost = fill(&layout[0], wish, &uncompressed, true, bytes);
-        double waste = wish->n_levels == 0 ? lost : UNCOMPRESSED * lost;
+        double lost = fill(&layout[0], spec, &uncompressed, true, bytes);
+        double waste = spec->n_levels == 0 ? lost : UNCOMPRESSED * lost;
         bool fits = lost < 1;
 
-        for (uint32_t i = 0; i < wish->n_levels; i++) {
-            lost = fill(&layout[i + 1], wish, &wish->levels[i], false, bytes);
+        for (uint32_t i = 0; i < spec->n_levels; i++) {
+            lost = fill(&layout[i + 1], spec, &spec->levels[i], false, bytes);
             fits = fits && lost < 1;
             waste += lost;
         }

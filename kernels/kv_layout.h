@@ -66,7 +66,7 @@ typedef struct {
     uint32_t key_meta;
     uint32_t value;
     uint32_t value_meta;
-    uint32_t score; /* float [tokens] */
+    uint32_t score;    /* float [tokens] */
     uint32_t position; /* [tokens], tr_kv_position_at; none if uncompressed */
     uint32_t position_bytes; /* of one: 2 or 4 */
     uint32_t recent; /* float [tokens]; uncompressed pages only (kernels.h) */
@@ -90,7 +90,7 @@ typedef struct {
     bool uncompressed_scored;    /* uncompressed pages carry score and recent */
     bool uncompressed_minmax;
     bool short_positions; /* all are below TR_KV_SHORT */
-} tr_page_wish_t;
+} tr_page_spec_t;
 
 /* Chooses the page size: a multiple of 128 between 96 head sizes (6 KiB at
  * least, 12 at most) and 24 KiB that wastes least, summed over `levels` and a
@@ -100,7 +100,7 @@ typedef struct {
  * GPU attends to alone (kv_layout.c).  Tokens a page are multiples of 16 (8
  * with 16-bit keys and values, 32 by channel).  0, or -1: a level or head size
  * outside what is said above. */
-int tr_page_plan(const tr_page_wish_t *wish, tr_page_plan_t *out);
+int tr_page_plan(const tr_page_spec_t *spec, tr_page_plan_t *out);
 
 /* Bytes a token, everything included: page_bytes / tokens. */
 TR_HD double

@@ -54,7 +54,7 @@ tr_kv_plan_pages(tr_kv_cache_t *kv, tr_error_t *err)
 {
     const tr_kv_config_t *c = &kv->config;
     tr_kv_level_t level[TR_KV_LAYOUTS_MAX - 1];
-    tr_page_wish_t wish = { .head_dim = c->head_dim,
+    tr_page_spec_t spec = { .head_dim = c->head_dim,
                             .levels = level,
                             .short_positions = c->max_len <= TR_KV_SHORT };
     uint32_t i;
@@ -62,16 +62,16 @@ tr_kv_plan_pages(tr_kv_cache_t *kv, tr_error_t *err)
     for (i = 0; i < c->n_policies; i++) {
         const tr_kv_policy_t *p = c->policies[i];
 
-        wish.uncompressed_scored = wish.uncompressed_scored || p->scored;
-        wish.uncompressed_minmax = wish.uncompressed_minmax || p->minmax;
-        if (!tr_kv_levels_of(p, level, &wish.n_levels, TR_KV_LAYOUTS_MAX - 1)) {
+        spec.uncompressed_scored = spec.uncompressed_scored || p->scored;
+        spec.uncompressed_minmax = spec.uncompressed_minmax || p->minmax;
+        if (!tr_kv_levels_of(p, level, &spec.n_levels, TR_KV_LAYOUTS_MAX - 1)) {
             return tr_error_set(err, TR_ERR_INVALID, "kv_policy",
                                 "the KV policies have more than %d levels"
                                 " together: leave some out, from %s on",
                                 TR_KV_LAYOUTS_MAX - 1, p->spec);
         }
     }
-    if (tr_page_plan(&wish, &kv->plan) != 0) {
+    if (tr_page_plan(&spec, &kv->plan) != 0) {
         return tr_error_set(err, TR_ERR_INVALID, "kv_policy",
                             "no KV page holds head size %u at all levels of"
                             " the policies: levels below 16 bits need a"

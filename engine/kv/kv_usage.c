@@ -241,14 +241,14 @@ tr_kv_policy_plan(const tr_kv_policy_t *policy, uint32_t head_dim,
                   uint32_t max_len, tr_page_plan_t *out)
 {
     tr_kv_level_t level[TR_KV_TIERS_MAX + 1];
-    tr_page_wish_t wish = { .head_dim = head_dim,
+    tr_page_spec_t spec = { .head_dim = head_dim,
                             .levels = level,
                             .uncompressed_scored = policy->scored,
                             .uncompressed_minmax = policy->minmax,
                             .short_positions = max_len <= TR_KV_SHORT };
 
-    tr_kv_levels_of(policy, level, &wish.n_levels, TR_KV_TIERS_MAX + 1);
-    return tr_page_plan(&wish, out) == 0 ? TR_OK : TR_ERR_INVALID;
+    tr_kv_levels_of(policy, level, &spec.n_levels, TR_KV_TIERS_MAX + 1);
+    return tr_page_plan(&spec, out) == 0 ? TR_OK : TR_ERR_INVALID;
 }
 
 bool

@@ -10,9 +10,9 @@
  * medians, and medians of the ratio within a round:
  *
  *   decode    one token at 512 to 32,000 tokens.  full: uncompressed pages, 16
- *             bits, without scores.  diffkv: a window of 64 and tiers 8/4 and 4/2
- *             with the given shares of the tokens, the rest pruned; scores and
- *             candidates included.
+ *             bits, without scores.  diffkv: a window of 64 and tiers 8/4 and
+ *             4/2 with the given shares of the tokens, the rest pruned; scores
+ *             and candidates included.
  *   prompt    a chunk of 512 tokens that ends at the given length, without and
  *             with scores.
  */
@@ -151,7 +151,7 @@ cache_open(cache_t *c, const shape_t *s, uint32_t n, const double *shares,
 {
     static const tr_kv_level_t levels[2] = { { 8, 4, 1, 1, 0, 1, 0 },
                                              { 4, 2, 1, 1, 0, 1, 0 } };
-    tr_page_wish_t wish = {
+    tr_page_spec_t spec = {
         s->dim, levels, shares ? 2 : 0, scored, false, true
     };
     uint32_t rows = s->layers * s->kv_heads, high, low, total, used = 0;
@@ -159,7 +159,7 @@ cache_open(cache_t *c, const shape_t *s, uint32_t n, const double *shares,
     int32_t *order;
 
     memset(c, 0, sizeof(*c));
-    if (tr_page_plan(&wish, &c->plan) != 0) {
+    if (tr_page_plan(&spec, &c->plan) != 0) {
         abort();
     }
     high = shares ? (uint32_t) ((n - WINDOW) * shares[0]) : 0;

@@ -125,11 +125,11 @@ bed_open(const shape_t *shape, const tr_kernels_t *kernels, tr_stream_t stream)
     bed_t b = { .shape = shape, .kernels = kernels, .stream = stream };
     bool own = !tr_kv_level_equal(&shape->window, &shape->tier[0]);
     tr_kv_level_t levels[3] = { shape->tier[0], shape->tier[1], shape->window };
-    tr_page_wish_t wish = { shape->dim, levels, 2 + own, true, false, true };
+    tr_page_spec_t spec = { shape->dim, levels, 2 + own, true, false, true };
     uint32_t heads = shape->layers * shape->kv_heads;
     size_t row = (size_t) shape->kv_heads * shape->dim;
 
-    if (tr_page_plan(&wish, &b.plan) != 0) {
+    if (tr_page_plan(&spec, &b.plan) != 0) {
         fprintf(stderr, "bench_kv_store: no page for %s\n", shape->name);
         exit(1);
     }

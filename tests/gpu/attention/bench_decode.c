@@ -499,7 +499,7 @@ report(const case_t *x, const setup_t *s, const times_t *t, float attend_us)
 static void
 run_case(const tr_cuda_stream_t *stream, const case_t *x)
 {
-    tr_page_wish_t wish = { x->head_dim, x->level, x->n_levels,
+    tr_page_spec_t spec = { x->head_dim, x->level, x->n_levels,
                             false,       false,    x->len <= TR_KV_SHORT };
     uint32_t n = x->heads * x->head_dim;
     float *q = malloc((size_t) x->seqs * n * 4);
@@ -507,7 +507,7 @@ run_case(const tr_cuda_stream_t *stream, const case_t *x)
     setup_t s;
 
     memset(&s, 0, sizeof(s));
-    cuda_ok(tr_page_plan(&wish, &s.plan), "page plan");
+    cuda_ok(tr_page_plan(&spec, &s.plan), "page plan");
     s.view.page_bytes = s.plan.page_bytes;
     s.view.layers = LAYERS;
     s.view.kv_heads = x->kv_heads;

@@ -103,14 +103,14 @@ typedef struct {
 static void
 bench_open(bench_t *b, const shape_t *s, bool scored)
 {
-    tr_page_wish_t wish = { .head_dim = s->dim, .uncompressed_scored = scored };
+    tr_page_spec_t spec = { .head_dim = s->dim, .uncompressed_scored = scored };
     uint32_t len = s->cached + s->rows, n = s->seqs * s->rows, pages, table;
     uint32_t *pos = malloc(n * 4), *seq_row = malloc((s->seqs + 1) * 4);
     tr_kv_seq_t *seq = calloc(s->seqs, sizeof(*seq));
     int32_t *slot = malloc(s->seqs * 4), *tables;
 
     memset(b, 0, sizeof(*b));
-    if (tr_page_plan(&wish, &b->plan)) {
+    if (tr_page_plan(&spec, &b->plan)) {
         exit(1);
     }
     table = (len + b->plan.layout->tokens - 1) / b->plan.layout->tokens;

@@ -77,15 +77,15 @@ make_plan(case_t *c)
           .value_groups = 1,
           .scored = 1 },
     };
-    tr_page_wish_t wish = { 0 };
+    tr_page_spec_t spec = { 0 };
 
     c->dim = random_below(2) ? 128 : 64;
-    wish.head_dim = c->dim;
-    wish.levels = levels;
-    wish.n_levels = random_below(4);
-    wish.uncompressed_scored = random_below(4) != 0;
-    wish.uncompressed_minmax = random_below(4) == 0;
-    if (tr_page_plan(&wish, &c->plan)) {
+    spec.head_dim = c->dim;
+    spec.levels = levels;
+    spec.n_levels = random_below(4);
+    spec.uncompressed_scored = random_below(4) != 0;
+    spec.uncompressed_minmax = random_below(4) == 0;
+    if (tr_page_plan(&spec, &c->plan)) {
         printf("no plan\n");
         exit(1);
     }

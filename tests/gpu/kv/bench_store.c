@@ -130,13 +130,13 @@ no_refusal(const uint32_t *refused, const char *what)
 static void
 view_make(bench_t *b, uint32_t slots, uint32_t uncompressed, uint32_t per_tier)
 {
-    tr_page_wish_t wish = { DIM, levels, 2, true, false, true };
+    tr_page_spec_t spec = { DIM, levels, 2, true, false, true };
     tr_kv_view_t *v = &b->view;
     size_t rows = (size_t) slots * b->layers * KV_HEADS, pages, done;
     int32_t *tables;
     uint16_t *image;
 
-    if (tr_page_plan(&wish, &b->plan) != 0) {
+    if (tr_page_plan(&spec, &b->plan) != 0) {
         exit(1);
     }
     memset(v, 0, sizeof(*v));

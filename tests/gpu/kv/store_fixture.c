@@ -114,7 +114,7 @@ fixture_open(fixture_t *b, const fixture_side_t *side)
 {
     static const uint32_t dims[] = { 32, 64, 64, 96, 128, 128, 128, 160, 256 };
     tr_kv_level_t level[4];
-    tr_page_wish_t wish = { 0 };
+    tr_page_spec_t spec = { 0 };
     tr_kv_view_t *v = &b->host;
     bool plain = random_below(3) == 0;
     size_t heads;
@@ -123,17 +123,17 @@ fixture_open(fixture_t *b, const fixture_side_t *side)
     b->side = side;
     b->max_len = plain ? 600 : 300;
     do { /* until a page of 24 KiB can hold all levels */
-        wish.head_dim = plain ? 128 : dims[random_below(9)];
-        wish.levels = level;
-        wish.n_levels = choose_levels(wish.head_dim, plain, level);
-        wish.uncompressed_scored = random_below(4) > 0;
-        wish.uncompressed_minmax = random_below(2) == 0;
-        wish.short_positions = random_below(2) == 0;
-    } while (tr_page_plan(&wish, &b->plan) != 0);
+        spec.head_dim = plain ? 128 : dims[random_below(9)];
+        spec.levels = level;
+        spec.n_levels = choose_levels(spec.head_dim, plain, level);
+        spec.uncompressed_scored = random_below(4) > 0;
+        spec.uncompressed_minmax = random_below(2) == 0;
+        spec.short_positions = random_below(2) == 0;
+    } while (tr_page_plan(&spec, &b->plan) != 0);
     *v = (tr_kv_view_t){ .page_bytes = b->plan.page_bytes,
                          .layers = 1 + random_below(2),
                          .kv_heads = 1 + random_below(3),
-                         .head_dim = wish.head_dim,
+                         .head_dim = spec.head_dim,
                          .n_layouts = b->plan.n,
                          .layout = b->plan.layout,
                          .seq = b->seq };

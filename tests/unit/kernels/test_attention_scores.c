@@ -172,7 +172,7 @@ static void
 one_bed(const tr_kernels_t *k, uint32_t kv_heads, uint32_t group, uint32_t dim,
         uint32_t before, uint32_t len, float scale)
 {
-    bed_wish_t w = {
+    bed_spec_t w = {
         dim, kv_heads, group, levels, 4, len + before, len, scale
     };
     uint32_t n[2] = { len, 1 + rig_below(&rng, len) };
@@ -334,7 +334,7 @@ static void
 one_quest(const tr_kernels_t *k, uint32_t group, uint32_t dim, uint32_t len,
           bool equal)
 {
-    bed_wish_t w = { dim, 2, group, NULL, 0, len, len, 1 };
+    bed_spec_t w = { dim, 2, group, NULL, 0, len, len, 1 };
     bed_part_t part = { 0, len - 1, 1 };
     size_t ld = 2ul * group * dim;
     bed_token_t *t = bed_alloc(len * sizeof(*t));

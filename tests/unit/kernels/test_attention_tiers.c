@@ -1,10 +1,10 @@
 /*
  * Attention of compressed sequences: one row over tiers of several levels and
  * the window, against double precision over the dequantised values; scores and
- * candidates likewise.  Every level, head sizes 64 to 256, query groups 1 to 32,
- * 1 to 32,768 tokens, heads of very different lengths, scales from 1e-6 to 1e4,
- * each instruction set; whatever holds no token is NaN.  And bit for bit: the
- * same alone, in a batch, and with any number of threads.
+ * candidates likewise.  Every level, head sizes 64 to 256, query groups 1 to
+ * 32, 1 to 32,768 tokens, heads of very different lengths, scales from 1e-6 to
+ * 1e4, each instruction set; whatever holds no token is NaN.  And bit for bit:
+ * the same alone, in a batch, and with any number of threads.
  */
 #include "tests/unit/fixtures/attention_fixture.h"
 #include "kernels/kernels.h"
@@ -154,7 +154,7 @@ queries(const bed_t *b, uint32_t rows)
 }
 
 static void
-one_bed(const tr_kernels_t *k, const bed_wish_t *w)
+one_bed(const tr_kernels_t *k, const bed_spec_t *w)
 {
     bed_t b;
     size_t width = (size_t) w->kv_heads * w->group * w->dim, candidates;
@@ -210,7 +210,7 @@ one_bed(const tr_kernels_t *k, const bed_wish_t *w)
 }
 
 static void
-each_isa(bed_wish_t w)
+each_isa(bed_spec_t w)
 {
     for (int i = 0; i < N_ISAS; i++) {
         const tr_kernels_t *k = tr_kernels_cpu(isas[i]);
@@ -231,7 +231,7 @@ test_levels(void **state)
         for (size_t s = 0; s < N_SETS; s++) {
             uint32_t dim = dims[d];
 
-            each_isa((bed_wish_t){ dim, 1 + rig_below(&rng, 2),
+            each_isa((bed_spec_t){ dim, 1 + rig_below(&rng, 2),
                                    1 + rig_below(&rng, 4), level_sets[s].levels,
                                    level_sets[s].n, 100 + rig_below(&rng, 500),
                                    8, 1 });
@@ -246,11 +246,11 @@ test_groups(void **state)
 
     (void) state;
     for (uint32_t group = 1; group <= 8; group++) {
-        each_isa((bed_wish_t){ 64, 1, group, three, 3, 300, 8, 1 });
-        each_isa((bed_wish_t){ 128, 1, group, diffkv, 2, 300, 8, 1 });
+        each_isa((bed_spec_t){ 64, 1, group, three, 3, 300, 8, 1 });
+        each_isa((bed_spec_t){ 128, 1, group, diffkv, 2, 300, 8, 1 });
     }
     for (size_t i = 0; i < 4; i++) {
-        each_isa((bed_wish_t){ i % 2 ? 64 : 96, 1 + i % 2, wide[i], three, 3,
+        each_isa((bed_spec_t){ i % 2 ? 64 : 96, 1 + i % 2, wide[i], three, 3,
                                100, 8, 1 });
     }
 }
@@ -262,7 +262,7 @@ test_scales(void **state)
 
     (void) state;
     for (size_t i = 0; i < 5; i++) {
-        each_isa((bed_wish_t){ 64, 1, 2, three, 3, 200, 8, scales[i] });
+        each_isa((bed_spec_t){ 64, 1, 2, three, 3, 200, 8, scales[i] });
     }
 }
 
@@ -273,11 +273,11 @@ test_lengths(void **state)
 
     (void) state;
     for (size_t i = 0; i < 8; i++) {
-        each_isa((bed_wish_t){ 64, 2, 3, diffkv, 2, lengths[i], 8, 1 });
+        each_isa((bed_spec_t){ 64, 2, 3, diffkv, 2, lengths[i], 8, 1 });
     }
     for (int i = 1; i < N_ISAS; i++) {
         const tr_kernels_t *k = tr_kernels_cpu(isas[i]);
-        bed_wish_t w = { 64, 1, 2, diffkv, 2, 32768, 8, 1 };
+        bed_spec_t w = { 64, 1, 2, diffkv, 2, 32768, 8, 1 };
 
         if (k != NULL) {
             one_bed(k, &w);
@@ -293,7 +293,7 @@ test_ties(void **state)
     (void) state;
     for (int i = 0; i < N_ISAS; i++) {
         const tr_kernels_t *k = tr_kernels_cpu(isas[i]);
-        bed_wish_t w = { 64, 1, 1, diffkv, 2, 300, 8, 1 };
+        bed_spec_t w = { 64, 1, 1, diffkv, 2, 300, 8, 1 };
         bed_part_t part = { 0, 299, 1 };
         bed_token_t t[300];
         uint32_t n, least = UINT32_MAX, index = 0;

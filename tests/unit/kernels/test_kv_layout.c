@@ -21,10 +21,10 @@ level(uint8_t key, uint8_t value, bool scored)
 static tr_page_plan_t
 plan_of(uint32_t dim, const tr_kv_level_t *levels, uint32_t n, bool brief)
 {
-    tr_page_wish_t wish = { dim, levels, n, true, false, brief };
+    tr_page_spec_t spec = { dim, levels, n, true, false, brief };
     tr_page_plan_t plan;
 
-    assert_int_equal(tr_page_plan(&wish, &plan), 0);
+    assert_int_equal(tr_page_plan(&spec, &plan), 0);
     assert_int_equal(plan.n, n + 1);
     assert_int_equal(plan.page_bytes % 128, 0);
     assert_in_range(plan.page_bytes, 6144, 24576);
@@ -80,30 +80,30 @@ test_refused(void **state)
         { 8, 4, 2, 1, 1, 0, 0 }, { 16, 4, 1, 1, 1, 0, 0 },
     };
     tr_kv_level_t many[TR_KV_LAYOUTS_MAX];
-    tr_page_wish_t wish = { 64, bad, 1, true, false, false };
+    tr_page_spec_t spec = { 64, bad, 1, true, false, false };
     tr_page_plan_t p;
 
     (void) state;
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-        wish.levels = &bad[i];
-        assert_int_equal(tr_page_plan(&wish, &p), -1);
+        spec.levels = &bad[i];
+        assert_int_equal(tr_page_plan(&spec, &p), -1);
     }
     for (size_t i = 0; i < TR_KV_LAYOUTS_MAX; i++) {
         many[i] = level(8, 4, true);
     }
-    wish.levels = many;
-    wish.n_levels = TR_KV_LAYOUTS_MAX;
-    assert_int_equal(tr_page_plan(&wish, &p), -1);
-    wish.n_levels = 1;
-    assert_int_equal(tr_page_plan(&wish, &p), 0);
+    spec.levels = many;
+    spec.n_levels = TR_KV_LAYOUTS_MAX;
+    assert_int_equal(tr_page_plan(&spec, &p), -1);
+    spec.n_levels = 1;
+    assert_int_equal(tr_page_plan(&spec, &p), 0);
     for (uint32_t dim = 0; dim < 64; dim += dim == 0 ? 8 : 16) {
-        wish.head_dim = dim == 0 ? 0 : dim; /* 0, 8, 24, 40, 56 */
-        assert_int_equal(tr_page_plan(&wish, &p), -1);
+        spec.head_dim = dim == 0 ? 0 : dim; /* 0, 8, 24, 40, 56 */
+        assert_int_equal(tr_page_plan(&spec, &p), -1);
     }
-    wish.head_dim = 80; /* 16-bit pages alone may have it */
-    assert_int_equal(tr_page_plan(&wish, &p), -1);
-    wish.n_levels = 0;
-    assert_int_equal(tr_page_plan(&wish, &p), 0);
+    spec.head_dim = 80; /* 16-bit pages alone may have it */
+    assert_int_equal(tr_page_plan(&spec, &p), -1);
+    spec.n_levels = 0;
+    assert_int_equal(tr_page_plan(&spec, &p), 0);
 }
 
 /* Marks bits [shift, shift + n) of a byte; none may have been marked. */

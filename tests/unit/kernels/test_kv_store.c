@@ -1,6 +1,6 @@
 /*
- * Tokens in pages (kernels/cpu/kv/kv_store.h): quantised, moved to another place
- * or level, in tiles by channel; each instruction set bit for bit against
+ * Tokens in pages (kernels/cpu/kv/kv_store.h): quantised, moved to another
+ * place or level, in tiles by channel; each instruction set bit for bit against
  * kv_model.h, all head sizes, bit pairs and groups, scales from 1e-6 to 1e4,
  * in pages full of NaN.
  */
@@ -75,10 +75,10 @@ level_of(uint32_t dim, uint32_t pair, uint32_t groups, bool channel)
 static sheet_t
 sheet(uint32_t dim, tr_kv_level_t v)
 {
-    tr_page_wish_t wish = { dim, &v, 1, true, false, rig_below(&rng, 2) };
+    tr_page_spec_t spec = { dim, &v, 1, true, false, rig_below(&rng, 2) };
     sheet_t s;
 
-    assert_int_equal(tr_page_plan(&wish, &s.plan), 0);
+    assert_int_equal(tr_page_plan(&spec, &s.plan), 0);
     s.page = aligned_alloc(64, tr_pad(s.plan.page_bytes, 64));
     assert_non_null(s.page);
     memset(s.page, 0xff, s.plan.page_bytes);

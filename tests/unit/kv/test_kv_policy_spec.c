@@ -123,7 +123,7 @@ test_complete(void **state)
             tr_kv_policy_t *p;
             tr_page_plan_t plan;
             tr_error_t err = { 0 };
-            tr_page_wish_t wish = { .head_dim = head_dims[i] };
+            tr_page_spec_t spec = { .head_dim = head_dims[i] };
 
             assert_int_equal(tr_kv_policy_create(name, 2, 2, head_dims[i], &p,
                                                  &err),
@@ -135,12 +135,12 @@ test_complete(void **state)
                                  || p->kind == TR_KV_RULE_PAGES,
                              p->n_levels == 0);
             assert_true(p->n_levels == 0 || p->row->charge != NULL);
-            wish.levels = p->level;
-            wish.n_levels = p->n_levels;
-            assert_int_equal(tr_page_plan(&wish, &plan), 0);
-            wish.levels = &p->window_level;
-            wish.n_levels = p->window > 0;
-            assert_int_equal(tr_page_plan(&wish, &plan), 0);
+            spec.levels = p->level;
+            spec.n_levels = p->n_levels;
+            assert_int_equal(tr_page_plan(&spec, &plan), 0);
+            spec.levels = &p->window_level;
+            spec.n_levels = p->window > 0;
+            assert_int_equal(tr_page_plan(&spec, &plan), 0);
             tr_kv_policy_free(p);
         }
     }
@@ -371,13 +371,13 @@ test_bytes(void **state)
     (void) state;
     for (uint32_t i = 0; i < 2; i++) {
         tr_page_plan_t plan;
-        tr_page_wish_t wish = { .head_dim = 64 << i,
+        tr_page_spec_t spec = { .head_dim = 64 << i,
                                 .levels = p->level,
                                 .n_levels = 2,
                                 .uncompressed_scored = true,
                                 .short_positions = true };
 
-        assert_int_equal(tr_page_plan(&wish, &plan), 0);
+        assert_int_equal(tr_page_plan(&spec, &plan), 0);
         assert_true(tr_kv_layout_token_bytes(&plan, 1) <= most[i][0]);
         assert_true(tr_kv_layout_token_bytes(&plan, 2) <= most[i][1]);
     }
