@@ -27,14 +27,14 @@
  * the end of a chat's turn. */
 #define TR_CUDA_BAR_MAX (TR_STOP_TOKENS_MAX + TR_EOS_MAX + 1)
 
-/* Offsets in an upload of so many rows, sequences and wishes. */
+/* Offsets in an upload of so many rows, sequences and samples. */
 typedef struct {
-    size_t token, row_slot, row_pos, seq_row, path, gather, wish, size;
+    size_t token, row_slot, row_pos, seq_row, path, gather, sampling, size;
 } tr_cuda_upload_t;
 
 #define TR_CUDA_NOBODY UINT32_MAX
 
-/* Where the result of a wish goes. */
+/* Where the result of a sampled row goes. */
 typedef struct {
     uint32_t item;  /* TR_CUDA_NOBODY: it is padding */
     uint32_t index; /* of the token within the item */
@@ -96,10 +96,10 @@ typedef struct {
     uint32_t *row_pos, *seq_row;
     uint8_t *path;
     uint32_t *gather;
-    tr_cuda_wish_t *wish;
+    tr_cuda_sampling_t *sampling;
 } tr_cuda_arrays_t;
 
-void tr_cuda_lay_upload(uint32_t rows, uint32_t seqs, uint32_t wishes,
+void tr_cuda_lay_upload(uint32_t rows, uint32_t seqs, uint32_t samples,
                         tr_cuda_upload_t *out);
 tr_cuda_arrays_t tr_cuda_arrays(uint8_t *base, const tr_cuda_upload_t *l);
 
@@ -108,12 +108,12 @@ bool tr_cuda_batch_fits(const tr_executor_cuda_t *x, const tr_batch_t *batch);
 /* The bucket of a batch of pure decode, -1: it is another. */
 int tr_cuda_bucket(const tr_executor_cuda_t *x, const tr_batch_t *batch);
 /* Rows whose logits are wanted. */
-uint32_t tr_cuda_wishes(const tr_batch_t *batch);
+uint32_t tr_cuda_count_samples(const tr_batch_t *batch);
 /* Fills the slot's pinned memory and x->rows, with padding up to so many
- * sequences and wishes; returns which paths of attention there are. */
+ * sequences and samples; returns which paths of attention there are. */
 uint32_t tr_cuda_flatten(tr_executor_cuda_t *x, tr_cuda_slot_t *t,
                          const tr_batch_t *batch, const tr_cuda_upload_t *l,
-                         uint32_t n_seqs, uint32_t n_wishes);
+                         uint32_t n_seqs, uint32_t n_samples);
 
 /* executor_cuda_step.c */
 

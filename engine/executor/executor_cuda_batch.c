@@ -8,7 +8,7 @@
 #include <string.h>
 
 void
-tr_cuda_lay_upload(uint32_t rows, uint32_t seqs, uint32_t wishes,
+tr_cuda_lay_upload(uint32_t rows, uint32_t seqs, uint32_t samples,
                    tr_cuda_upload_t *out)
 {
     size_t at = 0;
@@ -23,8 +23,8 @@ tr_cuda_lay_upload(uint32_t rows, uint32_t seqs, uint32_t wishes,
     TAKE(row_pos, rows * sizeof(uint32_t));
     TAKE(seq_row, (seqs + (size_t) 1) * sizeof(uint32_t));
     TAKE(path, seqs);
-    TAKE(gather, wishes * sizeof(uint32_t));
-    TAKE(wish, wishes * sizeof(tr_cuda_wish_t));
+    TAKE(gather, samples * sizeof(uint32_t));
+    TAKE(sampling, samples * sizeof(tr_cuda_sampling_t));
 #undef TAKE
     out->size = at;
 }
@@ -32,13 +32,15 @@ tr_cuda_lay_upload(uint32_t rows, uint32_t seqs, uint32_t wishes,
 tr_cuda_arrays_t
 tr_cuda_arrays(uint8_t *base, const tr_cuda_upload_t *l)
 {
-    return (tr_cuda_arrays_t){ .token = (int32_t *) (base + l->token),
-                               .row_slot = (int32_t *) (base + l->row_slot),
-                               .row_pos = (uint32_t *) (base + l->row_pos),
-                               .seq_row = (uint32_t *) (base + l->seq_row),
-                               .path = base + l->path,
-                               .gather = (uint32_t *) (base + l->gather),
-                               .wish = (tr_cuda_wish_t *) (base + l->wish) };
+    return (tr_cuda_arrays_t){
+        .token = (int32_t *) (base + l->token),
+        .row_slot = (int32_t *) (base + l->row_slot),
+        .row_pos = (uint32_t *) (base + l->row_pos),
+        .seq_row = (uint32_t *) (base + l->seq_row),
+        .path = base + l->path,
+        .gather = (uint32_t *) (base + l->gather),
+        .sampling = (tr_cuda_sampling_t *) (base + l->sampling)
+    };
 }
 
 /* ---- a batch ------------------------------------------------------------ */
@@ -80,7 +82,8 @@ tr_cuda_bucket(const tr_executor_cuda_t *x, const tr_batch_t *batch)
 
 /* Tokens that may not come yet. */
 static void
-bar_tokens(tr_cuda_slot_t *t, const tr_batch_item_t *item, tr_cuda_wish_t *w)
+bar_tokens(tr_cuda_slot_t *t, const tr_batch_item_t *item,
+           tr_cuda_sampling_t *w)
 {
     const tr_sampler_t *s = item->sampler;
     const tr_sampling_params_t *p = s->params;
@@ -101,7 +104,8 @@ bar_tokens(tr_cuda_slot_t *t, const tr_batch_item_t *item, tr_cuda_wish_t *w)
 }
 
 static void
-add_bias(tr_cuda_slot_t *t, const tr_sampling_params_t *p, tr_cuda_wish_t *w)
+add_bias(tr_cuda_slot_t *t, const tr_sampling_params_t *p,
+         tr_cuda_sampling_t *w)
 {
     w->bias_at = t->n_bias;
     w->n_bias = p->n_bias;
@@ -114,17 +118,17 @@ add_bias(tr_cuda_slot_t *t, const tr_sampling_params_t *p, tr_cuda_wish_t *w)
 
 /* What is wanted of the logits of an item's token `index`. */
 static void
-make_wish(tr_cuda_slot_t *t, const tr_batch_item_t *item, uint32_t sequence,
-          uint32_t index, bool score, tr_cuda_wish_t *w)
+make_sampling(tr_cuda_slot_t *t, const tr_batch_item_t *item, uint32_t sequence,
+              uint32_t index, bool score, tr_cuda_sampling_t *w)
 {
-    *w = (tr_cuda_wish_t){ .slot = item->kv_slot,
-                           .pos = item->pos + index,
-                           .number = item->number,
-                           .repetition = 1,
-                           .top_p = 1,
-                           .logprobs = item->top,
-                           .target = -1,
-                           .sequence = sequence };
+    *w = (tr_cuda_sampling_t){ .slot = item->kv_slot,
+                               .pos = item->pos + index,
+                               .number = item->number,
+                               .repetition = 1,
+                               .top_p = 1,
+                               .logprobs = item->top,
+                               .target = -1,
+                               .sequence = sequence };
     if (score) {
         w->target = item->tokens[index + 1];
         t->top_wanted |= item->top > 0;
@@ -147,7 +151,7 @@ make_wish(tr_cuda_slot_t *t, const tr_batch_item_t *item, uint32_t sequence,
     }
 }
 
-/* One row: its token, and its wish where there is one.  A token outside the
+/* One row: its token, and how it is sampled, if it is.  A token outside the
  * vocabulary fails its item; the row runs with token 0. */
 static void
 add_row(tr_executor_cuda_t *x, tr_cuda_slot_t *t, tr_cuda_arrays_t *a,
@@ -166,13 +170,13 @@ add_row(tr_executor_cuda_t *x, tr_cuda_slot_t *t, tr_cuda_arrays_t *a,
     a->row_slot[row] = item->kv_slot;
     a->row_pos[row] = item->pos + index;
     if (sample || score) {
-        make_wish(t, item, i, index, score, &a->wish[t->n_wants]);
+        make_sampling(t, item, i, index, score, &a->sampling[t->n_wants]);
         a->gather[t->n_wants] = row;
         t->wants[t->n_wants++] = (tr_cuda_want_t){ i, index, score };
     }
 }
 
-/* A sequence, a row and a wish that are nobody's. */
+/* A sequence, a row and a sampling that are nobody's. */
 static void
 add_padding(tr_executor_cuda_t *x, tr_cuda_arrays_t *a, uint32_t i,
             uint32_t row)
@@ -186,21 +190,21 @@ add_padding(tr_executor_cuda_t *x, tr_cuda_arrays_t *a, uint32_t i,
 }
 
 static void
-pad_wishes(tr_cuda_slot_t *t, tr_cuda_arrays_t *a, uint32_t n)
+pad_samplings(tr_cuda_slot_t *t, tr_cuda_arrays_t *a, uint32_t n)
 {
     for (; t->n_wants < n; t->n_wants++) {
-        a->wish[t->n_wants] = (tr_cuda_wish_t){ .slot = -1,
-                                                .repetition = 1,
-                                                .top_p = 1,
-                                                .logprobs = -1,
-                                                .target = -1 };
+        a->sampling[t->n_wants] = (tr_cuda_sampling_t){ .slot = -1,
+                                                        .repetition = 1,
+                                                        .top_p = 1,
+                                                        .logprobs = -1,
+                                                        .target = -1 };
         a->gather[t->n_wants] = 0;
         t->wants[t->n_wants] = (tr_cuda_want_t){ TR_CUDA_NOBODY, 0, false };
     }
 }
 
 uint32_t
-tr_cuda_wishes(const tr_batch_t *batch)
+tr_cuda_count_samples(const tr_batch_t *batch)
 {
     uint32_t n = 0;
 
@@ -215,7 +219,7 @@ tr_cuda_wishes(const tr_batch_t *batch)
 uint32_t
 tr_cuda_flatten(tr_executor_cuda_t *x, tr_cuda_slot_t *t,
                 const tr_batch_t *batch, const tr_cuda_upload_t *l,
-                uint32_t n_seqs, uint32_t n_wishes)
+                uint32_t n_seqs, uint32_t n_samples)
 {
     tr_cuda_arrays_t a = tr_cuda_arrays(t->upload, l);
     uint32_t row = 0, paths = 0, i;
@@ -241,6 +245,6 @@ tr_cuda_flatten(tr_executor_cuda_t *x, tr_cuda_slot_t *t,
         add_padding(x, &a, i, row++);
     }
     a.seq_row[n_seqs] = row;
-    pad_wishes(t, &a, n_wishes);
+    pad_samplings(t, &a, n_samples);
     return paths;
 }

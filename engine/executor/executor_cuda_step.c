@@ -32,7 +32,7 @@ launch_step(tr_executor_cuda_t *x, const tr_cuda_upload_t *l,
     step->seq_row = a.seq_row;
     step->path = a.path;
     step->gather = a.gather;
-    step->wish = a.wish;
+    step->sampling = a.sampling;
     step->bias = x->bias;
     step->bar = x->bar;
     step->sampled = x->sampled;
@@ -49,7 +49,7 @@ tr_executor_cuda_launch(tr_executor_cuda_t *x, uint32_t bucket)
 {
     tr_cuda_step_t step = { .n_rows = bucket,
                             .n_seqs = bucket,
-                            .n_wishes = bucket,
+                            .n_samples = bucket,
                             .paths = x->decode_paths };
     tr_cuda_upload_t l;
 
@@ -196,15 +196,15 @@ tr_executor_cuda_submit(tr_executor_t *e, const tr_batch_t *batch)
     }
     b = tr_cuda_bucket(x, batch);
     if (b >= 0) {
-        step.n_rows = step.n_seqs = step.n_wishes = x->bucket[b];
+        step.n_rows = step.n_seqs = step.n_samples = x->bucket[b];
     } else {
         for (uint32_t i = 0; i < batch->n_items; i++) {
             step.n_rows += batch->items[i].n;
         }
-        step.n_wishes = tr_cuda_wishes(batch);
+        step.n_samples = tr_cuda_count_samples(batch);
     }
-    tr_cuda_lay_upload(step.n_rows, step.n_seqs, step.n_wishes, &l);
-    step.paths = tr_cuda_flatten(x, t, batch, &l, step.n_seqs, step.n_wishes);
+    tr_cuda_lay_upload(step.n_rows, step.n_seqs, step.n_samples, &l);
+    step.paths = tr_cuda_flatten(x, t, batch, &l, step.n_seqs, step.n_samples);
     step.host_path = tr_cuda_arrays(t->upload, &l).path;
     return start(x, t, b, &l, &step);
 }
@@ -306,7 +306,7 @@ tr_executor_cuda_idle(tr_executor_cuda_t *x, uint32_t bucket)
     tr_cuda_slot_t *t = next_slot(x);
     tr_cuda_step_t step = { .n_rows = bucket,
                             .n_seqs = bucket,
-                            .n_wishes = bucket };
+                            .n_samples = bucket };
     const tr_batch_t none = { NULL, 0, 0 };
     tr_cuda_upload_t l;
     bool direct = x->direct;

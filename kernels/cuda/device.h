@@ -10,8 +10,8 @@
  *
  *   kernels/cuda   libtokenring_cuda.so: CUDA kernels, for the GPU
  *   tests/simt     the same kernels, compiled for a device in software
- *   tests/soft     computes through the CPU backend, in the order of its streams
- *                  but later, as a device does; for end-to-end tests
+ *   tests/soft     computes through the CPU backend, in the order of its
+ *                  streams but later, as a device does; for end-to-end tests
  *
  * Every entry is declared and described here, by subject, as the function
  * tr_cuda_<entry>; those of the manager of pages are in device_manager.h.
@@ -208,9 +208,10 @@ int tr_cuda_matmul(const tr_cuda_stream_t *s, const tr_cuda_matmul_t *m,
 
 typedef enum {
     TR_CUDA_SMALL_GEMM_PLAIN, /* y = scale x w^T */
-    TR_CUDA_SMALL_GEMM_GATED, /* y = act(scale x g^T) * (scale x u^T), w = [g; u]
-                           * with n / 2 rows each */
-    TR_CUDA_SMALL_GEMM_RESIDUAL, /* hidden += x w^T + bias; y = hidden * weight */
+    /* y = act(scale x g^T) * (scale x u^T), w = [g; u], n / 2 rows each */
+    TR_CUDA_SMALL_GEMM_GATED,
+    /* hidden += x w^T + bias; y = hidden * weight */
+    TR_CUDA_SMALL_GEMM_RESIDUAL,
 } tr_cuda_small_gemm_mode_t;
 
 typedef struct {
@@ -651,7 +652,7 @@ typedef struct {
     int32_t target;           /* >= 0: no sampling; this token's logprob and
                                * the alternatives are wanted */
     uint32_t sequence;        /* in seq_slot */
-} tr_cuda_wish_t;
+} tr_cuda_sampling_t;
 
 typedef struct {
     int32_t token; /* or TR_CUDA_NO_TOKEN, TR_CUDA_BAD_LOGITS */
@@ -668,7 +669,7 @@ typedef struct {
     uint32_t rows, vocab;
     const float *logits; /* [rows][ld], not changed */
     size_t ld;
-    const tr_cuda_wish_t *wish; /* [rows] on the device */
+    const tr_cuda_sampling_t *sampling; /* [rows] on the device */
     const int32_t *seq_slot;    /* [sequences] as the manager's step left it:
                                  * -1: stalled, nothing is entered */
     const tr_cuda_bias_t *bias; /* on the device */
@@ -681,7 +682,7 @@ typedef struct {
     void *work;                 /* tr_cuda_sample_work() bytes */
 } tr_cuda_sample_t;
 
-/* Can be captured: what depends on the wishes is read on the device. */
+/* Can be captured: what depends on the parameters is read on the device. */
 int tr_cuda_sample(const tr_cuda_stream_t *s, const tr_cuda_sample_t *a);
 /* Bytes, 256-byte aligned, needs no clearing. */
 size_t tr_cuda_sample_work(const tr_device_props_t *d, uint32_t rows,

@@ -137,13 +137,13 @@ typedef struct {
     uint32_t paths;           /* bits: which paths occur */
     const uint8_t *host_path; /* host: the same as path; NULL: any may be any */
 
-    uint32_t n_wishes;
-    const uint32_t *gather;     /* [n_wishes] rows whose logits are wanted */
-    const tr_cuda_wish_t *wish; /* [n_wishes] */
+    uint32_t n_samples;
+    const uint32_t *gather; /* [n_samples] rows whose logits are wanted */
+    const tr_cuda_sampling_t *sampling; /* [n_samples] */
     const tr_cuda_bias_t *bias;
     const int32_t *bar;
-    tr_cuda_sampled_t *sampled; /* [n_wishes] */
-    tr_cuda_top_t *top;         /* [n_wishes][TR_CUDA_TOP_MAX] */
+    tr_cuda_sampled_t *sampled; /* [n_samples] */
+    tr_cuda_top_t *top;         /* [n_samples][TR_CUDA_TOP_MAX] */
 } tr_cuda_step_t;
 
 /* Launches what of a step comes before its first product: the manager's step,

@@ -2,11 +2,11 @@
  * model_cuda.h: the launches of a step.
  *
  *   embed: token (or what history has) -> hidden       angles of all rows
- *          norm of the first layer, beside the manager's step; product qkv, beside
- *          the plan of attention and the cache's moves
+ *          norm of the first layer, beside the manager's step; product qkv,
+ *          beside the plan of attention and the cache's moves
  *   layer: norm (adds what the layer before gave), product qkv, bias, norms and
- *          rotation of heads with their append to the cache, attention, product o
- *          norm (adds o), product gate_up, activation, product down
+ *          rotation of heads with their append to the cache, attention, product
+ *          o; norm (adds o), product gate_up, activation, product down
  *          With few rows these are one kernel beside append and attention
  *          (model_cuda_small_gemm.c).
  *   wanted rows, TR_CUDA_LOGIT_ROWS at a time: norm, product with the head,
@@ -77,8 +77,8 @@ norm(tr_model_cuda_t *m, const tr_cuda_stream_t *stream, uint32_t rows,
 
 /* ---- beside the stream --------------------------------------------------- */
 
-/* What is launched in its stream from now on waits for what the step's stream has
- * up to here, and for nothing later. */
+/* What is launched in its stream from now on waits for what the step's stream
+ * has up to here, and for nothing later. */
 static bool
 side_begin(tr_model_cuda_t *m)
 {
@@ -107,7 +107,7 @@ side_end(tr_model_cuda_t *m)
     s->open = false;
 }
 
-/* ---- products of a layer, and what stands between them -------------------- */
+/* ---- products of a layer, and what stands between them ------------------ */
 
 static bool
 multiply_qkv(tr_model_cuda_t *m, const tr_cuda_stream_t *stream, uint32_t layer,
@@ -291,17 +291,17 @@ score(tr_model_cuda_t *m, const run_t *r)
     }
 }
 
-/* Logits of the wishes, and what they ask for.  The last layer's part of the
- * residual is added on the way. */
+/* Logits of the rows that are sampled, and their tokens.  The last layer's part
+ * of the residual is added on the way. */
 static bool
 finish(tr_model_cuda_t *m, const int32_t *seq_slot, const run_t *r)
 {
     const tr_cuda_step_t *s = r->step;
     bool scored = (s->paths & 1u << TR_ATTENTION_DECODE) == 0;
 
-    for (uint32_t at = 0; at < s->n_wishes && m->failed == NULL;
+    for (uint32_t at = 0; at < s->n_samples && m->failed == NULL;
          at += m->logit_rows) {
-        uint32_t left = s->n_wishes - at;
+        uint32_t left = s->n_samples - at;
         uint32_t n = left < m->logit_rows ? left : m->logit_rows;
         tr_cuda_norm_t last = { .rows = n,
                                 .n = m->config.recipe.hidden,
@@ -319,7 +319,7 @@ finish(tr_model_cuda_t *m, const int32_t *seq_slot, const run_t *r)
                                     .vocab = m->config.recipe.vocab,
                                     .logits = m->logits,
                                     .ld = m->ld_logits,
-                                    .wish = s->wish + at,
+                                    .sampling = s->sampling + at,
                                     .seq_slot = seq_slot,
                                     .bias = s->bias,
                                     .bar = s->bar,

@@ -177,24 +177,24 @@ best_of(block_t b, uint64_t *meet, const float *x, uint32_t from, uint32_t end,
     return block_max(b, best, meet);
 }
 
-/* ---- wishes ------------------------------------------------------------- */
+/* ---- parameters --------------------------------------------------------- */
 
 /* Is a token wanted of the row? */
 TR_DEVICE bool
-is_wanted(const sample_args_t *a, const tr_cuda_wish_t *w)
+is_wanted(const sample_args_t *a, const tr_cuda_sampling_t *w)
 {
     return w->slot >= 0 && a->a.seq_slot[w->sequence] >= 0;
 }
 
 TR_DEVICE bool
-has_penalties(const tr_cuda_wish_t *w)
+has_penalties(const tr_cuda_sampling_t *w)
 {
     return w->repetition != 1 || w->presence != 0 || w->frequency != 0;
 }
 
 /* Must its logits be changed first? */
 TR_DEVICE bool
-is_shaped(const tr_cuda_wish_t *w)
+is_shaped(const tr_cuda_sampling_t *w)
 {
     return w->target < 0 && (w->n_bias > 0 || w->n_bar > 0 || has_penalties(w));
 }
@@ -208,7 +208,7 @@ scan_piece(const sample_args_t *a, block_t b, uint64_t *meet, uint32_t row,
     uint32_t from = piece * PIECE, end = a->a.vocab;
     uint64_t best;
 
-    if (!is_wanted(a, &a->a.wish[row])) {
+    if (!is_wanted(a, &a->a.sampling[row])) {
         return;
     }
     end = end - from < PIECE ? end : from + PIECE;

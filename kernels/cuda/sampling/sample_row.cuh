@@ -157,7 +157,7 @@ listed_share(block_t b, sample_smem_t *smem, uint64_t least)
 }
 
 TR_DEVICE uint32_t
-draw_token(block_t b, sample_smem_t *smem, const tr_cuda_wish_t *w,
+draw_token(block_t b, sample_smem_t *smem, const tr_cuda_sampling_t *w,
            const float *logits, uint32_t vocab, bool wide, float max)
 {
     field_t f = { logits, vocab, wide, max, w->temperature, 0, 0 };
@@ -233,7 +233,7 @@ score_token(const sample_args_t *a, block_t b, sample_smem_t *smem,
 {
     const float *logits = a->a.logits + row * a->a.ld;
     field_t f = { logits, a->a.vocab, a->wide, max, 1, 0, 0 };
-    int32_t wanted = a->a.wish[row].logprobs;
+    int32_t wanted = a->a.sampling[row].logprobs;
     uint32_t n = wanted < 0 ? 0 : (uint32_t) wanted;
     uint64_t total;
     double log_sum;
@@ -261,7 +261,7 @@ in_vocab(const sample_args_t *a, int32_t token)
 
 /* How often each token came. */
 TR_DEVICE void
-count_tokens(const sample_args_t *a, block_t b, const tr_cuda_wish_t *w,
+count_tokens(const sample_args_t *a, block_t b, const tr_cuda_sampling_t *w,
              uint32_t *counts)
 {
     const int32_t *known = a->a.history.token
@@ -285,7 +285,7 @@ count_tokens(const sample_args_t *a, block_t b, const tr_cuda_wish_t *w,
 }
 
 TR_DEVICE float
-penalised(const tr_cuda_wish_t *w, float x, uint32_t count)
+penalised(const tr_cuda_sampling_t *w, float x, uint32_t count)
 {
     uint32_t output = count & ~IN_PROMPT;
 
@@ -306,7 +306,7 @@ TR_DEVICE void
 shape_row(const sample_args_t *a, block_t b, uint32_t row, float *x,
           uint32_t *counts)
 {
-    const tr_cuda_wish_t *w = &a->a.wish[row];
+    const tr_cuda_sampling_t *w = &a->a.sampling[row];
     const float *raw = a->a.logits + row * a->a.ld;
     bool penalties = has_penalties(w) && a->a.history.token != NULL;
 
@@ -364,7 +364,7 @@ TR_DEVICE int32_t
 pick_token(const sample_args_t *a, block_t b, sample_smem_t *smem, uint32_t row,
            uint64_t best, const float *x)
 {
-    const tr_cuda_wish_t *w = &a->a.wish[row];
+    const tr_cuda_sampling_t *w = &a->a.sampling[row];
 
     if (w->target >= 0) {
         return in_vocab(a, w->target) ? w->target : TR_CUDA_BAD_LOGITS;
@@ -388,7 +388,7 @@ TR_DEVICE void
 choose_row(const sample_args_t *a, block_t b, sample_smem_t *smem, uint32_t row,
            float *x, uint32_t *counts)
 {
-    const tr_cuda_wish_t *w = &a->a.wish[row];
+    const tr_cuda_sampling_t *w = &a->a.sampling[row];
     const tr_cuda_history_t *h = &a->a.history;
     tr_cuda_sampled_t out = { TR_CUDA_NO_TOKEN, 0, 0 };
     uint64_t best;
@@ -424,14 +424,16 @@ choose_block(const sample_args_t *a, block_t b, sample_smem_t *smem,
     size_t vocab = tr_pad(a->a.vocab, 4);
 
     if (block < a->a.rows) {
-        if (!is_wanted(a, &a->a.wish[block]) || !is_shaped(&a->a.wish[block])) {
+        if (!is_wanted(a, &a->a.sampling[block])
+            || !is_shaped(&a->a.sampling[block])) {
             choose_row(a, b, smem, block, NULL, NULL);
         }
         return;
     }
     block -= a->a.rows;
     for (uint32_t row = block; row < a->a.rows; row += places) {
-        if (is_wanted(a, &a->a.wish[row]) && is_shaped(&a->a.wish[row])) {
+        if (is_wanted(a, &a->a.sampling[row])
+            && is_shaped(&a->a.sampling[row])) {
             lanes_sync(b);
             choose_row(a, b, smem, row, a->shaped + block * vocab,
                        a->counts + block * vocab);

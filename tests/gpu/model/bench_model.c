@@ -230,23 +230,23 @@ show(bench_t *b, const char *name, void (*f)(bench_t *b), double bytes_a_row)
 }
 
 static void
-show_sample(bench_t *b, const char *name, tr_cuda_wish_t wish)
+show_sample(bench_t *b, const char *name, tr_cuda_sampling_t sampling)
 {
     static const uint32_t rows[] = { 1, 16, 64, 256 };
-    tr_cuda_wish_t *w = malloc(SAMPLED_MAX * sizeof(*w));
+    tr_cuda_sampling_t *w = malloc(SAMPLED_MAX * sizeof(*w));
 
     for (uint32_t r = 0; r < SAMPLED_MAX; r++) {
-        w[r] = wish;
+        w[r] = sampling;
         w[r].slot = (int32_t) r;
         w[r].pos = LEN / 2;
         w[r].prompt_len = LEN / 4;
         w[r].seed = 1 + r;
         w[r].target = -1;
-        w[r].repetition = wish.repetition != 0 ? wish.repetition : 1;
+        w[r].repetition = sampling.repetition != 0 ? sampling.repetition : 1;
     }
-    cuda_ok(cudaMemcpy((void *) b->sample.wish, w, SAMPLED_MAX * sizeof(*w),
+    cuda_ok(cudaMemcpy((void *) b->sample.sampling, w, SAMPLED_MAX * sizeof(*w),
                        cudaMemcpyHostToDevice),
-            "wishes");
+            "sampling");
     for (uint32_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         double us;
 
@@ -315,7 +315,7 @@ open_sample(bench_t *b)
         .vocab = VOCAB,
         .logits = b->logits,
         .ld = VOCAB,
-        .wish = device_memory(SAMPLED_MAX * sizeof(tr_cuda_wish_t)),
+        .sampling = device_memory(SAMPLED_MAX * sizeof(tr_cuda_sampling_t)),
         .seq_slot = device_memory(4),
         .bias = device_memory(sizeof(tr_cuda_bias_t)),
         .bar = device_memory(4),
@@ -351,7 +351,7 @@ main(void)
     show(&b, "qkv, bias", bias_rotate, QKV * 4.0 + DIM * 4.0);
     show(&b, "qkv, bias and norms", bias_norm_rotate, QKV * 4.0 + DIM * 4.0);
     show(&b, "act_mul", act_mul, WIDE * 6.0);
-    tr_cuda_wish_t plain = { .top_p = 1, .logprobs = -1 }, w = plain;
+    tr_cuda_sampling_t plain = { .top_p = 1, .logprobs = -1 }, w = plain;
 
     show_sample(&b, "greedy", w);
     w.temperature = 1;

@@ -1,7 +1,8 @@
 /*
  * What tr_cuda_sample does, by sorting and the definitions, in the order of
- * engine/sampling/sampler.h: bias, penalties, bars; greedy, or temperature, top-k,
- * top-p, min-p and a draw that goes through what is left by ascending id.
+ * engine/sampling/sampler.h: bias, penalties, bars; greedy, or temperature,
+ * top-k, top-p, min-p and a draw that goes through what is left by ascending
+ * id.
  */
 #include "model_reference.h"
 
@@ -18,7 +19,7 @@ typedef struct {
 
 typedef struct {
     const tr_cuda_sample_t *a;
-    const tr_cuda_wish_t *wish;
+    const tr_cuda_sampling_t *sampling;
     const float *raw;
     float *logits; /* with bias, penalties, bars */
     uint32_t *counts;
@@ -51,9 +52,9 @@ static void
 penalise(const row_t *w)
 {
     const int32_t *token = w->a->history.token
-                           + (size_t) w->wish->slot * w->a->history.len;
-    uint32_t known = w->wish->pos + 1, vocab = w->a->vocab;
-    uint32_t prompt = w->wish->prompt_len;
+                           + (size_t) w->sampling->slot * w->a->history.len;
+    uint32_t known = w->sampling->pos + 1, vocab = w->a->vocab;
+    uint32_t prompt = w->sampling->prompt_len;
 
     known = known < w->a->history.len ? known : (uint32_t) w->a->history.len;
     memset(w->counts, 0, vocab * sizeof(*w->counts));
@@ -73,11 +74,12 @@ penalise(const row_t *w)
         if (w->counts[i] == 0) {
             continue;
         }
-        w->logits[i] = w->logits[i] > 0 ? w->logits[i] / w->wish->repetition
-                                        : w->logits[i] * w->wish->repetition;
+        w->logits[i] = w->logits[i] > 0
+                           ? w->logits[i] / w->sampling->repetition
+                           : w->logits[i] * w->sampling->repetition;
         if (output > 0) {
-            w->logits[i] -= w->wish->presence;
-            w->logits[i] -= w->wish->frequency * (float) output;
+            w->logits[i] -= w->sampling->presence;
+            w->logits[i] -= w->sampling->frequency * (float) output;
         }
     }
 }
@@ -85,7 +87,7 @@ penalise(const row_t *w)
 static void
 shape(const row_t *w)
 {
-    const tr_cuda_wish_t *p = w->wish;
+    const tr_cuda_sampling_t *p = w->sampling;
 
     memcpy(w->logits, w->raw, w->a->vocab * sizeof(float));
     for (uint32_t i = 0; i < p->n_bias; i++) {
@@ -160,9 +162,9 @@ weigh(const candidate_t *c, uint32_t n)
     return sum;
 }
 
-/* How many of the n candidates, best first, the wish leaves. */
+/* How many of the n candidates, best first, the sampling leaves. */
 static uint32_t
-keep(const tr_cuda_wish_t *p, const candidate_t *c, uint32_t n)
+keep(const tr_cuda_sampling_t *p, const candidate_t *c, uint32_t n)
 {
     if (p->top_k > 0 && (uint32_t) p->top_k < n) {
         n = (uint32_t) p->top_k;
@@ -185,7 +187,7 @@ keep(const tr_cuda_wish_t *p, const candidate_t *c, uint32_t n)
 static int32_t
 draw(const row_t *w, const float *logits, float max)
 {
-    const tr_cuda_wish_t *p = w->wish;
+    const tr_cuda_sampling_t *p = w->sampling;
     candidate_t *c = w->candidates;
     uint32_t n = 0, last = 0;
     double target, sum = 0;
@@ -237,8 +239,9 @@ logprob_of(float logit, double log_sum)
 static void
 score(const row_t *w, float max, tr_cuda_sampled_t *out, tr_cuda_top_t *top)
 {
-    uint32_t vocab = w->a->vocab,
-             n = w->wish->logprobs < 0 ? 0 : (uint32_t) w->wish->logprobs;
+    uint32_t vocab = w->a->vocab, n = w->sampling->logprobs < 0
+                                          ? 0
+                                          : (uint32_t) w->sampling->logprobs;
     candidate_t *c = w->candidates;
     double log_sum;
 
@@ -261,7 +264,7 @@ score(const row_t *w, float max, tr_cuda_sampled_t *out, tr_cuda_top_t *top)
 /* ---- a row -------------------------------------------------------------- */
 
 static bool
-is_shaped(const tr_cuda_wish_t *p)
+is_shaped(const tr_cuda_sampling_t *p)
 {
     return p->n_bias > 0 || p->n_bar > 0 || p->repetition != 1
            || p->presence != 0 || p->frequency != 0;
@@ -274,25 +277,25 @@ choose(const row_t *w)
     const float *logits = w->raw;
     float max;
 
-    if (w->wish->target >= 0) {
-        return in_vocab(w, w->wish->target) ? w->wish->target
-                                            : TR_CUDA_BAD_LOGITS;
+    if (w->sampling->target >= 0) {
+        return in_vocab(w, w->sampling->target) ? w->sampling->target
+                                                : TR_CUDA_BAD_LOGITS;
     }
-    if (is_shaped(w->wish)) {
+    if (is_shaped(w->sampling)) {
         shape(w);
         logits = w->logits;
     }
     if (!find_max(logits, w->a->vocab, &max)) {
         return TR_CUDA_BAD_LOGITS;
     }
-    return w->wish->temperature == 0 ? find_greedy(logits, w->a->vocab, max)
-                                     : draw(w, logits, max);
+    return w->sampling->temperature == 0 ? find_greedy(logits, w->a->vocab, max)
+                                         : draw(w, logits, max);
 }
 
 static void
 sample_row(const row_t *w, tr_cuda_sampled_t *out, tr_cuda_top_t *top)
 {
-    const tr_cuda_wish_t *p = w->wish;
+    const tr_cuda_sampling_t *p = w->sampling;
     const tr_cuda_history_t *h = &w->a->history;
     float max;
 
@@ -330,7 +333,7 @@ tr_ref_sample(const tr_cuda_sample_t *a)
         rc = TR_KERNEL_BADARG;
     } else if (w.logits && w.counts && w.candidates) {
         for (uint32_t r = 0; r < a->rows; r++) {
-            w.wish = &a->wish[r];
+            w.sampling = &a->sampling[r];
             w.raw = a->logits + r * a->ld;
             sample_row(&w, &a->out[r], a->top + (size_t) r * TR_CUDA_TOP_MAX);
         }

@@ -1,8 +1,8 @@
 /*
- * tr_cuda_sample against plain C (model_reference.h): batches of random wishes
- * over vocabularies from one token to 152,064, equal logits, minus infinities,
- * rows that are no numbers, stalled rows and padding; a row alone gives the
- * bits that it gives among others.
+ * tr_cuda_sample against plain C (model_reference.h): batches of random
+ * sampling parameters over vocabularies from one token to 152,064, equal
+ * logits, minus infinities, rows that are no numbers, stalled rows and padding;
+ * a row alone gives the bits that it gives among others.
  *
  * A draw whose random number falls on the edge of two tokens' shares may differ
  * in the last bits of exp: then the token must be one whose share comes within
@@ -25,7 +25,7 @@ static unsigned long long rows_done, drawn, edges, failures;
 
 typedef struct {
     tr_cuda_sample_t a;
-    array_t logits, wish, seq_slot, bias, bar, history, out, top, work;
+    array_t logits, sampling, seq_slot, bias, bar, history, out, top, work;
 } case_t;
 
 /* ---- random cases ------------------------------------------------------- */
@@ -61,7 +61,7 @@ invent_logits(case_t *c, uint32_t r)
 }
 
 static void
-invent_penalties(tr_cuda_wish_t *w)
+invent_penalties(tr_cuda_sampling_t *w)
 {
     w->repetition = random_below(2) ? 1 : (float) (0.5 + random_unit() * 2);
     w->presence = random_below(2) ? 0 : (float) (random_unit() * 4 - 2);
@@ -73,9 +73,9 @@ invent_penalties(tr_cuda_wish_t *w)
 }
 
 static void
-invent_wish(case_t *c, uint32_t r)
+invent_sampling(case_t *c, uint32_t r)
 {
-    tr_cuda_wish_t *w = (tr_cuda_wish_t *) array_host(&c->wish) + r;
+    tr_cuda_sampling_t *w = (tr_cuda_sampling_t *) array_host(&c->sampling) + r;
     uint32_t vocab = c->a.vocab;
 
     memset(w, 0, sizeof(*w));
@@ -131,7 +131,7 @@ case_open(case_t *c)
     c->a.ld = vocab + (random_below(2) ? 0 : random_below(70));
     c->a.ld = random_below(3) ? tr_pad(c->a.ld, 4) : c->a.ld;
     c->logits = array_new(rows * c->a.ld, 4, odd);
-    c->wish = array_new(rows, sizeof(tr_cuda_wish_t), false);
+    c->sampling = array_new(rows, sizeof(tr_cuda_sampling_t), false);
     c->seq_slot = array_new(SLOTS, 4, false);
     c->bias = array_new(NAMED, sizeof(tr_cuda_bias_t), false);
     c->bar = array_new(NAMED, 4, false);
@@ -142,7 +142,7 @@ case_open(case_t *c)
                         false);
     for (uint32_t r = 0; r < rows; r++) {
         invent_logits(c, r);
-        invent_wish(c, r);
+        invent_sampling(c, r);
     }
     for (uint32_t i = 0; i < SLOTS; i++) {
         ((int32_t *) array_host(&c->seq_slot))[i] = random_below(8)
@@ -165,7 +165,7 @@ case_open(case_t *c)
                                                    - 1;
     }
     array_send(&c->logits);
-    array_send(&c->wish);
+    array_send(&c->sampling);
     array_send(&c->seq_slot);
     array_send(&c->bias);
     array_send(&c->bar);
@@ -175,8 +175,9 @@ case_open(case_t *c)
 static void
 case_close(case_t *c)
 {
-    array_t *all[] = { &c->logits,  &c->wish, &c->seq_slot, &c->bias, &c->bar,
-                       &c->history, &c->out,  &c->top,      &c->work };
+    array_t *all[] = { &c->logits, &c->sampling, &c->seq_slot,
+                       &c->bias,   &c->bar,      &c->history,
+                       &c->out,    &c->top,      &c->work };
 
     for (uint32_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         array_free(all[i]);
@@ -189,7 +190,7 @@ case_args(const case_t *c, void *(*of)(const array_t *) )
     tr_cuda_sample_t a = c->a;
 
     a.logits = of(&c->logits);
-    a.wish = of(&c->wish);
+    a.sampling = of(&c->sampling);
     a.seq_slot = of(&c->seq_slot);
     a.bias = of(&c->bias);
     a.bar = of(&c->bar);
@@ -226,7 +227,7 @@ best_first(const void *a, const void *b)
 /* How many of c[n], best first, are left when top_p and min_p are a bit larger
  * or smaller. */
 static uint32_t
-left(const tr_cuda_wish_t *w, const candidate_t *c, uint32_t n, double bend)
+left(const tr_cuda_sampling_t *w, const candidate_t *c, uint32_t n, double bend)
 {
     double sum = 0, kept = 0;
     uint32_t i = 0;
@@ -250,7 +251,7 @@ left(const tr_cuda_wish_t *w, const candidate_t *c, uint32_t n, double bend)
 /* Is `token` one that a random number within a millionth of the row's draws
  * from the logits x? */
 static bool
-near_edge(const tr_cuda_wish_t *w, const float *x, uint32_t vocab,
+near_edge(const tr_cuda_sampling_t *w, const float *x, uint32_t vocab,
           uint32_t token, double number)
 {
     candidate_t *c = malloc((size_t) vocab * sizeof(*c));
@@ -291,7 +292,7 @@ mix(uint64_t x)
 }
 
 static double
-uniform(const tr_cuda_wish_t *w)
+uniform(const tr_cuda_sampling_t *w)
 {
     uint64_t x = mix(w->seed + 0x9e3779b97f4a7c15ull);
 
@@ -304,7 +305,9 @@ uniform(const tr_cuda_wish_t *w)
 static bool
 is_edge(const case_t *c, uint32_t r, int32_t want, int32_t got)
 {
-    const tr_cuda_wish_t *w = (tr_cuda_wish_t *) array_host(&c->wish) + r;
+    const tr_cuda_sampling_t *w = (tr_cuda_sampling_t *) array_host(
+                                      &c->sampling)
+                                  + r;
     bool shaped = w->n_bias > 0 || w->n_bar > 0 || w->repetition != 1
                   || w->presence != 0 || w->frequency != 0;
 
@@ -329,7 +332,9 @@ static bool
 check_row(const case_t *c, uint32_t r, const tr_cuda_sampled_t *got,
           const tr_cuda_top_t *top)
 {
-    const tr_cuda_wish_t *w = (tr_cuda_wish_t *) array_host(&c->wish) + r;
+    const tr_cuda_sampling_t *w = (tr_cuda_sampling_t *) array_host(
+                                      &c->sampling)
+                                  + r;
     tr_cuda_sampled_t *want = (tr_cuda_sampled_t *) array_host(&c->out) + r;
     const tr_cuda_top_t *best = (tr_cuda_top_t *) array_host(&c->top)
                                 + (size_t) r * TR_CUDA_TOP_MAX;
@@ -374,7 +379,9 @@ check_row(const case_t *c, uint32_t r, const tr_cuda_sampled_t *got,
 static void
 describe(const case_t *c, uint32_t r)
 {
-    const tr_cuda_wish_t *w = (tr_cuda_wish_t *) array_host(&c->wish) + r;
+    const tr_cuda_sampling_t *w = (tr_cuda_sampling_t *) array_host(
+                                      &c->sampling)
+                                  + r;
 
     printf("  rows %u, vocab %u, ld %zu; slot %d, pos %u, prompt %u, number "
            "%u, "
@@ -399,7 +406,7 @@ check_alone(case_t *c, uint32_t r, const tr_cuda_sampled_t *want,
 
     a.rows = 1;
     a.logits += r * a.ld;
-    a.wish += r;
+    a.sampling += r;
     array_send(&c->history);
     run_there(&a);
     got = (tr_cuda_sampled_t *) (void *) array_fetch(&c->out);

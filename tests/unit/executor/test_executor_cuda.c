@@ -65,7 +65,7 @@ open_executor(const char *backend, const char *policy)
     return open_with(&c);
 }
 
-/* Sequences of all kinds of wishes. */
+/* Sequences sampled in all ways. */
 static void
 make_gens(gen_t *gens, uint32_t n, uint64_t *rng)
 {

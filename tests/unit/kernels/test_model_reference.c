@@ -1,7 +1,7 @@
 /*
  * The plain C that the CUDA kernels are compared with, against the engine's
  * own: 16-bit numbers, angles and norms against the CPU backend, sampling
- * against engine/sampling/sampler.c for random wishes.
+ * against engine/sampling/sampler.c for random sampling parameters.
  */
 #include "tests/unit/fixtures/model_fixture.h"
 
@@ -274,7 +274,7 @@ few_rows_are_norm_product_and_gate(void **state)
 enum { VOCAB = 300, LEN = 40, LISTED = 6 };
 
 typedef struct {
-    tr_cuda_wish_t wish;
+    tr_cuda_sampling_t sampling;
     tr_sampling_params_t params;
     float logits[VOCAB];
     int32_t history[LEN];
@@ -283,10 +283,10 @@ typedef struct {
     int32_t slot;
     tr_cuda_sampled_t got;
     tr_cuda_top_t top[TR_CUDA_TOP_MAX];
-} wish_t;
+} sampling_case_t;
 
 static void
-invent_logits(wish_t *w)
+invent_logits(sampling_case_t *w)
 {
     double scale = exp(unit() * 8 - 3);
 
@@ -308,9 +308,9 @@ invent_logits(wish_t *w)
 }
 
 static void
-invent_wish(wish_t *w)
+invent_sampling(sampling_case_t *w)
 {
-    tr_cuda_wish_t *p = &w->wish;
+    tr_cuda_sampling_t *p = &w->sampling;
 
     memset(w, 0, sizeof(*w));
     invent_logits(w);
@@ -341,9 +341,9 @@ invent_wish(wish_t *w)
 
 /* What the engine's sampler says; its status. */
 static tr_status_t
-ask_engine(wish_t *w, tr_sampled_t *out)
+ask_engine(sampling_case_t *w, tr_sampled_t *out)
 {
-    const tr_cuda_wish_t *p = &w->wish;
+    const tr_cuda_sampling_t *p = &w->sampling;
     uint32_t counts[VOCAB];
     float logits[VOCAB];
     void *scratch = malloc(tr_sampler_scratch_size(VOCAB));
@@ -382,13 +382,13 @@ ask_engine(wish_t *w, tr_sampled_t *out)
 }
 
 static void
-ask_reference(wish_t *w)
+ask_reference(sampling_case_t *w)
 {
     tr_cuda_sample_t a = { .rows = 1,
                            .vocab = VOCAB,
                            .logits = w->logits,
                            .ld = VOCAB,
-                           .wish = &w->wish,
+                           .sampling = &w->sampling,
                            .seq_slot = &w->slot,
                            .bias = w->bias,
                            .bar = w->bar,
@@ -406,26 +406,26 @@ sampling_is_the_engines(void **state)
 
     (void) state;
     for (uint32_t round = 0; round < 20000; round++) {
-        wish_t w;
+        sampling_case_t w;
         tr_sampled_t want;
         tr_status_t rc;
         int32_t next;
 
-        invent_wish(&w);
+        invent_sampling(&w);
         rc = ask_engine(&w, &want);
-        next = w.history[w.wish.pos + 1];
+        next = w.history[w.sampling.pos + 1];
         ask_reference(&w);
         if (rc != TR_OK) {
             assert_int_equal(w.got.token, TR_CUDA_BAD_LOGITS);
-            assert_int_equal(w.history[w.wish.pos + 1], next);
+            assert_int_equal(w.history[w.sampling.pos + 1], next);
             failures++;
             continue;
         }
-        drawn += w.wish.target < 0 && w.wish.temperature > 0;
+        drawn += w.sampling.target < 0 && w.sampling.temperature > 0;
         assert_int_equal(w.got.token, want.token);
-        assert_int_equal(w.history[w.wish.pos + 1],
-                         w.wish.target < 0 ? want.token : next);
-        if (w.wish.target < 0 && w.wish.logprobs < 0) {
+        assert_int_equal(w.history[w.sampling.pos + 1],
+                         w.sampling.target < 0 ? want.token : next);
+        if (w.sampling.target < 0 && w.sampling.logprobs < 0) {
             assert_true(w.got.logprob == 0 && w.got.n_top == 0);
             continue;
         }
@@ -442,18 +442,18 @@ sampling_is_the_engines(void **state)
 static void
 a_stalled_row_gives_no_token(void **state)
 {
-    wish_t w;
+    sampling_case_t w;
 
     (void) state;
-    invent_wish(&w);
+    invent_sampling(&w);
     w.slot = -1;
     ask_reference(&w);
     assert_int_equal(w.got.token, TR_CUDA_NO_TOKEN);
     w.slot = 0;
-    w.wish.slot = -1;
+    w.sampling.slot = -1;
     ask_reference(&w);
     assert_int_equal(w.got.token, TR_CUDA_NO_TOKEN);
-    assert_int_equal(w.history[w.wish.pos + 1], 0);
+    assert_int_equal(w.history[w.sampling.pos + 1], 0);
 }
 
 int

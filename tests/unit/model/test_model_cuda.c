@@ -192,14 +192,14 @@ run(bed_t *b, int32_t slot, uint32_t pos, uint32_t n, const int32_t *tokens,
     const uint32_t seq_row[] = { 0, n }, last = n - 1;
     const uint8_t paths[] = { (uint8_t) path };
     tr_kv_page_request_t ask = { slot, pos, pos + n };
-    tr_cuda_wish_t wish = { .slot = slot,
-                            .pos = pos + n - 1,
-                            .prompt_len = pos + n,
-                            .top_p = 1,
-                            .repetition = 1,
-                            .logprobs = -1,
-                            .target = -1 };
-    tr_cuda_step_t step = { .n_rows = n, .n_seqs = 1, .n_wishes = 1 };
+    tr_cuda_sampling_t sampling = { .slot = slot,
+                                    .pos = pos + n - 1,
+                                    .prompt_len = pos + n,
+                                    .top_p = 1,
+                                    .repetition = 1,
+                                    .logprobs = -1,
+                                    .target = -1 };
+    tr_cuda_step_t step = { .n_rows = n, .n_seqs = 1, .n_samples = 1 };
     size_t at = 0;
 
     for (uint32_t i = 0; i < n; i++) {
@@ -214,7 +214,7 @@ run(bed_t *b, int32_t slot, uint32_t pos, uint32_t n, const int32_t *tokens,
     step.host_path = paths;
     step.paths = 1u << path;
     step.gather = put(b, &at, &last, sizeof(last));
-    step.wish = put(b, &at, &wish, sizeof(wish));
+    step.sampling = put(b, &at, &sampling, sizeof(sampling));
     step.sampled = b->sampled;
     tr_model_cuda_begin(b->model, &step);
     ok(b, b->cuda->manager_step(&b->stream, &b->manager,
