@@ -32,7 +32,7 @@
 
 typedef struct {
     bool help, version, check, man;
-} wishes_t;
+} modes_t;
 
 /* What the signal thread needs to know. */
 static struct {
@@ -126,7 +126,7 @@ take_setting(tr_config_t *c, const char *argument, const char *value,
  * second, so that these win wherever they stand. */
 static tr_status_t
 read_arguments(tr_config_t *c, int argc, char **argv, bool files,
-               wishes_t *wishes, tr_error_t *err)
+               modes_t *modes, tr_error_t *err)
 {
     tr_status_t rc = TR_OK;
     int i;
@@ -135,13 +135,13 @@ read_arguments(tr_config_t *c, int argc, char **argv, bool files,
         const char *a = argv[i], *value;
 
         if (strcmp(a, "--help") == 0 || strcmp(a, "-h") == 0) {
-            wishes->help = true;
+            modes->help = true;
         } else if (strcmp(a, "--version") == 0) {
-            wishes->version = true;
+            modes->version = true;
         } else if (strcmp(a, "--man") == 0) {
-            wishes->man = true;
+            modes->man = true;
         } else if (strcmp(a, "--check") == 0) {
-            wishes->check = true;
+            modes->check = true;
         } else if (strcmp(a, "-c") == 0) {
             value = argv[++i]; /* argv ends with NULL */
             if (value == NULL) {
@@ -335,28 +335,28 @@ run(const tr_config_t *config, tr_error_t *err)
 int
 main(int argc, char **argv)
 {
-    wishes_t wishes = { false, false, false, false };
+    modes_t modes = { false, false, false, false };
     tr_config_t config;
     tr_error_t err;
     tr_status_t rc;
 
     memset(&err, 0, sizeof(err));
     tr_config_defaults(&config);
-    rc = read_arguments(&config, argc, argv, true, &wishes, &err);
-    if (rc == TR_OK && wishes.help) {
+    rc = read_arguments(&config, argc, argv, true, &modes, &err);
+    if (rc == TR_OK && modes.help) {
         usage();
         return EXIT_SUCCESS;
     }
-    if (rc == TR_OK && wishes.man) {
+    if (rc == TR_OK && modes.man) {
         manual();
         return EXIT_SUCCESS;
     }
-    if (rc == TR_OK && wishes.version) {
+    if (rc == TR_OK && modes.version) {
         printf("tokenring-engine %s\n", TR_VERSION);
         return EXIT_SUCCESS;
     }
     if (rc == TR_OK) {
-        rc = read_arguments(&config, argc, argv, false, &wishes, &err);
+        rc = read_arguments(&config, argc, argv, false, &modes, &err);
     }
     if (rc == TR_OK) {
         rc = tr_config_finish(&config, &err);
@@ -368,7 +368,7 @@ main(int argc, char **argv)
         complain(&err);
         return EXIT_USAGE;
     }
-    if (wishes.check) {
+    if (modes.check) {
         tr_log_open(NULL, TR_LEVEL_WARN); /* of a start's lines, its worries */
         rc = tr_engine_check(&config, stdout, &err);
         if (rc == TR_OK) {
@@ -380,7 +380,7 @@ main(int argc, char **argv)
     if (rc != TR_OK) {
         tr_config_locate(&config, &err);
         complain(&err);
-        if (!wishes.check && strcmp(config.log, "stderr") != 0) {
+        if (!modes.check && strcmp(config.log, "stderr") != 0) {
             tr_log(TR_LEVEL_ERROR, "engine failed error=\"%s\"", err.text);
         }
         return EXIT_FAILURE;

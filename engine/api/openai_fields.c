@@ -240,7 +240,7 @@ asks_for_nothing(const json_t *value, const char *harmless)
     switch (json_typeof(value)) {
     case JSON_NULL:
         return true;
-    case JSON_FALSE: /* may be a wish where true is none */
+    case JSON_FALSE: /* may mean something where true does not */
         return harmless == NULL
                || (strcmp(harmless, "null") != 0
                    && strcmp(harmless, "true") != 0);

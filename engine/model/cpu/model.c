@@ -25,7 +25,7 @@ tr_arena_map(size_t size)
     if (p == MAP_FAILED) {
         return NULL;
     }
-    madvise(p, size, MADV_HUGEPAGE); /* a wish */
+    madvise(p, size, MADV_HUGEPAGE); /* advice only */
     return p;
 }
 
@@ -247,8 +247,8 @@ add_output(const step_t *t, float *y, const float *weight)
 }
 
 /* x += scale * norm(input W^T + bias); weight and bias may be NULL.  What is
- * added goes through `normed`, which is free by then, unless it can be summed up
- * at once. */
+ * added goes through `normed`, which is free by then, unless it can be summed
+ * up at once. */
 static int
 add_product(const step_t *t, tr_part_t part, const float *input, size_t ld,
             const float *bias, const float *weight)

@@ -328,17 +328,17 @@ load_vector(loader_t *l, const tr_model_tensor_t *t)
     return send(l, place_of(l, t), TR_F32, TR_F32, t->rows);
 }
 
-/* The type of the weights: as wished, or as in the files. */
+/* The type of the weights: as set, or as in the files. */
 static tr_status_t
-choose_type(loader_t *l, const char *wish)
+choose_type(loader_t *l, const char *wanted)
 {
     tr_model_tensor_t first;
     uint32_t at = 0;
     const tr_tensor_t *tensor;
     tr_status_t rc;
 
-    l->m->type = strcmp(wish, tr_dtype_name(TR_F16)) == 0 ? TR_F16 : TR_BF16;
-    if (strcmp(wish, "auto") != 0 || l->st == NULL) {
+    l->m->type = strcmp(wanted, tr_dtype_name(TR_F16)) == 0 ? TR_F16 : TR_BF16;
+    if (strcmp(wanted, "auto") != 0 || l->st == NULL) {
         return TR_OK;
     }
     tr_model_tensor_next(&l->m->config, &at, &first);

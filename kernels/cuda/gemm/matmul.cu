@@ -19,7 +19,7 @@
 
 #define WORKSPACE ((size_t) 32 << 20)
 #define SHAPES_MAX 64u
-#define SUGGESTED 8 /* at most, for each wish */
+#define SUGGESTED 8 /* at most, for each preference */
 #define CANDIDATES (2 * SUGGESTED)
 #define TIMED_ROWS 512u /* above, suggestions are as good as measurements */
 
@@ -41,13 +41,13 @@ typedef struct {
  * to deal tiles out by a counter that a launch of its own must clear; with few
  * rows or many that costs more than it brings. */
 static const size_t workspaces[] = { WORKSPACE, 0 };
-#define WISHES (sizeof(workspaces) / sizeof(workspaces[0]))
+#define PREFERENCES (sizeof(workspaces) / sizeof(workspaces[0]))
 
 struct tr_cuda_matmul {
     const tr_device_props_t *device;
     cublasLtHandle_t lt;
     cublasLtMatmulDesc_t desc; /* FP32 sums; A transposed */
-    cublasLtMatmulPreference_t wish[WISHES];
+    cublasLtMatmulPreference_t preference[PREFERENCES];
     void *work;
     uint32_t max_rows, classes, n_shapes;
     shape_t shape[SHAPES_MAX];
@@ -128,7 +128,7 @@ layouts_make(layouts_t *l, const tr_cuda_product_t *p, uint32_t rows)
 /* ---- open, close -------------------------------------------------------- */
 
 static int
-wish_make(size_t work, cublasLtMatmulPreference_t *out)
+preference_make(size_t work, cublasLtMatmulPreference_t *out)
 {
     uint32_t align = 16;
     uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE
@@ -195,8 +195,8 @@ tr_cuda_matmul_open(const tr_device_props_t *d, uint32_t max_rows,
     m->classes = class_of(max_rows) + 1;
     rc = lt_checked(lt.Create(&m->lt), "opening");
     rc = rc == TR_KERNEL_OK ? desc_make(m) : rc;
-    for (uint32_t i = 0; i < WISHES && rc == TR_KERNEL_OK; i++) {
-        rc = wish_make(workspaces[i], &m->wish[i]);
+    for (uint32_t i = 0; i < PREFERENCES && rc == TR_KERNEL_OK; i++) {
+        rc = preference_make(workspaces[i], &m->preference[i]);
     }
     if (rc == TR_KERNEL_OK) {
         m->work = tr_cuda_alloc(WORKSPACE);
@@ -222,9 +222,9 @@ tr_cuda_matmul_close(tr_cuda_matmul_t *m)
     if (m->work != NULL) {
         tr_cuda_release(m->work);
     }
-    for (uint32_t i = 0; i < WISHES; i++) {
-        if (m->wish[i] != NULL) {
-            lt.MatmulPreferenceDestroy(m->wish[i]);
+    for (uint32_t i = 0; i < PREFERENCES; i++) {
+        if (m->preference[i] != NULL) {
+            lt.MatmulPreferenceDestroy(m->preference[i]);
         }
     }
     if (m->desc != NULL) {
@@ -289,9 +289,9 @@ repeats(const cublasLtMatmulAlgo_t *algo)
 }
 
 /* Appends up to SUGGESTED, best first; how many are there then.  One that is
- * there already goes with the workspace of this wish. */
+ * there already goes with the workspace of this preference. */
 static int
-suggest(const tr_cuda_matmul_t *m, const layouts_t *l, uint32_t wish,
+suggest(const tr_cuda_matmul_t *m, const layouts_t *l, uint32_t preference,
         choice_t *out, int good)
 {
     cublasLtMatmulHeuristicResult_t found[SUGGESTED];
@@ -300,13 +300,14 @@ suggest(const tr_cuda_matmul_t *m, const layouts_t *l, uint32_t wish,
     if (lt.MatmulAlgoGetHeuristic(
             m->lt, m->desc, (cublasLtMatrixLayout_t) &l->a,
             (cublasLtMatrixLayout_t) &l->b, (cublasLtMatrixLayout_t) &l->d,
-            (cublasLtMatrixLayout_t) &l->d, m->wish[wish], SUGGESTED, found, &n)
+            (cublasLtMatrixLayout_t) &l->d, m->preference[preference],
+            SUGGESTED, found, &n)
         != CUBLAS_STATUS_SUCCESS) {
         return good;
     }
     for (int i = 0; i < n; i++) {
         if (found[i].state != CUBLAS_STATUS_SUCCESS
-            || found[i].workspaceSize > workspaces[wish]
+            || found[i].workspaceSize > workspaces[preference]
             || !repeats(&found[i].algo)) {
             continue;
         }
@@ -317,7 +318,7 @@ suggest(const tr_cuda_matmul_t *m, const layouts_t *l, uint32_t wish,
             }
         }
         out[old].algo = found[i].algo;
-        out[old].work = workspaces[wish];
+        out[old].work = workspaces[preference];
         good += old == good;
     }
     return good;
@@ -331,7 +332,7 @@ suggestions(const tr_cuda_matmul_t *m, const tr_cuda_product_t *p,
     layouts_t l;
 
     layouts_make(&l, p, rows);
-    for (uint32_t i = 0; i < WISHES; i++) {
+    for (uint32_t i = 0; i < PREFERENCES; i++) {
         good = suggest(m, &l, i, out, good);
     }
     return good;

@@ -196,7 +196,7 @@ tr_cuda_open(int ordinal, tr_device_props_t *out)
     out->dependent = out->code >= 90;
     if (cudaDeviceSetLimit(cudaLimitMaxL2FetchGranularity, FETCH)
         != cudaSuccess) {
-        cudaGetLastError(); /* it is a wish */
+        cudaGetLastError(); /* failing does no harm */
     }
     decode_open(out);
     small_gemm_open(out);
