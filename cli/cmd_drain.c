@@ -80,7 +80,7 @@ look(tr_status_admission_t *a)
     return rc == TR_AGAIN || rc == TR_OK;
 }
 
-/* The page shows what was wished a moment later; an engine that is being shut
+/* The page shows what was asked a moment later; an engine that is being shut
  * down never shows READY again. */
 static bool
 wait_for_state(uint32_t state)
@@ -147,12 +147,12 @@ wait_until_empty(void)
 static int
 drain(void)
 {
-    uint32_t wish = g.undo    ? TR_WISH_UNDRAIN
-                    : g.leave ? TR_WISH_LEAVE
-                              : TR_WISH_DRAIN;
+    uint32_t request = g.undo    ? TR_DRAIN_UNDO
+                       : g.leave ? TR_DRAIN_LEAVE
+                                 : TR_DRAIN_START;
     tr_error_t err = { 0 };
 
-    if (tr_ring_client_wish(g.path, wish, CONNECT_MS, &g.client, &err)
+    if (tr_ring_client_drain(g.path, request, CONNECT_MS, &g.client, &err)
         != TR_OK) {
         return complain(err.text);
     }

@@ -209,7 +209,7 @@ client_attach(tr_ring_client_t *c, const tr_welcome_t *welcome,
 
 static tr_status_t
 client_handshake(tr_ring_client_t *c, const char *path,
-                 const tr_ring_client_options_t *options, uint32_t wish,
+                 const tr_ring_client_options_t *options, uint32_t drain,
                  uint64_t deadline, tr_error_t *err)
 {
     char why[TR_WELCOME_MESSAGE];
@@ -225,7 +225,7 @@ client_handshake(tr_ring_client_t *c, const char *path,
         hello.request_ring = options->request_ring;
         hello.response_ring = options->response_ring;
     }
-    hello.wish = wish;
+    hello.drain = drain;
     if (tr_fds_send(c->sock, &hello, sizeof(hello), NULL, 0) != 0) {
         return tr_error_set(err, TR_ERR_CLOSED, "",
                             "cannot greet the engine at %s: %s", path,
@@ -286,7 +286,7 @@ client_prepare(tr_ring_client_t *c, tr_error_t *err)
 
 static tr_status_t
 client_connect(const char *path, const tr_ring_client_options_t *options,
-               uint32_t wish, int timeout_ms, tr_ring_client_t **out,
+               uint32_t drain, int timeout_ms, tr_ring_client_t **out,
                tr_error_t *err)
 {
     uint64_t deadline = client_deadline(timeout_ms);
@@ -301,7 +301,7 @@ client_connect(const char *path, const tr_ring_client_options_t *options,
     c->sock = c->bell_engine = c->bell_peer = c->epoll = -1;
     rc = client_dial(path, deadline, &c->sock, err);
     if (rc == TR_OK) {
-        rc = client_handshake(c, path, options, wish, deadline, err);
+        rc = client_handshake(c, path, options, drain, deadline, err);
     }
     if (rc == TR_OK) {
         rc = client_prepare(c, err);
@@ -319,16 +319,16 @@ tr_ring_client_connect(const char *path,
                        const tr_ring_client_options_t *options, int timeout_ms,
                        tr_ring_client_t **out, tr_error_t *err)
 {
-    return client_connect(path, options, TR_WISH_NONE, timeout_ms, out, err);
+    return client_connect(path, options, TR_DRAIN_NONE, timeout_ms, out, err);
 }
 
 tr_status_t
-tr_ring_client_wish(const char *path, uint32_t wish, int timeout_ms,
-                    tr_ring_client_t **out, tr_error_t *err)
+tr_ring_client_drain(const char *path, uint32_t drain, int timeout_ms,
+                     tr_ring_client_t **out, tr_error_t *err)
 {
     tr_ring_client_options_t small = { 64, 4096, 4096 };
 
-    return client_connect(path, &small, wish, timeout_ms, out, err);
+    return client_connect(path, &small, drain, timeout_ms, out, err);
 }
 
 static void

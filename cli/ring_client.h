@@ -66,10 +66,11 @@ tr_status_t tr_ring_client_connect(const char *path,
                                    tr_error_t *err);
 
 /* The same, small, for who wants something of the engine itself (enum
- * tr_hello_wish).  TR_OK: it was granted, the status page shows it soon.
+ * tr_drain_request).  TR_OK: it was granted, the status page shows it soon.
  * TR_ERR_CLOSED: refused, the reason is in err. */
-tr_status_t tr_ring_client_wish(const char *path, uint32_t wish, int timeout_ms,
-                                tr_ring_client_t **out, tr_error_t *err);
+tr_status_t tr_ring_client_drain(const char *path, uint32_t drain,
+                                 int timeout_ms, tr_ring_client_t **out,
+                                 tr_error_t *err);
 
 /* Ends what is in flight: the engine sees the hang-up.  NULL is allowed. */
 void tr_ring_client_close(tr_ring_client_t *c);
@@ -90,8 +91,9 @@ void tr_ring_client_abort(tr_ring_client_t *c, uint64_t id);
 void tr_ring_client_pause(tr_ring_client_t *c, uint64_t id);
 void tr_ring_client_resume(tr_ring_client_t *c, uint64_t id);
 
-/* The next event.  TR_AGAIN: none within the time, or a signal came.  TR_ERR_CLOSED: the engine
- * has gone (all it had published was delivered first); TR_ERR_PROTOCOL. */
+/* The next event.  TR_AGAIN: none within the time, or a signal came.
+ * TR_ERR_CLOSED: the engine has gone (all it had published was delivered
+ * first); TR_ERR_PROTOCOL. */
 tr_status_t tr_ring_client_poll(tr_ring_client_t *c, int timeout_ms,
                                 tr_ring_event_t *event, tr_error_t *err);
 

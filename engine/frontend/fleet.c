@@ -69,7 +69,7 @@ tr_connection_uncharge_tokens(tr_connection_t *c, tr_request_slot_t *s)
 }
 
 static bool
-may_wish(const tr_connection_t *c)
+may_drain(const tr_connection_t *c)
 {
     return c->who.uid == 0 || c->who.uid == geteuid();
 }
@@ -82,10 +82,10 @@ tr_connection_drain_request(tr_connection_t *c, tr_welcome_t *welcome)
     tr_frontend_env_t *env = c->env;
     char why[TR_WELCOME_MESSAGE];
 
-    if (c->hello.wish == TR_WISH_NONE) {
+    if (c->hello.drain == TR_DRAIN_NONE) {
         return TR_OK;
     }
-    if (!may_wish(c)) {
+    if (!may_drain(c)) {
         snprintf(why, sizeof(why),
                  "user %u may not drain this engine, only user %u (its own) "
                  "and root may",
@@ -93,10 +93,10 @@ tr_connection_drain_request(tr_connection_t *c, tr_welcome_t *welcome)
         tr_welcome_refuse(welcome, why);
         return TR_ERR_CLOSED;
     }
-    env->refusing = c->hello.wish != TR_WISH_UNDRAIN;
-    env->leaving = c->hello.wish == TR_WISH_LEAVE;
-    env->wished = true;
-    tr_log(TR_LEVEL_NOTICE, "drain wish=\"%s\" pid=%ld uid=%u requests=%u",
-           names[c->hello.wish], (long) c->who.pid, c->who.uid, env->inside);
+    env->refusing = c->hello.drain != TR_DRAIN_UNDO;
+    env->leaving = c->hello.drain == TR_DRAIN_LEAVE;
+    env->drain_changed = true;
+    tr_log(TR_LEVEL_NOTICE, "drain request=\"%s\" pid=%ld uid=%u requests=%u",
+           names[c->hello.drain], (long) c->who.pid, c->who.uid, env->inside);
     return TR_OK;
 }

@@ -74,7 +74,7 @@ publish(tr_frontend_t *f)
     a.inside = env->inside;
     env->kv_tokens = a.kv_tokens;
     a.outstanding_tokens = tr_connection_outstanding(env);
-    env->wished = false;
+    env->drain_changed = false;
     /* the first step after idling ends later than the last one of before: a
      * reader must not take the time in between for a stall */
     if (a.running == 0) {
@@ -103,7 +103,7 @@ publish_when_due(tr_frontend_t *f)
                 || (f->env.loop != NULL
                     && tr_loop_outstanding(f->env.loop) != 0);
 
-    if (f->env.wished
+    if (f->env.drain_changed
         || (busy && f->env.now_us - f->published_us >= PUBLISH_LEAST_US)) {
         publish(f);
     } else if (busy) {

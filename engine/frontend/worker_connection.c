@@ -111,14 +111,14 @@ tr_connection_new(tr_frontend_env_t *env, int sock, const tr_credentials_t *who,
     return c;
 }
 
-/* Ring sizes: what the worker wishes within what the configuration allows.  The
- * ring of responses is all there is between the step loop and the worker: it is
- * large by default, and holds at least the largest record of the loop. */
+/* Ring sizes: what the worker asks for, within what the configuration allows.
+ * The ring of responses is all there is between the step loop and the worker:
+ * it is large by default, and holds at least the largest record of the loop. */
 static uint32_t
-ring_size(const tr_config_t *config, uint32_t wish, uint32_t otherwise,
+ring_size(const tr_config_t *config, uint32_t wanted, uint32_t otherwise,
           uint32_t least)
 {
-    uint32_t n = wish == 0 ? otherwise : wish;
+    uint32_t n = wanted == 0 ? otherwise : wanted;
 
     if (n > config->channel_ring) {
         n = config->channel_ring;

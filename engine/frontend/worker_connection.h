@@ -83,7 +83,7 @@ typedef struct {
     bool draining;          /* the process ends */
     bool refusing;          /* `tokenring drain`: nothing new, no hurry */
     bool leaving;           /* refusing, and then the process ends */
-    bool wished;            /* one of these changed: to be published */
+    bool drain_changed;     /* one of these changed: to be published */
     bool wake_loop;         /* wishes changed or space came free in this turn */
 } tr_frontend_env_t;
 
@@ -191,8 +191,8 @@ bool tr_connection_cancel(tr_connection_t *c, uint64_t event_id);
 
 /* ---- fleet.c -------------------------------------------------------- */
 
-/* What its hello wishes of the engine; TR_ERR_CLOSED: it may not, and welcome
- * says so. */
+/* The drain request of its hello, if any; TR_ERR_CLOSED: it may not, and
+ * welcome says so. */
 tr_status_t tr_connection_drain_request(tr_connection_t *c,
                                         tr_welcome_t *welcome);
 /* Counts what r, which the step loop takes, will hold at its end. */

@@ -30,11 +30,11 @@ enum tr_peer_role { TR_ROLE_WORKER = 1, TR_ROLE_CLI = 2 };
 
 /* What a command line asks of the engine itself.  Only the engine's own user
  * and root may (SO_PEERCRED); others are refused. */
-enum tr_hello_wish {
-    TR_WISH_NONE = 0,
-    TR_WISH_DRAIN = 1,  /* nothing new; what is inside goes on to its end */
-    TR_WISH_LEAVE = 2,  /* the same, then the process ends */
-    TR_WISH_UNDRAIN = 3 /* takes new requests again */
+enum tr_drain_request {
+    TR_DRAIN_NONE = 0,
+    TR_DRAIN_START = 1, /* nothing new; what is inside goes on to its end */
+    TR_DRAIN_LEAVE = 2, /* the same, then the process ends */
+    TR_DRAIN_UNDO = 3   /* takes new requests again */
 };
 
 /* worker -> engine, first bytes on the socket */
@@ -45,7 +45,7 @@ typedef struct {
     uint32_t slots;        /* wanted, 0: default; engine rounds and bounds */
     uint32_t request_ring; /* wanted capacity in bytes, 0: default */
     uint32_t response_ring;
-    uint32_t wish; /* enum tr_hello_wish, of TR_ROLE_CLI */
+    uint32_t drain; /* enum tr_drain_request, of TR_ROLE_CLI */
     uint32_t reserved[3];
     uint32_t features[2]; /* of the peer */
 } tr_hello_t;             /* 56 bytes */

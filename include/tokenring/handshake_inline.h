@@ -75,10 +75,10 @@ tr_hello_answer(const tr_hello_t *hello, uint64_t generation, tr_welcome_t *out)
         tr_welcome_refuse(out, why);
         return TR_ERR_PROTOCOL;
     }
-    if (hello->wish > TR_WISH_UNDRAIN
-        || (hello->wish != TR_WISH_NONE && hello->role != TR_ROLE_CLI)) {
-        snprintf(why, sizeof(why), "unknown wish %u of role %u", hello->wish,
-                 hello->role);
+    if (hello->drain > TR_DRAIN_UNDO
+        || (hello->drain != TR_DRAIN_NONE && hello->role != TR_ROLE_CLI)) {
+        snprintf(why, sizeof(why), "unknown drain request %u of role %u",
+                 hello->drain, hello->role);
         tr_welcome_refuse(out, why);
         return TR_ERR_PROTOCOL;
     }

@@ -114,7 +114,7 @@ test('an engine drains while many bodies wait for its ring', () =>
     const drain = spawn(TOKENRING, ['drain', stack.engine.socket],
       { stdio: 'ignore' });
     const gone = new Promise((resolve) => drain.on('exit', resolve));
-    await sleep(300); // its wish is in the socket before the engine goes on
+    await sleep(300); // its request is in the socket before the engine goes on
     stack.engine.signal('SIGCONT');
     assert.equal(await gone, 0);
   }));

@@ -618,11 +618,11 @@ test_strangers_are_refused(void **state)
     assert_non_null(strstr(why, "did not say hello"));
 
     tr_hello_init(&hello, TR_ROLE_WORKER);
-    hello.wish = TR_WISH_DRAIN; /* is for the command line */
+    hello.drain = TR_DRAIN_START; /* is for the command line */
     assert_int_equal(tr_hello_answer(&hello, 1, &welcome), TR_ERR_PROTOCOL);
     hello.role = TR_ROLE_CLI;
     assert_int_equal(tr_hello_answer(&hello, 1, &welcome), TR_OK);
-    hello.wish = TR_WISH_UNDRAIN + 1;
+    hello.drain = TR_DRAIN_UNDO + 1;
     assert_int_equal(tr_hello_answer(&hello, 1, &welcome), TR_ERR_PROTOCOL);
 
     tr_hello_init(&hello, 7);

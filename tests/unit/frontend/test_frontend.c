@@ -633,12 +633,12 @@ test_drain(void **state)
 /* ---- `tokenring drain` -------------------------------------------------- */
 
 static tr_ring_client_t *
-wish(const fixture_t *rig, uint32_t what)
+drain(const fixture_t *rig, uint32_t what)
 {
     tr_ring_client_t *c;
     tr_error_t err;
 
-    if (tr_ring_client_wish(rig->config.socket, what, PATIENCE_MS, &c, &err)
+    if (tr_ring_client_drain(rig->config.socket, what, PATIENCE_MS, &c, &err)
         != TR_OK) {
         fail_msg("%s", err.text);
     }
@@ -646,9 +646,9 @@ wish(const fixture_t *rig, uint32_t what)
 }
 
 /* What is inside, run, queued or half sent, goes on to its end; what is new is
- * refused, until the wish is taken back. */
+ * refused, until the request is taken back. */
 static void
-test_drain_wish(void **state)
+test_drain_request(void **state)
 {
     const char *sixty = "{\"prompt\":[5],\"max_tokens\":60}";
     tr_ring_client_t *c, *admin, *undo;
@@ -674,7 +674,7 @@ test_drain_wish(void **state)
         tr_ring_client_admission(c, &a);
     } while (a.inside != 3);
 
-    admin = wish(&rig, TR_WISH_DRAIN);
+    admin = drain(&rig, TR_DRAIN_START);
     wait_draining(admin);
     end = rig_run(admin, HELLO_BODY);
     assert_int_equal(end.type, TR_RECORD_ERROR);
@@ -695,7 +695,7 @@ test_drain_wish(void **state)
     } while (a.inside != 0);
     assert_int_equal(a.state, TR_ENGINE_DRAINING);
 
-    undo = wish(&rig, TR_WISH_UNDRAIN);
+    undo = drain(&rig, TR_DRAIN_UNDO);
     do {
         tr_ring_client_admission(undo, &a);
     } while (a.state != TR_ENGINE_READY);
@@ -875,7 +875,7 @@ main(void)
         cmocka_unit_test(test_killed),
         cmocka_unit_test(test_drain),
         cmocka_unit_test(test_drain_queue),
-        cmocka_unit_test(test_drain_wish),
+        cmocka_unit_test(test_drain_request),
         cmocka_unit_test(test_outstanding_tokens),
         cmocka_unit_test(test_drain_timeout),
         cmocka_unit_test(test_stop),
