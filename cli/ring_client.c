@@ -25,7 +25,7 @@ enum { SLOT_FREE, SLOT_LIVE, SLOT_ABANDONED };
 
 typedef struct {
     uint32_t generation; /* of the request in it, or of the next one */
-    uint32_t wishes;     /* TR_CONTROL_* */
+    uint32_t commands;   /* TR_CONTROL_* */
     uint8_t state;
 } client_slot_t;
 
@@ -420,21 +420,21 @@ client_slot_free(tr_ring_client_t *c, uint32_t slot)
     client_slot_t *s = &c->slots[slot];
 
     s->generation = s->generation == UINT32_MAX ? 1 : s->generation + 1;
-    s->wishes = 0;
+    s->commands = 0;
     s->state = SLOT_FREE;
     c->free_slots[c->n_free++] = slot;
 }
 
 static void
-client_wish(tr_ring_client_t *c, uint64_t id, uint32_t set, uint32_t clear)
+client_command(tr_ring_client_t *c, uint64_t id, uint32_t set, uint32_t clear)
 {
     client_slot_t *s = client_slot(c, id);
 
     if (s == NULL) {
         return;
     }
-    s->wishes = (s->wishes | set) & ~clear;
-    if (tr_control_set(&c->map, id, s->wishes)) {
+    s->commands = (s->commands | set) & ~clear;
+    if (tr_control_set(&c->map, id, s->commands)) {
         tr_doorbell_ring(c->bell_engine);
     }
 }
@@ -442,19 +442,19 @@ client_wish(tr_ring_client_t *c, uint64_t id, uint32_t set, uint32_t clear)
 void
 tr_ring_client_abort(tr_ring_client_t *c, uint64_t id)
 {
-    client_wish(c, id, TR_CONTROL_ABORT, 0);
+    client_command(c, id, TR_CONTROL_ABORT, 0);
 }
 
 void
 tr_ring_client_pause(tr_ring_client_t *c, uint64_t id)
 {
-    client_wish(c, id, TR_CONTROL_PAUSE, 0);
+    client_command(c, id, TR_CONTROL_PAUSE, 0);
 }
 
 void
 tr_ring_client_resume(tr_ring_client_t *c, uint64_t id)
 {
-    client_wish(c, id, 0, TR_CONTROL_PAUSE);
+    client_command(c, id, 0, TR_CONTROL_PAUSE);
 }
 
 static void

@@ -26,7 +26,7 @@
 
 typedef struct tr_ring_client tr_ring_client_t;
 
-/* Wishes for the channel; zeroes mean the engine's defaults. */
+/* Sizes of the channel; zeroes mean the engine's defaults. */
 typedef struct {
     uint32_t slots;         /* requests in flight */
     uint32_t request_ring;  /* bytes */
@@ -85,7 +85,7 @@ tr_status_t tr_ring_client_submit(tr_ring_client_t *c, uint16_t endpoint,
                                   size_t body_len, int timeout_ms, uint64_t *id,
                                   tr_error_t *err);
 
-/* Wishes; they never wait.  An aborted request still ends with an event.
+/* Commands; they never wait.  An aborted request still ends with an event.
  * Dead ids are ignored; a pause does not take back an abort. */
 void tr_ring_client_abort(tr_ring_client_t *c, uint64_t id);
 void tr_ring_client_pause(tr_ring_client_t *c, uint64_t id);

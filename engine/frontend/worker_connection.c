@@ -265,7 +265,7 @@ tr_connection_on_socket(tr_connection_t *c)
 
 /* ---- turns -------------------------------------------------------------- */
 
-/* One doorbell says all: records, wishes, room in a ring. */
+/* One doorbell says all: records, commands, room in a ring. */
 void
 tr_connection_on_bell(tr_connection_t *c)
 {
@@ -331,7 +331,7 @@ tr_connection_turn(tr_connection_t *c)
     }
     rc = look_at_writer(c);
     if (rc == TR_OK && c->in_ready) {
-        rc = tr_connection_take_wishes(c);
+        rc = tr_connection_take_commands(c);
         if (rc == TR_OK) {
             rc = tr_connection_take_requests(c);
         }

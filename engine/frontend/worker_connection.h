@@ -84,7 +84,7 @@ typedef struct {
     bool refusing;          /* `tokenring drain`: nothing new, no hurry */
     bool leaving;           /* refusing, and then the process ends */
     bool drain_changed;     /* one of these changed: to be published */
-    bool wake_loop;         /* wishes changed or space came free in this turn */
+    bool wake_loop; /* commands changed or space came free in this turn */
 } tr_frontend_env_t;
 
 typedef struct tr_connection tr_connection_t;
@@ -128,7 +128,7 @@ struct tr_connection {
     size_t body_bytes;   /* held by bodies of its requests */
     tr_request_t *replies, *replies_tail;
 
-    bool in_ready;             /* there may be records or wishes */
+    bool in_ready;             /* there may be records or commands */
     bool blocked;              /* its ring of answers is full */
     bool ring;                 /* it must be rung */
     uint64_t blocked_since_us; /* 0: not; no answer was taken since */
@@ -173,7 +173,7 @@ tr_status_t tr_connection_violation(tr_connection_t *c, const char *format, ...)
 /* ---- worker_connection_requests.c
  * ---------------------------------------------------- */
 
-tr_status_t tr_connection_take_wishes(tr_connection_t *c);
+tr_status_t tr_connection_take_commands(tr_connection_t *c);
 tr_status_t tr_connection_take_requests(tr_connection_t *c);
 /* The request parser is done with r. */
 void tr_connection_parsed(tr_connection_t *c, tr_request_t *r);

@@ -1,5 +1,5 @@
 /*
- * The way in: wishes and SUBMIT parts of one worker (worker_connection.h).
+ * The way in: commands and SUBMIT parts of one worker (worker_connection.h).
  *
  * Bodies are gathered in memory that grows with what really came, never with
  * what was announced, and all bodies of a worker together are bounded; those
@@ -87,7 +87,7 @@ stop_gathering(tr_connection_t *c, tr_request_slot_t *s)
     tr_connection_reply(c, s->request);
 }
 
-/* ---- wishes ------------------------------------------------------------- */
+/* ---- commands ----------------------------------------------------------- */
 
 void
 tr_connection_detach(tr_connection_t *c, tr_request_slot_t *s)
@@ -111,7 +111,7 @@ tr_connection_detach(tr_connection_t *c, tr_request_slot_t *s)
 /* What the worker wants of r, as far as it may.  To detach what was not
  * submitted for it is to abort. */
 static uint32_t
-read_wishes(tr_connection_t *c, const tr_request_t *r, uint32_t old)
+read_commands(tr_connection_t *c, const tr_request_t *r, uint32_t old)
 {
     uint32_t want = tr_control_get(&c->map, r->id)
                     | (old
@@ -125,7 +125,7 @@ read_wishes(tr_connection_t *c, const tr_request_t *r, uint32_t old)
 }
 
 static void
-take_wish(tr_connection_t *c, uint32_t slot)
+take_command(tr_connection_t *c, uint32_t slot)
 {
     tr_request_slot_t *s = &c->slots[slot];
     uint32_t want, old;
@@ -134,7 +134,7 @@ take_wish(tr_connection_t *c, uint32_t slot)
         return; /* it may be ahead of its SUBMIT: read again there */
     }
     old = atomic_load(&s->request->control);
-    want = read_wishes(c, s->request, old);
+    want = read_commands(c, s->request, old);
     if (want == old) {
         return;
     }
@@ -151,7 +151,7 @@ take_wish(tr_connection_t *c, uint32_t slot)
 }
 
 tr_status_t
-tr_connection_take_wishes(tr_connection_t *c)
+tr_connection_take_commands(tr_connection_t *c)
 {
     uint32_t w;
 
@@ -159,7 +159,7 @@ tr_connection_take_wishes(tr_connection_t *c)
         uint64_t bits = tr_control_take(&c->map, w);
 
         while (bits != 0) {
-            take_wish(c, w * 64 + (uint32_t) __builtin_ctzll(bits));
+            take_command(c, w * 64 + (uint32_t) __builtin_ctzll(bits));
             bits &= bits - 1;
         }
     }
@@ -239,8 +239,8 @@ submit(tr_connection_t *c, tr_request_slot_t *s)
 {
     tr_request_t *r = s->request;
 
-    /* a wish may have overtaken the body, before there was a request */
-    take_wish(c, TR_ID_SLOT(r->id));
+    /* a command may have overtaken the body, before there was a request */
+    take_command(c, TR_ID_SLOT(r->id));
     if (s->state != TR_SLOT_GATHERING) {
         return; /* it was aborted */
     }
@@ -370,7 +370,7 @@ first_part(tr_connection_t *c, const tr_record_t *rec, const uint8_t *payload)
         stop_gathering(c, s);
         return TR_OK;
     }
-    take_wish(c, TR_ID_SLOT(rec->id));
+    take_command(c, TR_ID_SLOT(rec->id));
     if (s->state != TR_SLOT_GATHERING) {
         return TR_OK;
     }

@@ -83,7 +83,7 @@ tr_kv_forget_needs(tr_kv_gpu_t *g)
 
 /* The slot is not in the coming batch after all. */
 static void
-wish_no_more(tr_kv_gpu_t *g, int32_t slot)
+forget_need(tr_kv_gpu_t *g, int32_t slot)
 {
     tr_kv_mirror_t *x = &g->mirror[slot];
 
@@ -176,7 +176,7 @@ tr_kv_gpu_close(tr_kv_cache_t *kv, int32_t slot)
         coming(g)->returned += g->mirror[slot].low;
         g->returns++;
     }
-    wish_no_more(g, slot);
+    forget_need(g, slot);
     tr_kv_trim_ids(g, slot, 0);
     kv->totals.tokens -= s->tokens;
     memset(&kv->m.slot[slot], 0, sizeof(kv->m.slot[slot]));
@@ -465,7 +465,7 @@ tr_kv_gpu_swap_out(tr_kv_cache_t *kv, int32_t slot)
         c->out.at = g->list.n_ids;
         take_ids(g, slot, (uint32_t) s->pages);
     }
-    wish_no_more(g, slot);
+    forget_need(g, slot);
     coming(g)->returned += x->low;
     g->returns++;
     x->touched = g->next;

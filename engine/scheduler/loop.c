@@ -1,5 +1,5 @@
 /*
- * The step loop's thread (loop.h): its turns, requests and wishes, and what
+ * The step loop's thread (loop.h): its turns, requests and commands, and what
  * other threads call.
  */
 #include "loop_internal.h"
@@ -29,19 +29,19 @@ tr_loop_now(void)
     return (uint64_t) ts.tv_sec * 1000000u + (uint64_t) ts.tv_nsec / 1000u;
 }
 
-/* ---- requests and wishes ------------------------------------------------ */
+/* ---- requests and commands ---------------------------------------------- */
 
 static void
-tr_loop_wish(tr_loop_t *l, tr_request_t *r, uint64_t now)
+tr_loop_command(tr_loop_t *l, tr_request_t *r, uint64_t now)
 {
-    r->wishes = atomic_load_explicit(&r->control, memory_order_acquire);
-    if ((r->wishes & TR_CONTROL_ABORT) != 0) {
+    r->commands = atomic_load_explicit(&r->control, memory_order_acquire);
+    if ((r->commands & TR_CONTROL_ABORT) != 0) {
         r->error.status = TR_OK;
         tr_loop_end(l, r);
-    } else if ((r->wishes & TR_CONTROL_CANCEL) != 0) {
+    } else if ((r->commands & TR_CONTROL_CANCEL) != 0) {
         tr_error_set(&r->error, TR_ERR_CANCELLED, "", "%s", TR_CANCELLED);
         tr_loop_end(l, r);
-    } else if ((r->wishes & TR_CONTROL_PAUSE) == 0) {
+    } else if ((r->commands & TR_CONTROL_PAUSE) == 0) {
         r->paused_since_us = 0;
     } else if (r->paused_since_us == 0) {
         r->paused_since_us = now;
@@ -67,18 +67,18 @@ tr_loop_take(tr_loop_t *l, uint64_t now)
         l->n_requests++;
         l->n_quiet += tr_loop_quiet(r);
         tr_scheduler_add(&l->scheduler, r);
-        tr_loop_wish(l, r, now); /* it may have come before the request */
+        tr_loop_command(l, r, now); /* it may have come before the request */
     }
 }
 
 static void
-tr_loop_wishes(tr_loop_t *l, uint64_t now)
+tr_loop_commands(tr_loop_t *l, uint64_t now)
 {
     tr_request_t *r, *next;
 
     for (r = l->requests.first; r != NULL; r = next) {
         next = r->next;
-        tr_loop_wish(l, r, now);
+        tr_loop_command(l, r, now);
     }
 }
 
@@ -171,7 +171,7 @@ static void
 tr_loop_compose(tr_loop_t *l, uint64_t now)
 {
     if (atomic_exchange_explicit(&l->woken, 0, memory_order_acquire) != 0) {
-        tr_loop_wishes(l, now);
+        tr_loop_commands(l, now);
     }
     tr_loop_take(l, now);
     if (atomic_load_explicit(&l->draining, memory_order_acquire) != 0) {

@@ -248,7 +248,7 @@ tr_loop_echo(tr_loop_t *l, uint64_t now)
 
         next = q->next;
         if ((!tr_sequence_echoes(q) && r->params.max_tokens != 0)
-            || (r->wishes & TR_CONTROL_PAUSE) != 0
+            || (r->commands & TR_CONTROL_PAUSE) != 0
             || (q->prompt_scores != NULL
                 && q->computed - q->under_way + 1 < q->prompt_len)) {
             continue;

@@ -93,7 +93,7 @@ void tr_request_kv_add(tr_request_kv_t *sum, const tr_kv_usage_t *u);
 /* As records have it. */
 void tr_request_kv_wire(const tr_request_kv_t *sum, tr_wire_usage_t *out);
 
-/* A wish of the publisher's, beside those of the worker (TR_CONTROL_*). */
+/* A command of the publisher's, beside those of the worker (TR_CONTROL_*). */
 #define TR_CONTROL_CANCEL 0x100u
 #define TR_CANCELLED "The request was cancelled"
 
@@ -135,7 +135,7 @@ struct tr_request {
     bool single_call;         /* an answer ends with its first call */
     tr_error_t error;         /* status != TR_OK: refused */
 
-    /* wishes: TR_CONTROL_*; set by the frontend thread, read by the step loop
+    /* commands: TR_CONTROL_*; set by the frontend thread, read by the step loop
      * at every step.  ABORT, CANCEL and DETACH are never taken back; DETACH is
      * there only with TR_SUBMIT_DETACH, and then PAUSE is not. */
     _Atomic uint32_t control;
@@ -151,7 +151,7 @@ struct tr_request {
     tr_request_t *prev, *next; /* list of whoever owns it now */
 
     /* step loop only, from here on */
-    uint32_t wishes;          /* `control` as this step sees it */
+    uint32_t commands;        /* `control` as this step sees it */
     uint64_t paused_since_us; /* 0: not paused */
     uint64_t scheduled_us;    /* first time in a batch, 0 before */
     uint64_t first_token_us, last_token_us; /* of all choices */
@@ -180,7 +180,7 @@ tr_sequence_rows(const tr_sequence_t *q)
 static inline bool
 tr_request_detached(const tr_request_t *r)
 {
-    return (r->wishes & TR_CONTROL_DETACH) != 0;
+    return (r->commands & TR_CONTROL_DETACH) != 0;
 }
 
 /* Lays out n_prompts * n sequences in the arena from the prompts' ids (copied):

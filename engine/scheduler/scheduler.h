@@ -153,7 +153,7 @@ void tr_scheduler_add(tr_scheduler_t *s, tr_request_t *r);
 void tr_scheduler_remove(tr_scheduler_t *s, tr_sequence_t *q);
 
 /* Fills chunks with what comes after the batches under way (at most one).  now:
- * CLOCK_MONOTONIC, us.  Looks at request->wishes and at the response writers;
+ * CLOCK_MONOTONIC, us.  Looks at request->commands and at the response writers;
  * sets writer->full_since_us. */
 void tr_scheduler_compose(tr_scheduler_t *s, uint64_t now);
 

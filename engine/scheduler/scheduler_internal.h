@@ -25,7 +25,7 @@ tr_scheduler_line(tr_scheduler_t *s, const tr_sequence_t *q)
 static inline bool
 tr_sequence_paused(const tr_sequence_t *q)
 {
-    return (q->request->wishes & TR_CONTROL_PAUSE) != 0;
+    return (q->request->commands & TR_CONTROL_PAUSE) != 0;
 }
 
 /* Only q's newest token is missing. */

@@ -580,19 +580,19 @@ step(fake_channel_t *c, fake_request_t *r)
 static bool
 advance(fake_channel_t *c, fake_request_t *r, uint64_t now)
 {
-    uint32_t wish, budget = 256, ms;
+    uint32_t command, budget = 256, ms;
 
     if (r->id == 0 || !r->complete || r->ended || body_fake(r, "silent")) {
         return false;
     }
-    wish = tr_control_get(&c->map, r->id);
-    if (wish & TR_CONTROL_ABORT) {
+    command = tr_control_get(&c->map, r->id);
+    if (command & TR_CONTROL_ABORT) {
         put_finish(c, r, 0, TR_FINISH_ABORTED, true);
         request_free(r);
         return false;
     }
     if (body_fake(r, "never")
-        || ((wish & TR_CONTROL_PAUSE) && !body_fake(r, "deaf"))) {
+        || ((command & TR_CONTROL_PAUSE) && !body_fake(r, "deaf"))) {
         return false;
     }
     ms = body_number(r, "ms", 0);

@@ -340,10 +340,10 @@ test_a_body_that_is_not_taken(void **state)
     fake_stop(&f);
 }
 
-/* ---- wishes, many requests, waiting ------------------------------------- */
+/* ---- commands, many requests, waiting ----------------------------------- */
 
 static void
-serve_wishes(fake_t *f)
+serve_commands(fake_t *f)
 {
     static const uint32_t steps[] = { TR_CONTROL_PAUSE, 0,
                                       TR_CONTROL_ABORT | TR_CONTROL_PAUSE };
@@ -363,7 +363,7 @@ serve_wishes(fake_t *f)
             tr_doorbell_drain(p.fd);
             if (tr_channel_sleep(&f->map, &f->in) == TR_AGAIN
                 && poll(&p, 1, PATIENCE_MS) <= 0) {
-                f->failed = "a wish did not come";
+                f->failed = "a command did not come";
                 return;
             }
         }
@@ -373,7 +373,7 @@ serve_wishes(fake_t *f)
 }
 
 static void
-test_wishes(void **state)
+test_commands(void **state)
 {
     tr_ring_event_t event;
     tr_ring_client_t *c;
@@ -382,7 +382,7 @@ test_wishes(void **state)
     fake_t f;
 
     (void) state;
-    fake_start(&f, WELCOME, serve_wishes, 0);
+    fake_start(&f, WELCOME, serve_commands, 0);
     c = connected(&f, NULL);
     assert_int_equal(tr_ring_client_submit(c, TR_ENDPOINT_CHAT, NULL, "{}", 2,
                                            PATIENCE_MS, &id, &err),
@@ -538,7 +538,7 @@ main(void)
         cmocka_unit_test(test_what_is_not_sent),
         cmocka_unit_test(test_large_bodies),
         cmocka_unit_test(test_a_body_that_is_not_taken),
-        cmocka_unit_test(test_wishes),
+        cmocka_unit_test(test_commands),
         cmocka_unit_test(test_every_slot_in_flight),
         cmocka_unit_test(test_violations_are_named),
     };

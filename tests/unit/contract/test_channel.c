@@ -1,6 +1,6 @@
 /*
- * The channel: its memory and seals, descriptors over a socket, wishes, and the
- * handshake with peers of other versions.
+ * The channel: its memory and seals, descriptors over a socket, commands, and
+ * the handshake with peers of other versions.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -406,10 +406,10 @@ test_send_to_a_closed_peer(void **state)
     close(pair[0]);
 }
 
-/* ---- wishes ------------------------------------------------------------- */
+/* ---- commands ----------------------------------------------------------- */
 
 static void
-test_wishes_collapse(void **state)
+test_commands_collapse(void **state)
 {
     uint64_t id = TR_ID(70, 3);
     tr_channel_map_t m;
@@ -433,9 +433,10 @@ test_wishes_collapse(void **state)
     close(fd);
 }
 
-/* A wish is for one generation of its slot, and comes before its body too. */
+/* A command is for one generation of its slot, and comes before its body
+ * too. */
 static void
-test_wishes_know_their_generation(void **state)
+test_commands_know_their_generation(void **state)
 {
     tr_channel_map_t m;
     int fd;
@@ -461,7 +462,7 @@ test_wishes_know_their_generation(void **state)
 }
 
 static void
-test_a_wish_wakes_the_engine(void **state)
+test_a_command_wakes_the_engine(void **state)
 {
     tr_channel_map_t m;
     tr_ring_consumer_t c;
@@ -485,24 +486,24 @@ test_a_wish_wakes_the_engine(void **state)
     close(fd);
 }
 
-/* Two threads: every last wish arrives, with no ring lost. */
+/* Two threads: every last command arrives, with no ring lost. */
 typedef struct {
     tr_channel_map_t map;
     int bell;
-} wisher_t;
+} commander_t;
 
-#define WISH_ROUNDS 100000u
+#define COMMAND_ROUNDS 100000u
 
 static void *
-wish(void *arg)
+command(void *arg)
 {
-    wisher_t *w = arg;
+    commander_t *w = arg;
     uint32_t n;
 
-    for (n = 1; n <= WISH_ROUNDS; n++) {
+    for (n = 1; n <= COMMAND_ROUNDS; n++) {
         if (tr_control_set(&w->map, TR_ID(n % 64, n),
-                           n == WISH_ROUNDS ? TR_CONTROL_ABORT
-                                            : TR_CONTROL_PAUSE)) {
+                           n == COMMAND_ROUNDS ? TR_CONTROL_ABORT
+                                               : TR_CONTROL_PAUSE)) {
             tr_doorbell_ring(w->bell);
         }
     }
@@ -510,12 +511,12 @@ wish(void *arg)
 }
 
 static void
-test_wishes_between_threads(void **state)
+test_commands_between_threads(void **state)
 {
-    const uint64_t last = TR_ID(WISH_ROUNDS % 64, WISH_ROUNDS);
+    const uint64_t last = TR_ID(COMMAND_ROUNDS % 64, COMMAND_ROUNDS);
     tr_ring_consumer_t c;
     pthread_t thread;
-    wisher_t w;
+    commander_t w;
     int fd;
 
     (void) state;
@@ -523,11 +524,11 @@ test_wishes_between_threads(void **state)
     w.bell = eventfd(0, EFD_CLOEXEC); /* blocks: a lost ring hangs the test */
     tr_ring_consumer_init(&c, w.map.request, w.map.request_data,
                           w.map.request_capacity);
-    assert_int_equal(pthread_create(&thread, NULL, wish, &w), 0);
+    assert_int_equal(pthread_create(&thread, NULL, command, &w), 0);
     for (;;) {
         uint64_t bits = tr_control_take(&w.map, 0);
 
-        if ((bits >> (WISH_ROUNDS % 64)) & 1
+        if ((bits >> (COMMAND_ROUNDS % 64)) & 1
             && tr_control_get(&w.map, last) == TR_CONTROL_ABORT) {
             break;
         }
@@ -658,10 +659,10 @@ main(void)
         cmocka_unit_test(test_wrong_numbers_are_closed),
         cmocka_unit_test(test_no_room_for_descriptors),
         cmocka_unit_test(test_send_to_a_closed_peer),
-        cmocka_unit_test(test_wishes_collapse),
-        cmocka_unit_test(test_wishes_know_their_generation),
-        cmocka_unit_test(test_a_wish_wakes_the_engine),
-        cmocka_unit_test(test_wishes_between_threads),
+        cmocka_unit_test(test_commands_collapse),
+        cmocka_unit_test(test_commands_know_their_generation),
+        cmocka_unit_test(test_a_command_wakes_the_engine),
+        cmocka_unit_test(test_commands_between_threads),
         cmocka_unit_test(test_versions_meet),
         cmocka_unit_test(test_versions_that_do_not_meet),
         cmocka_unit_test(test_strangers_are_refused),

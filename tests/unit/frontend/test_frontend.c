@@ -1,5 +1,5 @@
 /*
- * The frontend thread at its work: bodies of every size, wishes that overtake
+ * The frontend thread at its work: bodies of every size, commands that overtake
  * them, limits, refusals, the status page, start and end of an engine.
  */
 #include "tests/unit/fixtures/frontend_fixture.h"
@@ -211,7 +211,7 @@ test_large_bodies(void **state)
     rig_stop(&rig);
 }
 
-/* ---- wishes ------------------------------------------------------------- */
+/* ---- commands ----------------------------------------------------------- */
 
 /* The next record is the end of `id`, which was aborted. */
 static void
@@ -238,14 +238,14 @@ test_abort(void **state)
     rig_start(&rig, "null_rate", "1", NULL);
     raw_open(&r, &rig, 65536);
 
-    /* the wish is there before the body */
-    raw_wish(&r, TR_ID(0, 1), TR_CONTROL_ABORT);
+    /* the command is there before the body */
+    raw_command(&r, TR_ID(0, 1), TR_CONTROL_ABORT);
     raw_submit(&r, TR_ID(0, 1), LONG_BODY, TR_BODY_UNKNOWN, false);
     expect_aborted(&r, TR_ID(0, 1));
 
     /* in the middle of the body, whose rest still comes */
     raw_submit(&r, TR_ID(0, 2), "{\"prompt\":", 100, true);
-    raw_wish(&r, TR_ID(0, 2), TR_CONTROL_ABORT);
+    raw_command(&r, TR_ID(0, 2), TR_CONTROL_ABORT);
     expect_aborted(&r, TR_ID(0, 2));
     raw_part(&r, TR_ID(0, 2), "\"rest", true);
     raw_part(&r, TR_ID(0, 2), "\"", false);
@@ -253,12 +253,12 @@ test_abort(void **state)
     /* while it runs: one token a second, so it is not over by itself */
     raw_submit(&r, TR_ID(0, 3), LONG_BODY, TR_BODY_UNKNOWN, false);
     assert_int_equal(raw_next(&r).type, TR_RECORD_ACCEPTED);
-    raw_wish(&r, TR_ID(0, 3), TR_CONTROL_PAUSE);
-    raw_wish(&r, TR_ID(0, 3), 0);
-    raw_wish(&r, TR_ID(0, 3), TR_CONTROL_ABORT);
+    raw_command(&r, TR_ID(0, 3), TR_CONTROL_PAUSE);
+    raw_command(&r, TR_ID(0, 3), 0);
+    raw_command(&r, TR_ID(0, 3), TR_CONTROL_ABORT);
     assert_int_equal(raw_end(&r, TR_ID(0, 3)), TR_FINISH_ABORTED);
 
-    /* an old wish does not touch the next request in the slot */
+    /* an old command does not touch the next request in the slot */
     raw_submit(&r, TR_ID(0, 4), "{\"prompt\":[5],\"max_tokens\":1}",
                TR_BODY_UNKNOWN, false);
     raw_next(&r);

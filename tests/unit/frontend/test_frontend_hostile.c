@@ -87,9 +87,9 @@ test_bad_hello(void **state)
     check_nothing_left();
 }
 
-/* Wild wishes are bounded, not refused. */
+/* Wild numbers of a hello are bounded, not refused. */
 static void
-test_huge_wishes(void **state)
+test_huge_hello(void **state)
 {
     int sock = raw_connect(rig.config.socket), fds[TR_CHANNEL_FDS];
     tr_channel_map_t map;
@@ -380,7 +380,7 @@ test_trapped_doorbell(void **state)
     check_nothing_left();
 }
 
-/* Records of dead generations are dropped, wishes for nobody too. */
+/* Records of dead generations are dropped, commands for nobody too. */
 static void
 test_dead_ids(void **state)
 {
@@ -392,9 +392,9 @@ test_dead_ids(void **state)
     raw_submit(&r, TR_ID(3, 5), HELLO_BODY, TR_BODY_UNKNOWN, false);
     assert_int_equal(raw_end(&r, TR_ID(3, 5)), TR_FINISH_LENGTH);
     raw_submit(&r, TR_ID(3, 4), HELLO_BODY, TR_BODY_UNKNOWN, false);
-    raw_wish(&r, TR_ID(3, 4), TR_CONTROL_ABORT);
+    raw_command(&r, TR_ID(3, 4), TR_CONTROL_ABORT);
     for (slot = 0; slot < 64; slot++) {
-        raw_wish(&r, TR_ID(slot, 77), TR_CONTROL_ABORT | TR_CONTROL_PAUSE);
+        raw_command(&r, TR_ID(slot, 77), TR_CONTROL_ABORT | TR_CONTROL_PAUSE);
     }
     raw_submit(&r, TR_ID(3, 6), HELLO_BODY, TR_BODY_UNKNOWN, false);
     assert_int_equal(raw_end(&r, TR_ID(3, 6)), TR_FINISH_LENGTH);
@@ -659,7 +659,7 @@ main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bad_hello),
-        cmocka_unit_test(test_huge_wishes),
+        cmocka_unit_test(test_huge_hello),
         cmocka_unit_test(test_hello_in_pieces),
         cmocka_unit_test(test_broken_rules),
         cmocka_unit_test(test_trapped_doorbell),

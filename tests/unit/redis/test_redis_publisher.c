@@ -302,8 +302,8 @@ test_detached(void **state)
     submit(&r, TR_ID(0, 1), ID_A, DETACHABLE, SLOW_BODY, false);
     while (raw_next(&r).type != TR_RECORD_DELTA) {
     }
-    raw_wish(&r, TR_ID(0, 1), TR_CONTROL_PAUSE);
-    raw_wish(&r, TR_ID(0, 1), TR_CONTROL_PAUSE | TR_CONTROL_DETACH);
+    raw_command(&r, TR_ID(0, 1), TR_CONTROL_PAUSE);
+    raw_command(&r, TR_ID(0, 1), TR_CONTROL_PAUSE | TR_CONTROL_DETACH);
     do {
         rec = raw_next(&r);
         deltas += rec.type == TR_RECORD_DELTA;
@@ -316,7 +316,7 @@ test_detached(void **state)
     bench_stop(&b);
 }
 
-/* The same without TR_SUBMIT_DETACH: the wish is an abort. */
+/* The same without TR_SUBMIT_DETACH: the command is an abort. */
 static void
 test_detach_must_be_allowed(void **state)
 {
@@ -328,7 +328,7 @@ test_detach_must_be_allowed(void **state)
     raw_open(&r, &b.rig, 65536);
     submit(&r, TR_ID(0, 1), ID_A, TR_SUBMIT_RESUMABLE, LONG_BODY, false);
     assert_int_equal(raw_next(&r).type, TR_RECORD_ACCEPTED);
-    raw_wish(&r, TR_ID(0, 1), TR_CONTROL_DETACH);
+    raw_command(&r, TR_ID(0, 1), TR_CONTROL_DETACH);
     assert_int_equal(raw_end(&r, TR_ID(0, 1)), TR_FINISH_ABORTED);
     wait_state(&b, 0, "cancelled");
     raw_close(&r);
@@ -398,7 +398,7 @@ test_detached_needs_no_room(void **state)
         usleep(1000);
     }
     assert_true(i < 30000);
-    raw_wish(&r, TR_ID(1, 1), TR_CONTROL_DETACH);
+    raw_command(&r, TR_ID(1, 1), TR_CONTROL_DETACH);
     /* its end waits for room in the ring; its output is complete before */
     for (i = 0; i < 3000; i++) {
         output_t out;

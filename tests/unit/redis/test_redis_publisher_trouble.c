@@ -160,7 +160,7 @@ test_cut_connections(void **state)
         fake_wait(&b.redis, at, "XREVRANGE", OUT_A, NULL, NULL);
         fake_wait(&b.redis, at, "HSET", KEY_A, "owner", OWNER);
     }
-    raw_wish(&r, TR_ID(0, 1), TR_CONTROL_ABORT);
+    raw_command(&r, TR_ID(0, 1), TR_CONTROL_ABORT);
     raw_end(&r, TR_ID(0, 1));
     wait_state(&b, 0, "cancelled");
     raw_close(&r);

@@ -177,18 +177,18 @@ paused_are_left_out(void **state)
     (void) state;
     bench_init(&b, 100, 8, 64);
     a = add(&b, 10, 100);
-    a->wishes = TR_CONTROL_PAUSE;
+    a->commands = TR_CONTROL_PAUSE;
     c = add(&b, 100, 100);
     compose(&b);
     assert_null(row_of(&b, a)); /* paused before it started */
     apply(&b);
-    a->wishes = 0;
+    a->commands = 0;
     step(&b);
     step(&b);
-    a->wishes = c->wishes = TR_CONTROL_PAUSE;
+    a->commands = c->commands = TR_CONTROL_PAUSE;
     compose(&b);
     assert_int_equal(b.s.n_chunks, 0);
-    a->wishes = 0;
+    a->commands = 0;
     compose(&b);
     assert_non_null(row_of(&b, a));
     assert_null(row_of(&b, c));

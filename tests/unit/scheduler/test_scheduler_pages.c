@@ -57,7 +57,7 @@ paused_goes_before_youngest(void **state)
     for (i = 0; i < 5; i++) {
         step(&b);
     }
-    r[0]->wishes = TR_CONTROL_PAUSE; /* the oldest of all */
+    r[0]->commands = TR_CONTROL_PAUSE; /* the oldest of all */
     step(&b);
     assert_int_equal(r[0]->sequences[0].state, TR_SEQ_WAITING);
     assert_int_equal(r[1]->sequences[0].state, TR_SEQ_RUNNING);
@@ -85,10 +85,10 @@ paused_make_way(void **state)
     d = add(&b, 200, 100);
     step(&b);
     assert_int_equal(d->sequences[0].state, TR_SEQ_WAITING);
-    a->wishes = c->wishes = TR_CONTROL_PAUSE;
+    a->commands = c->commands = TR_CONTROL_PAUSE;
     step(&b);
     assert_int_equal(d->sequences[0].state, TR_SEQ_RUNNING);
-    a->wishes = c->wishes = 0;
+    a->commands = c->commands = 0;
     drop(&b, d);
     step(&b);
     assert_int_equal(b.s.n_running, 2);
@@ -172,7 +172,7 @@ blocked_prompt_makes_way(void **state)
     assert_int_equal(q->sequences[0].state, TR_SEQ_RUNNING);
     assert_int_equal(d->sequences[0].state, TR_SEQ_WAITING);
     assert_true(b.s.stalled);
-    older->wishes = q->wishes = TR_CONTROL_PAUSE;
+    older->commands = q->commands = TR_CONTROL_PAUSE;
     compose(&b);
     assert_false(b.s.stalled);
     assert_int_equal(q->sequences[0].state, TR_SEQ_WAITING);
@@ -400,14 +400,14 @@ swapped_give_up_slots(void **state)
         step(&b);
         step(&b);
         assert_int_equal(r[i]->sequences[0].state, TR_SEQ_RUNNING);
-        r[i]->wishes = TR_CONTROL_PAUSE;
+        r[i]->commands = TR_CONTROL_PAUSE;
     }
     assert_true(b.s.recomputations > 0);
     for (i = 0; i < 6; i++) {
         uint32_t k;
 
         for (k = 0; k < 6; k++) {
-            r[k]->wishes = k == i ? 0 : TR_CONTROL_PAUSE;
+            r[k]->commands = k == i ? 0 : TR_CONTROL_PAUSE;
         }
         while (r[i]->sequences[0].state != TR_SEQ_DONE) {
             compose(&b);

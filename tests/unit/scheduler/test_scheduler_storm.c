@@ -35,7 +35,7 @@ storm_change(storm_t *st)
         st->r[i] = NULL;
         st->aborted++;
     } else if (random_below(3) == 0) {
-        r->wishes ^= TR_CONTROL_PAUSE;
+        r->commands ^= TR_CONTROL_PAUSE;
     }
 }
 
@@ -59,7 +59,7 @@ storm_batch(const storm_t *st)
         /* what nobody knows comes alone, and it is not the last */
         assert_true(chunk->pos + chunk->n <= q->len || chunk->n == 1);
         assert_true(chunk->pos + chunk->n < q->cap);
-        assert_int_equal(q->request->wishes & TR_CONTROL_PAUSE, 0);
+        assert_int_equal(q->request->commands & TR_CONTROL_PAUSE, 0);
         tr_kv_usage(st->b.kv, q->kv_slot, &u);
         assert_true(u.tokens >= chunk->pos + chunk->n);
         for (k = 0; k < i; k++) {
@@ -91,7 +91,7 @@ storm_can_work(const storm_t *st)
     uint32_t i;
 
     for (i = 0; i < ALIVE; i++) {
-        if (st->r[i] != NULL && st->r[i]->wishes == 0) {
+        if (st->r[i] != NULL && st->r[i]->commands == 0) {
             return true;
         }
     }
@@ -141,7 +141,7 @@ storm_policy(uint64_t seed, int policy, uint32_t pages, uint32_t swap_pages,
     /* without arrivals and pauses, everything comes to its end */
     for (i = 0; i < ALIVE; i++) {
         if (st->r[i] != NULL) {
-            st->r[i]->wishes = 0;
+            st->r[i]->commands = 0;
         }
     }
     for (i = 0; storm_can_work(st); i++) {
