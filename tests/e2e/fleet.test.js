@@ -130,8 +130,8 @@ test('weights: three times the tokens for weight 3', async () => {
 test('an engine is killed: what does not stream yet is answered by the other',
   withFleet({ each: { max_num_seqs: 8 } }, async (stack, url) => {
     const [first, second] = [stack.engine, stack.others[0]];
-    const wish = prompt(10, { max_tokens: 20 });
-    const want = (await post(url, wish)).json().choices[0].text;
+    const body = prompt(10, { max_tokens: 20 });
+    const want = (await post(url, body)).json().choices[0].text;
     // Everything is at the first one, alone: three stream, five run unseen, and
     // no more have room; ten wait.
     await second.kill('SIGKILL');
@@ -140,13 +140,13 @@ test('an engine is killed: what does not stream yet is answered by the other',
     await first.start(STILL);
     await stack.connected(1);
     const broken = Array.from({ length: 3 }, () =>
-      stream(url, { ...wish, ...LONG }));
+      stream(url, { ...body, ...LONG }));
     await Promise.all(broken.map((s) => s.begun()));
-    const whole = Array.from({ length: 5 }, () => post(url, wish));
+    const whole = Array.from({ length: 5 }, () => post(url, body));
     await until(async () => await running(stack, 0) === 8, 'eight run');
-    whole.push(...Array.from({ length: 5 }, () => post(url, wish)));
+    whole.push(...Array.from({ length: 5 }, () => post(url, body)));
     const queued = Array.from({ length: 5 }, () =>
-      stream(url, { ...wish, stream: true }));
+      stream(url, { ...body, stream: true }));
     await until(async () => await gauge(stack, 'num_requests_waiting', 0) === 10,
       'ten wait');
     // The second one has nothing, so that it gets what comes now.
@@ -154,7 +154,7 @@ test('an engine is killed: what does not stream yet is answered by the other',
     await stack.connected(2);
     const others = [];
     for (let i = 0; i < 3; i++) {
-      others.push(stream(url, { ...wish, ...LONG }));
+      others.push(stream(url, { ...body, ...LONG }));
       await others[i].begun();
     }
     assert.equal(await retries(stack), 0);
@@ -182,7 +182,7 @@ test('an engine is killed: what does not stream yet is answered by the other',
     await first.start({ null_rate: NULL.null_rate });
     await stack.connected(2);
     const again = Array.from({ length: 4 }, () =>
-      stream(url, { ...wish, ...LONG }));
+      stream(url, { ...body, ...LONG }));
     await Promise.all(again.map((s) => s.begun()));
     assert.ok((await shared(stack, 4)).every((n) => n > 0));
     again.forEach((s) => s.hangUp());
@@ -293,18 +293,18 @@ test('full engines are passed over; 429 only when all are full', async () => {
   try {
     await stack.connected(2);
     const url = `${stack.url}/v1/completions`;
-    const wish = prompt(10, { max_tokens: 3 });
+    const body = prompt(10, { max_tokens: 3 });
     // One runs and two wait, first at the heavy one, then at the other.
     const all = [];
     for (let i = 0; i < 6; i++) {
-      all.push(stream(url, i % 3 ? { ...wish, stream: true }
+      all.push(stream(url, i % 3 ? { ...body, stream: true }
         : prompt(10, LONG)));
       const at = i < 3 ? 0 : 1;
       await until(async () => await running(stack, at)
         + await gauge(stack, 'num_requests_waiting', at) === 1 + i % 3
         && await running(stack, at) === 1, `${i} is taken`);
     }
-    const r = await post(url, wish);
+    const r = await post(url, body);
     assert.equal(r.status, 429, r.text);
     assert.ok(Number(r.headers['retry-after']) >= 1);
     assert.equal(r.json().error.code, 'queue_full');
@@ -343,19 +343,19 @@ function drain(...args) {
 
 test('drain under load: no request fails, streams finish, --undo, --exit',
   withFleet({ workers: 2, each: { max_num_seqs: 4 } }, async (stack, url) => {
-    const wish = prompt(10, { max_tokens: 20 });
-    const want = (await post(url, wish)).json().choices[0].text;
+    const body = prompt(10, { max_tokens: 20 });
+    const want = (await post(url, body)).json().choices[0].text;
     let over = false;
     const check = (text) => assert.equal(text, want);
     const clients = Array.from({ length: 12 }, async (_, i) => {
       let n = 0;
       for (; !over; n++) {
         if (i % 2) {
-          const r = await post(url, wish);
+          const r = await post(url, body);
           assert.equal(r.status, 200, r.text);
           check(r.json().choices[0].text);
         } else {
-          const s = await stream(url, { ...wish, stream: true }).finished;
+          const s = await stream(url, { ...body, stream: true }).finished;
           assert.ok(s.done, s.raw.slice(-300));
           check(s.text());
         }

@@ -34,7 +34,7 @@ after(async () => {
   if (redis) await redis.stop();
 });
 
-const wish = (more = {}) => ({
+const body = (more = {}) => ({
   model: 'pocket', prompt: 'one two three', max_tokens: 60, stream: true,
   ...more,
 });
@@ -47,11 +47,11 @@ const again = (id) =>
 
 test('a resumable stream moves to another engine, and is read again there',
   async () => {
-    const first = [0, 1].map(() => stream(url, wish({ max_tokens: 9000 })));
+    const first = [0, 1].map(() => stream(url, body({ max_tokens: 9000 })));
     await Promise.all(first.map((s) => s.begun()));
     await until(async () => await running(0) === 1 && await running(1) === 1,
       'both have one');
-    const moved = stream(url, wish({ max_tokens: 20 }));
+    const moved = stream(url, body({ max_tokens: 20 }));
     await until(async () => await waiting(0) + await waiting(1) === 1,
       'it waits');
     const at = await waiting(0) === 1 ? 0 : 1;
@@ -84,7 +84,7 @@ test('an answer that is not streamed moves, too, and its state is whole',
     await stack.connected(0);
     await first.start({ null_rate: 0.1 });
     await stack.connected(1);
-    const answer = post(url, wish({ stream: false, max_tokens: 50 }));
+    const answer = post(url, body({ stream: false, max_tokens: 50 }));
     await until(async () => await running(0) === 1, 'it runs');
     await second.start();
     await stack.connected(2);

@@ -56,7 +56,7 @@ test('answers, by graph and without, each under its policy', async () => {
   }
 });
 
-test('wishes: a seed, penalties, bias, logprobs, several choices', async () => {
+test('sampling: a seed, penalties, bias, logprobs, several choices', async () => {
   const stack = await Stack.start({ engine: GPU });
   try {
     const ask = async (more) => {

@@ -265,7 +265,7 @@ test('a user with just the documented rights, a database, a socket, a prefix',
         'my.requests:{main}')) === 1, 'the list of requests');
       await until(() => redis.command('EXISTS', 'my.metrics:{main}'), 'samples');
       await until(async () => (await redis.command('PUBSUB', 'NUMSUB',
-        'my.ctl:{main}'))[1] === 1, 'somebody who hears wishes');
+        'my.ctl:{main}'))[1] === 1, 'somebody who hears commands');
       const m = await stack.metrics();
       assert.equal(m.value('tokenring_redis_refusals_total'), 0);
       assert.equal(m.value('tokenring_redis_up'), 1);

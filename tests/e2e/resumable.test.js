@@ -1,7 +1,7 @@
 'use strict';
 //
 // What the module reads from Redis, and how: answers that are taken up again,
-// followers, states, owners, wishes to cancel, detached requests.  The engine's
+// followers, states, owners, commands to cancel, detached requests.  The engine's
 // part is written by the test itself (lib/resumable.js).  What happens when
 // Redis is in trouble is resumable_trouble.test.js; redis_requests.test.js has
 // a real engine.
@@ -448,7 +448,7 @@ test('an endpoint that this gateway does not know is not taken for another',
     const leave = await redis.subscribe(w.key('ctl', 'newer'),
       (m) => heard.push(m.toString()));
     assert.equal((await request(url(w.id), { method: 'DELETE' })).status, 202);
-    await until(() => heard.length > 0, 'a wish');
+    await until(() => heard.length > 0, 'a command');
     leave();
     assert.doesNotMatch(stack.errorLog(), /responses/);
   });
@@ -570,7 +570,7 @@ test('where an event is asked for that is none: 400', async () => {
 });
 
 test('DELETE tells the engine, wherever it is', async () => {
-  const w = await written({ engine: 'wishes' });
+  const w = await written({ engine: 'commands' });
   await w.heartbeat();
   await w.state('decode');
   // nobody hears it
@@ -578,14 +578,14 @@ test('DELETE tells the engine, wherever it is', async () => {
   assert.equal(deaf.status, 503);
   assert.equal(deaf.headers['retry-after'], '1');
   const heard = [];
-  const leave = await redis.subscribe(w.key('ctl', 'wishes'),
+  const leave = await redis.subscribe(w.key('ctl', 'commands'),
     (m) => heard.push(m.toString()));
   const r = await request(url(`chatcmpl-${w.id}`, other),
     { method: 'DELETE' });
   assert.equal(r.status, 202, r.text);
   assert.equal(r.json().cancelling, true);
   assert.equal(r.json().state, 'decode');
-  await until(() => heard.length > 0, 'a wish');
+  await until(() => heard.length > 0, 'a command');
   assert.deepEqual(heard, [`cancel ${w.id}`]);
   // what is over stays as it is
   await w.state('cancelled');
@@ -593,7 +593,7 @@ test('DELETE tells the engine, wherever it is', async () => {
   assert.equal(over.status, 200);
   assert.equal(over.json().state, 'cancelled');
   await w.state('decode');
-  await redis.command('DEL', w.key('engine', 'wishes'));
+  await redis.command('DEL', w.key('engine', 'commands'));
   const lost = await request(url(w.id), { method: 'DELETE' });
   assert.equal(lost.status, 200);
   assert.equal(lost.json().state, 'failed');
