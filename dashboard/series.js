@@ -1,5 +1,5 @@
 // From samples to what is drawn: one value for each second of the time shown, or
-// for each step of several seconds, summed over the engines.  Pure functions; tests/e2e/dashboard.test.js holds
+// for each step of several seconds, summed over the engines.  Pure functions; tests/e2e/pages/dashboard.test.js holds
 // the arithmetic.
 
 // A sample stands for this long when no other follows it: an engine that has

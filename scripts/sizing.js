@@ -5,7 +5,7 @@
 //
 //   scripts/sizing.js
 //
-// tests/e2e/sizing.test.js holds the page to it, and its arithmetic to what was
+// tests/e2e/docs/sizing.test.js holds the page to it, and its arithmetic to what was
 // measured (docs/benchmarks.md).
 
 const GIB = 2 ** 30;

@@ -143,6 +143,11 @@ node_broken() { # tap
         END { for (file in n) print file, n[file] }' "$1"
 }
 
+# Files in a directory and its rooms, as node finds them there.
+node_find() { # directory, pattern
+    (cd "$1" && find . -name node_modules -prune -o -name "$2" -print) | sort
+}
+
 # Files of node:test in one directory; leaves rc, ok, bad and skip.
 node_files() { # directory, tap, file...
     local dir=$1 tap=$2
@@ -185,7 +190,7 @@ templates() {
 
 e2e() {
     local files
-    mapfile -t files < <(cd tests/e2e && ls ./*"${E2E:-}"*.test.js)
+    mapfile -t files < <(node_find tests/e2e "*${E2E:-}*.test.js")
     [ ${#files[@]} -gt 0 ] || fail "no file has E2E=$E2E in its name"
     node_suite e2e tests/e2e "${files[@]}"
 }
@@ -223,7 +228,8 @@ retry() {
         step "$suite: $file again, alone"
         case "$suite" in
             unit) unit_program "$file" "$logs/$file.again.log" ;;
-            *) node_files "$dir" "$logs/$file.again.tap" "./$file" ;;
+            *) node_files "$dir" "$logs/$file.again.tap" \
+                "$(node_find "$dir" "$file")" ;;
         esac
         row "  again: $file" "$ok" "$bad" "$skip" $((SECONDS - start))
         if [ "$rc" -eq 0 ] && [ "$bad" -eq 0 ]; then

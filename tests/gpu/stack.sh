@@ -85,7 +85,8 @@ failures() {
 
 # Files of the tests that failed.
 failed_files() {
-    sed -n "s/^ *location: '.*\/\([a-z_]*\.test\.js\):.*/\1/p" "$1" | sort -u
+    sed -n "s/^ *location: '.*\/\([a-z_]*\/[a-z_]*\.test\.js\):.*/\1/p" "$1" |
+        sort -u
 }
 
 e2e() {
@@ -97,8 +98,8 @@ e2e() {
     [ -e "$root/tests/e2e/node_modules" ] ||
         ln -s "$dir/node_modules" "$root/tests/e2e/node_modules"
     set --
-    for file in "$root/tests/e2e/"*.test.js; do
-        file=$(basename "$file")
+    for file in "$root/tests/e2e/"*/*.test.js; do
+        file=${file#"$root/tests/e2e/"}
         asked_for "$file" || continue
         if why=$(left_out "$file"); then
             echo "left out: $file $why"

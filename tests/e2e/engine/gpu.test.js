@@ -1,0 +1,202 @@
+'use strict';
+//
+// `backend cuda` through the whole product, over the software device
+// (tests/soft), or on a GPU with TR_CUDA_LIBRARY: answers, policies side by
+// side, an abort, a device that goes away, and starts that cannot be.  The other
+// files run on it, too: docs/gpu.md has the command.
+
+const { test } = require('node:test');
+const assert = require('node:assert/strict');
+const { spawnSync } = require('node:child_process');
+const fs = require('node:fs');
+const os = require('node:os');
+const path = require('node:path');
+const { Stack, until, read, BUILD, ENGINE, POCKET } = require('../lib/stack');
+const { post, stream } = require('../lib/http');
+const { goldens } = require('../lib/prompts');
+const { undisturbed, checkSame } = require('../lib/same');
+
+const SOFT = path.join(BUILD, 'tests/libtokenring_soft.so');
+const LIBRARY = process.env.TR_CUDA_LIBRARY && process.env.TR_CUDA_LIBRARY !== 'soft'
+  ? process.env.TR_CUDA_LIBRARY : SOFT;
+const GPU = {
+  backend: 'cuda', cuda_library: LIBRARY, kv_memory: '64m', max_num_seqs: 16,
+  max_batch_tokens: 256,
+};
+
+test('answers, by graph and without, each under its policy', async () => {
+  const stack = await Stack.start({
+    engine: { ...GPU, kv_policies: 'diffkv kivi quest' },
+  });
+  try {
+    assert.match(read(stack.engine.log), /graphs captured buckets=5/);
+    const url = `${stack.url}/v1/completions`;
+    const one = async (golden, kv_policy) => {
+      const n = golden.continuation_ids.length;
+      const s = await stream(url, {
+        model: 'pocket', prompt: golden.ids, temperature: 0, stream: true,
+        max_tokens: n < 64 ? 64 : n, kv_policy,
+        stream_options: { include_usage: true },
+      }).finished;
+      assert.equal(s.status, 200, s.raw);
+      return s;
+    };
+    const full = await Promise.all(goldens.map((g) => one(g, 'full')));
+    full.forEach((s, i) => assert.equal(s.text(), goldens[i].continuation));
+    const mixed = await Promise.all(goldens.map((g, i) =>
+      one(g, ['full', 'diffkv', 'kivi', 'quest'][i % 4])));
+    mixed.forEach((s, i) => {
+      assert.ok(s.text().length > 0 && s.done);
+      if (i % 4 === 0) assert.equal(s.text(), goldens[i].continuation);
+    });
+    await stack.freed();
+    assert.deepEqual(stack.complaints(), []);
+  } finally {
+    await stack.stop();
+  }
+});
+
+test('sampling: a seed, penalties, bias, logprobs, several choices', async () => {
+  const stack = await Stack.start({ engine: GPU });
+  try {
+    const ask = async (more) => {
+      const r = await post(`${stack.url}/v1/completions`, {
+        model: 'pocket', prompt: goldens[0].ids, max_tokens: 12, ...more,
+      });
+      assert.equal(r.status, 200, r.text);
+      return r.json();
+    };
+    const drawn = { temperature: 1.2, top_p: 0.9, seed: 7, n: 3 };
+    const [a, b] = await Promise.all([ask(drawn), ask(drawn)]);
+    assert.deepEqual(a.choices, b.choices);
+    assert.equal(new Set(a.choices.map((c) => c.text)).size > 1, true);
+    const top = (await ask({ temperature: 0, logprobs: 4 })).choices[0].logprobs;
+    assert.equal(top.tokens.length, 12);
+    top.top_logprobs.forEach((t) => assert.equal(Object.keys(t).length, 4));
+    const first = goldens[0].continuation_ids[0];
+    const barred = await ask({
+      temperature: 0, max_tokens: 1, logit_bias: { [first]: -100 },
+    });
+    assert.ok(!goldens[0].continuation.startsWith(barred.choices[0].text));
+    const long = await ask({ temperature: 0, max_tokens: 40, min_tokens: 40 });
+    assert.equal(long.usage.completion_tokens, 40);
+    const echoed = await ask({ temperature: 0, echo: true, logprobs: 0 });
+    assert.equal(echoed.choices[0].logprobs.tokens.length,
+      goldens[0].ids.length + 12);
+  } finally {
+    await stack.stop();
+  }
+});
+
+test('an abort frees what it held', async () => {
+  const stack = await Stack.start({ engine: { ...GPU, kv_policy: 'diffkv' } });
+  try {
+    const s = stream(`${stack.url}/v1/completions`, {
+      model: 'pocket', prompt: goldens[1].ids, max_tokens: 2000, stream: true,
+      ignore_eos: true,
+    });
+    await until(() => s.events.length > 3, 'some tokens');
+    s.hangUp();
+    await stack.freed();
+  } finally {
+    await stack.stop();
+  }
+});
+
+test('a pool that is too small: sequences make way, and come back the same',
+  async () => {
+    const stack = await Stack.start({
+      engine: { ...GPU, max_num_seqs: 64, kv_memory: '6m', swap_memory: '64m',
+        kv_policy: 'diffkv:alpha_low=0.02', max_model_len: 620,
+        // in BF16 steps of few rows round elsewhere, and near ties fall otherwise
+        dtype: 'f16' },
+    });
+    try {
+      const url = `${stack.url}/v1/completions`;
+      const body = (i) => ({
+        model: 'pocket', prompt: goldens[i % 3].ids, stream: true,
+        temperature: 0, ignore_eos: true, max_tokens: 160 + 20 * (i % 6),
+      });
+      const alone = [];
+      for (let i = 0; i < 6; i += 1) alone.push(await undisturbed(url, body(i)));
+      stack.engine.signal('SIGSTOP'); // until they are all there
+      const asked = Array.from({ length: 24 }, (_, i) =>
+        stream(url, body(i)).finished);
+      await stack.active(24);
+      stack.engine.signal('SIGCONT');
+      const all = await Promise.all(asked);
+      all.forEach((s, i) => {
+        assert.ok(s.done && !s.cut, `stream ${i}`);
+        checkSame(s.text(), alone[i % 6], `stream ${i}`, { compressed: true });
+      });
+      const m = await stack.metrics();
+      assert.ok(m.value('tokenring_kv_swaps_total') > 0);
+      assert.equal(m.value('tokenring_kv_recomputations_total'), 0);
+      assert.deepEqual(stack.complaints(), []);
+    } finally {
+      await stack.stop();
+    }
+  });
+
+test('a device that goes away: an error, and the engine leaves',
+  { skip: LIBRARY !== SOFT && 'only a software device can be lost' },
+  async () => {
+    process.env.TOKENRING_SOFT_FAIL = 'lost:6000';
+    const starting = Stack.start({ engine: GPU });
+    const stack = await starting
+      .finally(() => { delete process.env.TOKENRING_SOFT_FAIL; });
+    try {
+      const s = await stream(`${stack.url}/v1/completions`, {
+        model: 'pocket', prompt: goldens[1].ids, max_tokens: 2000,
+        stream: true, ignore_eos: true,
+      }).finished;
+      assert.ok(!s.done);
+      assert.match(s.raw, /could not compute|server_error/);
+      const end = await stack.engine.exited;
+      assert.deepEqual(end, { code: 1, signal: null });
+      assert.match(read(stack.engine.log), /error the GPU is lost/);
+      assert.match(read(stack.engine.log), /the GPU was lost/);
+      await until(async () =>
+        (await post(`${stack.url}/v1/completions`, {})).status === 503, '503');
+    } finally {
+      await stack.stop();
+    }
+  });
+
+test('what cannot start, and why', () => {
+  const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'tokenring-e2e-'));
+  const start = (settings, env = {}) => {
+    const args = ['--model', POCKET, '--backend', 'cuda', '--socket',
+      path.join(dir, 's.sock')];
+    for (const [k, v] of Object.entries(settings)) args.push(`--${k}`, v);
+    const out = spawnSync(ENGINE, args, {
+      cwd: dir, encoding: 'utf8', timeout: 60000, killSignal: 'SIGKILL',
+      env: { ...process.env, ...env },
+    });
+    return `${out.status}: ${out.stderr}`;
+  };
+  const soft = { cuda_library: SOFT };
+  const fail = (what) => ({ TOKENRING_SOFT_FAIL: what });
+  try {
+    for (const [settings, env, message] of [
+      [{ cuda_library: '/nonexistent.so' }, {}, /cannot load \/nonexistent\.so/],
+      [{ cuda_library: 'libm.so.6' }, {}, /is not a CUDA backend/],
+      [{ ...soft, device: '9' }, {}, /device 9 cannot be used/],
+      [{ ...soft, kv_memory: '900g' }, {}, /kv_memory need 900\.00 GiB/],
+      [soft, fail('driver'), /device 0 cannot be used: .*driver/],
+      [soft, fail('device'), /device 0 cannot be used/],
+      [soft, fail('old'), /driver|compute capability/],
+      [soft, fail('alloc:1'), /out of memory: the weights need 0\.0/],
+      [{ ...soft, gpu_memory_utilization: '0.01' }, {},
+        /leaves nothing for the KV cache/],
+      [{ ...soft, max_num_seqs: '4096', max_batch_tokens: '4096',
+        max_model_len: '64', dtype: 'f32' }, {}, /dtype "f32": expected/],
+    ]) {
+      const said = start(settings, env);
+      assert.match(said, /^[12]: /);
+      assert.match(said, message);
+    }
+  } finally {
+    fs.rmSync(dir, { recursive: true, force: true });
+  }
+});
