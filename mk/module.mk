@@ -42,7 +42,7 @@ $(MODULE_OUT): $(MODULE_DIR)/Makefile $(MODULE_SRC)
 # The scripted engine that the module's tests talk to.
 fake-engine: $B/tests/fake_engine
 
-$B/tests/fake_engine: tests/e2e/fake_engine.c $(wildcard include/tokenring/*.h)
+$B/tests/fake_engine: tests/e2e/fake_engine/fake_engine.c $(wildcard include/tokenring/*.h)
 	@mkdir -p $(@D)
 	@echo "  CC    $<"
 	$Q$(CC) $(TR_CFLAGS) $(CFLAGS) -o $@ $< -lm
