@@ -42,9 +42,9 @@ $(MODULE_OUT): $(MODULE_DIR)/Makefile $(MODULE_SRC)
 # The scripted engine that the module's tests talk to.
 fake-engine: $B/tests/fake_engine
 
-$B/tests/fake_engine: tests/e2e/fake_engine/fake_engine.c $(wildcard include/tokenring/*.h)
+$B/tests/fake_engine: $(patsubst %.c,$B/obj/%.o,$(wildcard tests/e2e/fake_engine/*.c))
 	@mkdir -p $(@D)
-	@echo "  CC    $<"
-	$Q$(CC) $(TR_CFLAGS) $(CFLAGS) -o $@ $< -lm
+	@echo "  LD    $@"
+	$Q$(CC) $(CFLAGS) -o $@ $^ -lm $(LDFLAGS)
 
 .PHONY: fake-engine

@@ -111,7 +111,7 @@ typedef struct {
     const tr_run_t *run; /* what lies before the uncompressed tokens */
     uint32_t n_runs;
     const int32_t *table; /* pages of uncompressed tokens */
-    uint32_t pos, n_pos; /* as for reach; n_pos * group <= TR_TILE_ROWS */
+    uint32_t pos, n_pos;  /* as for reach; n_pos * group <= TR_TILE_ROWS */
     uint32_t reach; /* uncompressed tokens that a query sees, its own included;
                            * 0: all before it; else no runs, nothing scored */
     uint32_t group; /* query heads */
