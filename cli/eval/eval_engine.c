@@ -159,6 +159,22 @@ slides(const tr_eval_engine_t *e, const char *const *specs, uint32_t n)
     return all;
 }
 
+/* Prefixes are shared between cases of many lengths, so all of them have the
+ * rotary frequencies of short sequences. */
+static void
+bound_by_rope(tr_eval_engine_t *e, const tr_recipe_t *r)
+{
+    uint32_t from = tr_recipe_long_from(r);
+
+    if (from != 0
+        && (e->config.max_model_len == 0 || e->config.max_model_len > from)) {
+        tr_log(TR_LEVEL_WARN,
+               "longrope: only sequences of up to %u tokens are evaluated",
+               from);
+        e->config.max_model_len = from;
+    }
+}
+
 static tr_status_t
 read_policies(tr_eval_engine_t *e, const char *const *specs, uint32_t n,
               tr_error_t *err)
@@ -176,6 +192,7 @@ read_policies(tr_eval_engine_t *e, const char *const *specs, uint32_t n,
         tr_recipe_bound(&m.recipe);
     }
     if (rc == TR_OK) {
+        bound_by_rope(e, &m.recipe);
         e->layers = m.recipe.layers;
         e->kv_heads = m.recipe.kv_heads;
         e->head_dim = m.recipe.head_dim;

@@ -62,6 +62,7 @@ tr_executor_describe(tr_executor_t *e, const char *backend,
 
     e->backend = backend;
     e->vocab = r->vocab;
+    e->long_from = tr_recipe_long_from(r);
     e->layers = r->layers;
     e->kv_heads = r->kv_heads;
     e->query_heads = r->query_heads;

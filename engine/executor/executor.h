@@ -30,7 +30,10 @@ typedef struct {
     /* [n]; NULL, n = 1: the token that the slot's row in the batch before
      * samples, which nobody knows yet */
     const int32_t *tokens;
-    bool sample;                 /* the last position's logits give a token */
+    bool is_long; /* its sequence has more tokens than long_from, or will when
+                   * this is computed: the same for all its items, so the others
+                   * must be computed anew when it begins */
+    bool sample;  /* the last position's logits give a token */
     const tr_sampler_t *sampler; /* with sample */
     uint32_t number;             /* of that token in its output; what sampler
                                   * counts may be behind */
@@ -70,7 +73,8 @@ struct tr_executor {
     uint32_t max_model_len; /* after the configuration's bound */
     uint32_t layers, kv_heads, query_heads, head_dim;
     uint64_t parameters;
-    int32_t eos[8]; /* config.json, generation_config.json */
+    uint32_t long_from; /* tr_recipe_long_from; 0: is_long means nothing */
+    int32_t eos[8];     /* config.json, generation_config.json */
     uint32_t n_eos;
     tr_kv_cache_t *kv; /* owned by the executor, as are its policies */
     tr_executor_policy_t policies[TR_EXECUTOR_POLICIES];     /* default first */

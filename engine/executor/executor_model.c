@@ -31,6 +31,7 @@ typedef struct {
     tr_model_t *model;
     uint32_t max_rows, max_items;
     tr_rows_t rows; /* arrays of max_rows, max_items, max_items + 1 */
+    bool *seq_long; /* of rows */
     int32_t *tokens;
     want_t *wants;       /* [max_rows] */
     uint32_t *want_rows; /* [max_rows] */
@@ -93,6 +94,7 @@ flatten(executor_t *x, const tr_batch_t *batch)
         item->status = TR_OK;
         ((int32_t *) x->rows.seq_slot)[i] = item->kv_slot;
         ((uint32_t *) x->rows.seq_row)[i] = row;
+        x->seq_long[i] = item->is_long;
         add_rows(x, item, row);
         row += item->n;
     }
@@ -187,6 +189,7 @@ executor_free(tr_executor_t *e)
     tr_model_free(x->model);
     free(x->tokens);
     free((void *) x->rows.row_pos);
+    free(x->seq_long);
     free((void *) x->rows.seq_slot);
     free((void *) x->rows.seq_row);
     free(x->wants);
@@ -204,12 +207,14 @@ take_arrays(executor_t *x, int threads, tr_error_t *err)
     x->tokens = calloc(rows, sizeof(int32_t));
     x->rows.row_pos = calloc(rows, sizeof(uint32_t));
     x->rows.seq_slot = calloc(items, sizeof(int32_t));
+    x->seq_long = calloc(items, sizeof(bool));
+    x->model->seq_long = x->base.long_from != 0 ? x->seq_long : NULL;
     x->rows.seq_row = calloc(items + 1, sizeof(uint32_t));
     x->wants = calloc(rows, sizeof(want_t));
     x->want_rows = calloc(rows, sizeof(uint32_t));
     x->scratch = aligned_alloc(64, (size_t) threads * x->scratch_size);
     if (!x->tokens || !x->rows.row_pos || !x->rows.seq_slot || !x->rows.seq_row
-        || !x->wants || !x->want_rows || !x->scratch) {
+        || !x->seq_long || !x->wants || !x->want_rows || !x->scratch) {
         return tr_error_set(err, TR_ERR_NOMEM, "max_batch_tokens",
                             "out of memory: tables for %zu rows", rows);
     }

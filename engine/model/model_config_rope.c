@@ -91,6 +91,64 @@ read_yarn(reader_t *r, json_t *rope, tr_model_config_t *c, tr_rope_t *t)
     }
 }
 
+/* A number for each pair that rotates; their count is checked when that is
+ * known (read_longrope). */
+static uint32_t
+read_stretch(reader_t *r, json_t *rope, const char *key,
+             float out[TR_HEAD_DIM_MAX / 2])
+{
+    json_t *list = tr_config_field(r, rope, key), *v;
+    size_t i;
+
+    json_array_foreach (list, i, v) {
+        double x = json_number_value(v);
+
+        if (i == TR_HEAD_DIM_MAX / 2 || !json_is_number(v) || !(x >= ROPE_MIN)
+            || !(x <= ROPE_MAX)) {
+            tr_config_fail(r, TR_ERR_FORMAT, key,
+                           i == TR_HEAD_DIM_MAX / 2
+                               ? "a longrope factor for more pairs than a "
+                                 "head can have"
+                               : "a longrope factor is no positive number");
+            return 0;
+        }
+        out[i] = (float) x;
+    }
+    return (uint32_t) json_array_size(list);
+}
+
+/* LongRoPE (section 3.3): one list of factors for sequences of up to `original`
+ * tokens, another for longer ones, and one amplitude for both.  Phi-3's first
+ * files call it su, and have `original` beside rope_scaling. */
+static void
+read_longrope(reader_t *r, json_t *rope, tr_model_config_t *c, tr_rope_t *t)
+{
+    const char *key = "original_max_position_embeddings";
+    json_t *there = tr_config_field(r, rope, key);
+    uint32_t n[2], pairs = c->recipe.rotary_dim / 2;
+
+    t->original = tr_config_uint(r, there ? rope : r->root, key, -1, 2,
+                                 TR_POSITIONS_MAX);
+    n[0] = read_stretch(r, rope, "short_factor", t->stretch[0]);
+    n[1] = read_stretch(r, rope, "long_factor", t->stretch[1]);
+    if (r->rc == TR_OK && (n[0] != pairs || n[1] != pairs)) {
+        r->rc = tr_error_set(r->err, TR_ERR_FORMAT, "long_factor",
+                             "config.json: %u short and %u long factors of "
+                             "longrope, expected %u, one for each pair that "
+                             "rotates",
+                             n[0], n[1], pairs);
+    }
+    if (r->rc != TR_OK) {
+        return;
+    }
+    t->factor = number(r, rope, "factor",
+                       (double) c->recipe.max_positions / t->original);
+    t->amp = number(r, rope, "attention_factor",
+                    t->factor <= 1
+                        ? 1
+                        : sqrt(1 + log(t->factor) / log(t->original)));
+}
+
 static const struct {
     const char *name;
     tr_rope_type_t type;
@@ -100,10 +158,12 @@ static const struct {
     { "linear", TR_ROPE_LINEAR, read_linear },
     { "llama3", TR_ROPE_LLAMA3, read_llama3 },
     { "yarn", TR_ROPE_YARN, read_yarn },
+    { "longrope", TR_ROPE_LONGROPE, read_longrope },
+    { "su", TR_ROPE_LONGROPE, read_longrope },
 };
 
 #define TYPES (sizeof(types) / sizeof(types[0]))
-#define TYPE_NAMES "default, linear, llama3 or yarn"
+#define TYPE_NAMES "default, linear, llama3, yarn or longrope"
 
 /* rope_type and what it needs; without one nothing is scaled. */
 static void
@@ -168,8 +228,7 @@ read_partial(reader_t *r, json_t *rope, tr_model_config_t *c)
 
 /* A table, from an object of config.json (NULL: there is none). */
 static void
-read_table(reader_t *r, const char *name, json_t *rope, tr_model_config_t *c,
-           tr_rope_t *t)
+read_table(reader_t *r, json_t *rope, tr_model_config_t *c, tr_rope_t *t)
 {
     char shown[TR_CONFIG_SHOWN];
 
@@ -186,7 +245,6 @@ read_table(reader_t *r, const char *name, json_t *rope, tr_model_config_t *c,
     t->theta = number(r, r->root, "rope_theta",
                       c->family->theta ? c->family->theta : 10000.0);
     if (rope != NULL) {
-        tr_config_watch(r, name, rope);
         t->theta = number(r, rope, "rope_theta", t->theta);
         read_type(r, rope, c, t);
     }
@@ -234,8 +292,11 @@ tr_config_ropes(reader_t *r, tr_model_config_t *c)
     rope = full ? full : rope;
     recipe->n_ropes = 1;
     recipe->rope_interleaved = c->family->rope_interleaved;
-    read_table(r, name, rope, c, &recipe->rope[0]);
+    if (json_is_object(rope)) {
+        tr_config_watch(r, name, rope);
+    }
     read_partial(r, rope, c);
+    read_table(r, rope, c, &recipe->rope[0]);
     if (r->rc != TR_OK || !c->family->local_rope) {
         return;
     }
@@ -247,7 +308,8 @@ tr_config_ropes(reader_t *r, tr_model_config_t *c)
     }
     recipe->n_ropes = 2;
     if (sliding != NULL) {
-        read_table(r, "rope_parameters.sliding_attention", sliding, c, local);
+        tr_config_watch(r, "rope_parameters.sliding_attention", sliding);
+        read_table(r, sliding, c, local);
         return;
     }
     local->type = TR_ROPE_DEFAULT; /* what stretches is for the other layers */

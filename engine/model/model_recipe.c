@@ -14,7 +14,7 @@
 
 /* ---- names, by bit or by value ------------------------------------------- */
 
-#define NAMES_MAX 4
+#define NAMES_MAX 5
 
 static const char *const norm_names[NAMES_MAX] = { "pre_attn", "post_attn",
                                                    "pre_mlp", "post_mlp" };
@@ -23,7 +23,8 @@ static const char *const qk_norm_names[NAMES_MAX] = { "none", "head", "row" };
 static const char *const act_names[NAMES_MAX] = { "silu", "gelu_pytorch_tanh",
                                                   "gpt-oss" };
 static const char *const rope_names[NAMES_MAX] = { "default", "linear",
-                                                   "llama3", "yarn" };
+                                                   "llama3", "yarn",
+                                                   "longrope" };
 
 #define NAMED 64 /* bytes of all names of a set */
 
@@ -262,7 +263,8 @@ yarn_frequency(const tr_recipe_t *r, const tr_rope_t *t, uint32_t i, double f)
 }
 
 static double
-rope_frequency(const tr_recipe_t *r, const tr_rope_t *t, uint32_t i)
+rope_frequency(const tr_recipe_t *r, const tr_rope_t *t, bool is_long,
+               uint32_t i)
 {
     double f = pow(t->theta, -2.0 * i / r->rotary_dim);
 
@@ -275,22 +277,38 @@ rope_frequency(const tr_recipe_t *r, const tr_rope_t *t, uint32_t i)
         return llama3_frequency(t, f);
     case TR_ROPE_YARN:
         return yarn_frequency(r, t, i, f);
+    case TR_ROPE_LONGROPE:
+        return f / t->stretch[is_long][i];
     }
     return f;
 }
 
 void
-tr_recipe_rope(const tr_recipe_t *r, uint32_t table, float *inv_freq,
-               float *amp)
+tr_recipe_rope(const tr_recipe_t *r, uint32_t table, bool is_long,
+               float *inv_freq, float *amp)
 {
     const tr_rope_t *t = table == TR_ROPE_NONE ? NULL : &r->rope[table];
 
     for (uint32_t i = 0; i < r->head_dim / 2; i++) {
         bool rotates = t != NULL && i < r->rotary_dim / 2;
 
-        inv_freq[i] = rotates ? (float) rope_frequency(r, t, i) : 0;
+        inv_freq[i] = rotates ? (float) rope_frequency(r, t, is_long, i) : 0;
         amp[i] = rotates ? (float) t->amp : 1;
     }
+}
+
+uint32_t
+tr_recipe_long_from(const tr_recipe_t *r)
+{
+    uint32_t from = 0;
+
+    for (uint32_t i = 0; i < r->n_ropes; i++) {
+        if (r->rope[i].type == TR_ROPE_LONGROPE
+            && r->rope[i].original < r->max_positions) {
+            from = r->rope[i].original;
+        }
+    }
+    return from;
 }
 
 uint32_t
@@ -376,6 +394,9 @@ print_rope(page_t *p, const tr_recipe_t *r, uint32_t i)
     if (t->type == TR_ROPE_LLAMA3) {
         print(p, ", low %g, high %g, original %u", t->low, t->high,
               t->original);
+    }
+    if (t->type == TR_ROPE_LONGROPE) {
+        print(p, ", another table beyond %u tokens", t->original);
     }
     if (t->type == TR_ROPE_YARN) {
         print(p, ", beta %g to %g, original %u", t->beta_fast, t->beta_slow,
@@ -525,7 +546,8 @@ check_model(const tr_recipe_t *r, const tr_recipe_support_t *can,
                  || r->rotary_dim != r->head_dim || r->rope_interleaved;
 
     for (uint32_t i = 0; i < r->n_ropes; i++) {
-        ropes = ropes || r->rope[i].amp != 1;
+        ropes = ropes || r->rope[i].amp != 1
+                || r->rope[i].type == TR_ROPE_LONGROPE;
     }
     if (scales && !(can->can & TR_CAN_SCALES)) {
         return tr_error_set(err, TR_ERR_UNSUPPORTED, "model",

@@ -29,6 +29,7 @@
 #include <stdint.h>
 
 #include "kernels/act.h"
+#include "kernels/operands.h"
 #include "kernels/route.h"
 #include <tokenring/error.h>
 
@@ -67,7 +68,9 @@ typedef enum {
     TR_ROPE_DEFAULT,
     TR_ROPE_LINEAR,
     TR_ROPE_LLAMA3,
-    TR_ROPE_YARN /* arXiv 2309.00071, as transformers computes it */
+    TR_ROPE_YARN,    /* arXiv 2309.00071, as transformers computes it */
+    TR_ROPE_LONGROPE /* arXiv 2402.13753, likewise: a table for sequences of up
+                      * to `original` tokens, another for longer ones */
 } tr_rope_type_t;
 
 /* A table of rotary frequencies. */
@@ -75,10 +78,13 @@ typedef struct {
     tr_rope_type_t type;
     double theta, factor;
     double low, high;  /* llama3: frequency factors */
-    uint32_t original; /* llama3, yarn: positions of the first training */
+    uint32_t original; /* all but linear: positions of the first training */
     double beta_fast, beta_slow; /* yarn: rotations within `original` */
     bool truncate; /* yarn: the dims between which it blends are whole */
     double amp;    /* cosines and sines are multiplied with it */
+    /* longrope: by which a pair's frequency is divided, in short sequences and
+     * in long ones */
+    float stretch[2][TR_HEAD_DIM_MAX / 2];
 } tr_rope_t;
 
 /* Queries are multiplied with 1 + beta ln(1 + floor(position / original)), from
@@ -196,9 +202,14 @@ uint32_t tr_recipe_len(const tr_recipe_t *r, uint32_t asked,
 
 /* A table, with its scaling applied: pair i of a position p turns by p *
  * inv_freq[i], cosine and sine are multiplied with amp[i]; [head_dim / 2] each.
- * A pair that does not rotate has 0 and 1; TR_ROPE_NONE: all of them. */
-void tr_recipe_rope(const tr_recipe_t *r, uint32_t table, float *inv_freq,
-                    float *amp);
+ * A pair that does not rotate has 0 and 1; TR_ROPE_NONE: all of them.  `is_long`:
+ * as in sequences of more than tr_recipe_long_from tokens. */
+void tr_recipe_rope(const tr_recipe_t *r, uint32_t table, bool is_long,
+                    float *inv_freq, float *amp);
+
+/* Sequences of more tokens have other frequencies at every position, so one that
+ * grows beyond must be computed anew; 0: all have the same. */
+uint32_t tr_recipe_long_from(const tr_recipe_t *r);
 
 /* Kernels rotate pairs (i, i + head_dim / 2).  Where a head's dim d stands in
  * the files; d itself when they have the same pairs and all rotate. */

@@ -62,6 +62,7 @@ tr_loop_item(tr_batch_item_t *item, const tr_chunk_t *chunk, tr_sampled_t *out)
     item->kv_slot = q->kv_slot;
     item->pos = chunk->pos;
     item->n = chunk->n;
+    item->is_long = q->is_long;
     if (chunk->pos + chunk->n <= q->len) {
         item->tokens = q->tokens + chunk->pos;
     } else {

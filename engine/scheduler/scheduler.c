@@ -161,7 +161,7 @@ tr_scheduler_remove(tr_scheduler_t *s, tr_sequence_t *q)
  * prompt is echoed its last position waits: it gives the first output token.
  * With max_tokens 0 it is never computed, the others only for their scores.
  * The last token of all is never computed either. */
-static uint32_t
+uint32_t
 tr_sequence_goal(const tr_sequence_t *q)
 {
     bool samples = q->request->params.max_tokens != 0;
@@ -453,6 +453,7 @@ tr_scheduler_compose(tr_scheduler_t *s, uint64_t now)
     s->offers = 0;
     s->hopeless = NULL;
     s->unsure = false;
+    tr_scheduler_stretch(s);
     tr_scheduler_compress(s);
     if (s->hopeless == NULL && !s->unsure) {
         n = tr_scheduler_decodable(s, &prompts);

@@ -47,6 +47,9 @@
  * for it: a prompt is recomputed only when all its tokens are known, and no
  * request is given up while a batch is in flight.
  *
+ * Models whose rotary frequencies depend on a sequence's length (LongRoPE): one
+ * that grows beyond long_from gives its pages back and is computed once more.
+ *
  * Preemption, when a running sequence needs a page and none is free: blocked
  * sequences (paused, or with a full response ring) go first, then the youngest.
  * Pages at 16 bits are freed and recomputed later, with the same result.
@@ -96,6 +99,7 @@ typedef struct {
     uint32_t max_num_seqs; /* at most the slots of kv */
     uint32_t max_batch_tokens;
     uint64_t prompt_pages_max;
+    uint32_t long_from; /* executor.h; 0: sequences of any length are alike */
 
     uint64_t prompt_pages; /* charged for prompts until they are compressed */
     uint64_t promised;     /* of these, for their copies: not taken yet */
@@ -112,6 +116,7 @@ typedef struct {
     uint64_t preemptions;
     uint64_t swaps;          /* of these, to the swap memory */
     uint64_t recomputations; /* compressed caches that were lost */
+    uint64_t stretches;      /* sequences that grew beyond long_from */
     uint64_t changes;        /* what may let others run in the next turn */
     uint32_t offers;         /* sequences with offered == turn */
     bool stalled; /* a prompt waits for room for its copy: nobody is admitted */

@@ -31,6 +31,12 @@ tr_sequence_paused(const tr_sequence_t *q)
 /* Only q's newest token is missing. */
 bool tr_sequence_decodes(const tr_sequence_t *q);
 
+/* How many tokens of q are to be computed before something else must happen. */
+uint32_t tr_sequence_goal(const tr_sequence_t *q);
+
+/* Sequences that have become long begin again (executor.h: is_long). */
+void tr_scheduler_stretch(tr_scheduler_t *s);
+
 /* Its response writer does not take even one sequence's step. */
 bool tr_scheduler_full(tr_scheduler_t *s, tr_sequence_t *q);
 

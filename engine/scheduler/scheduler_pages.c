@@ -91,6 +91,31 @@ tr_scheduler_preempt(tr_scheduler_t *s, tr_sequence_t *q)
     s->changes++;
 }
 
+/* What is cached of a sequence that grows beyond long_from is of no use: each
+ * key is rotated as in a short one.  It waits again and is computed once more, as
+ * after a preemption, with the frequencies of long ones. */
+void
+tr_scheduler_stretch(tr_scheduler_t *s)
+{
+    tr_sequence_t *q, *next;
+
+    for (q = s->running.first; q != NULL && s->long_from != 0; q = next) {
+        next = q->next;
+        if (q->is_long || tr_sequence_goal(q) <= s->long_from
+            || q->computed == 0 || q->under_way != 0) {
+            continue;
+        }
+        if (tr_scheduler_unique(s, q)) {
+            tr_scheduler_forget(s, q);
+        }
+        tr_scheduler_leave(s, q);
+        q->state = TR_SEQ_WAITING;
+        tr_scheduler_insert_old(&s->waiting, q);
+        s->stretches++;
+        s->changes++;
+    }
+}
+
 /* It holds pages and has no use for them. */
 static bool
 tr_scheduler_blocked(const tr_scheduler_t *s, const tr_sequence_t *q)
@@ -249,7 +274,7 @@ tr_scheduler_sibling(const tr_sequence_t *q)
     for (i = first; i < first + r->n; i++) {
         tr_sequence_t *other = &r->sequences[i];
 
-        if (other->state != TR_SEQ_RUNNING
+        if (other->state != TR_SEQ_RUNNING || other->is_long != q->is_long
             || (other->exact
                 && (other->computed >= q->prompt_len || !tr_sequence_fresh(q)
                     || !tr_sequence_fresh(other)))) {
@@ -465,6 +490,7 @@ tr_scheduler_admit(tr_scheduler_t *s)
         if (q->ahead != 0 || tr_sequence_paused(q) || tr_scheduler_full(s, q)) {
             continue;
         }
+        q->is_long = s->long_from != 0 && tr_sequence_known(q) > s->long_from;
         sibling = tr_scheduler_sibling(q);
         if (sibling != NULL && sibling->computed + 1 < q->prompt_len) {
             continue; /* its prompt is being computed */

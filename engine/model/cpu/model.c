@@ -352,13 +352,40 @@ mlp_half(const step_t *t)
                          t->w->vector[TR_PART_POST_MLP_NORM]);
 }
 
+/* Of one table, for runs of sequences that are all long or all not. */
+static int
+turn_rows(tr_model_t *m, const tr_rows_t *rows, const tr_angles_t *t,
+          const float *temp, float *out)
+{
+    uint32_t half = m->config.recipe.head_dim / 2, s = 0;
+    int rc = 0;
+
+    if (m->seq_long == NULL) {
+        return m->kernels->rope_angles(&m->stream, rows->row_pos, rows->n_rows,
+                                       t->inv_freq, t->amp, temp, half, out);
+    }
+    while (s < rows->n_seqs) {
+        bool is_long = m->seq_long[s];
+        uint32_t row = rows->seq_row[s];
+
+        while (s < rows->n_seqs && m->seq_long[s] == is_long) {
+            s++;
+        }
+        rc |= m->kernels->rope_angles(&m->stream, rows->row_pos + row,
+                                      rows->seq_row[s] - row,
+                                      is_long ? t->inv_freq_long : t->inv_freq,
+                                      t->amp, temp ? temp + row : NULL, half,
+                                      out + (size_t) row * 2 * half);
+    }
+    return rc;
+}
+
 /* Of every table that a layer uses. */
 static int
 make_angles(tr_model_t *m, const tr_rows_t *rows)
 {
-    const tr_kernels_t *k = m->kernels;
     const tr_recipe_t *c = &m->config.recipe;
-    uint32_t n = rows->n_rows, half = c->head_dim / 2;
+    uint32_t n = rows->n_rows;
     bool temp = c->query_temp.beta != 0;
     int rc = 0;
 
@@ -371,12 +398,10 @@ make_angles(tr_model_t *m, const tr_rows_t *rows)
         const tr_angles_t *t = &m->rope[i];
 
         if (t->used) {
-            rc |= k->rope_angles(&m->stream, rows->row_pos, n, t->inv_freq,
-                                 t->amp, NULL, half, t->of_rows);
+            rc |= turn_rows(m, rows, t, NULL, t->of_rows);
         }
         if (t->used && temp) {
-            rc |= k->rope_angles(&m->stream, rows->row_pos, n, t->inv_freq,
-                                 t->amp, m->query_temp, half, t->of_queries);
+            rc |= turn_rows(m, rows, t, m->query_temp, t->of_queries);
         }
     }
     return rc;

@@ -30,6 +30,7 @@ typedef struct {
 typedef struct {
     bool used;             /* by a layer */
     float *inv_freq, *amp; /* [head_dim / 2] */
+    float *inv_freq_long;  /* of long sequences (tr_recipe_long_from) */
     float *of_rows;        /* of a step: [rows][2][head_dim / 2] */
     float *of_queries;     /* the same unless queries have a temperature */
 } tr_angles_t;
@@ -58,6 +59,10 @@ typedef struct {
     uint32_t rotate;         /* bits (rotate.h) */
     uint8_t *weights;        /* the arena behind weights and frequencies */
     size_t weights_size;
+
+    /* Borrowed, NULL or [max_seqs]: which of the next forward's sequences have
+     * the rotary frequencies of long ones (tr_recipe_long_from). */
+    const bool *seq_long;
 
     uint32_t max_rows, max_seqs, max_len, logit_rows;
     uint8_t *work; /* the arena behind what follows */

@@ -76,6 +76,7 @@ take_ropes(loader_t *l)
 
     for (uint32_t i = 0; i <= TR_ANGLES_NONE; i++) {
         l->m->rope[i].inv_freq = take(l, half);
+        l->m->rope[i].inv_freq_long = take(l, half);
         l->m->rope[i].amp = take(l, half);
     }
     l->m->reach = take(l, l->m->config.recipe.layers);
@@ -94,7 +95,8 @@ fill_ropes(tr_model_t *m)
         tr_angles_t *t = &m->rope[tr_model_table(&r->layer[i])];
 
         if (!t->used) {
-            tr_recipe_rope(r, r->layer[i].rope, t->inv_freq, t->amp);
+            tr_recipe_rope(r, r->layer[i].rope, true, t->inv_freq_long, t->amp);
+            tr_recipe_rope(r, r->layer[i].rope, false, t->inv_freq, t->amp);
             t->used = true;
         }
     }

@@ -359,7 +359,7 @@ load_all(loader_t *l)
     float *angles = (float *) next_stage(l);
 
     /* of all amp is 1 (tr_model_cuda_check) */
-    tr_recipe_rope(c, 0, angles, angles + c->head_dim / 2);
+    tr_recipe_rope(c, 0, false, angles, angles + c->head_dim / 2);
     rc = send(l, l->m->inv_freq, TR_F32, TR_F32, c->head_dim / 2);
     while (rc == TR_OK && tr_model_tensor_next(&l->m->config, &at, &t)) {
         rc = t.part < TR_PART_MATRICES ? load_matrix(l, &t)

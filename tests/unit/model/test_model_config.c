@@ -185,7 +185,7 @@ test_rope(void **state)
         assert_true(t->type == TR_ROPE_LLAMA3 && t->theta == 500000
                     && t->factor == 8 && t->low == 1 && t->high == 4
                     && t->original == 8192);
-        tr_recipe_rope(&c.recipe, 0, f, amp);
+        tr_recipe_rope(&c.recipe, 0, false, f, amp);
         assert_true(f[0] == 1);
         /* wavelengths 2048 and 8192 divide the three ranges: 28 is kept
          * (1963), 29 blended (2410), 35 stretched (8236) */
@@ -202,7 +202,7 @@ test_rope(void **state)
     }
     c = load(LLAMA(",\"rope_scaling\":{\"type\":\"linear\",\"factor\":4}"),
              NULL);
-    tr_recipe_rope(&c.recipe, 0, f, amp);
+    tr_recipe_rope(&c.recipe, 0, false, f, amp);
     assert_true(t->type == TR_ROPE_LINEAR && f[0] == 0.25f);
     c = load(LLAMA(",\"rope_parameters\":{\"rope_type\":\"default\","
                    "\"rope_theta\":5e5}"),
@@ -297,8 +297,8 @@ static const struct {
       "rope_scaling is [], expected an object or null" },
     { LLAMA(",\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2}"), NULL,
       TR_ERR_UNSUPPORTED, "rope_scaling", "\"dynamic\" is not" },
-    { LLAMA(",\"rope_scaling\":{\"rope_type\":\"su\",\"factor\":4}"), NULL,
-      TR_ERR_UNSUPPORTED, "rope_scaling", "\"su\" is not" },
+    { LLAMA(",\"rope_scaling\":{\"rope_type\":\"ntk\",\"factor\":4}"), NULL,
+      TR_ERR_UNSUPPORTED, "rope_scaling", "\"ntk\" is not" },
     { LLAMA(",\"rope_scaling\":{\"rope_type\":7}"), NULL, TR_ERR_UNSUPPORTED,
       "rope_scaling", "type 7 is not supported" },
     { LLAMA(",\"rope_scaling\":{\"factor\":4}"), NULL, TR_ERR_FORMAT,
@@ -380,6 +380,15 @@ static const struct {
     { LLAMA(",\"rope_parameters\":{\"sliding_attention\":{}}"), NULL,
       TR_ERR_UNSUPPORTED, "rope_parameters", "no full_attention" },
     { LLAMA(",\"vocab_size\":1000"), NULL, TR_ERR_FORMAT, "", "duplicate" },
+    { LLAMA(",\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1],"
+            "\"long_factor\":[1,2]},\"original_max_position_embeddings\":64"),
+      NULL, TR_ERR_FORMAT, "long_factor",
+      "1 short and 2 long factors of longrope, expected 32" },
+    { LLAMA(",\"rope_scaling\":{\"type\":\"su\",\"short_factor\":[0],"
+            "\"long_factor\":[1]},\"original_max_position_embeddings\":64"),
+      NULL, TR_ERR_FORMAT, "short_factor", "is no positive number" },
+    { LLAMA(",\"rope_scaling\":{\"type\":\"longrope\"}"), NULL, TR_ERR_FORMAT,
+      "original_max_position_embeddings", "is missing" },
     /* keys that nobody reads */
     { LLAMA(",\"embedding_multiplier\":12"), NULL, TR_ERR_UNSUPPORTED,
       "embedding_multiplier",
