@@ -12,9 +12,46 @@
 #include "terminal.h"
 
 static void
-on_text(void *user, const char *text, size_t len, uint32_t tokens)
+keep(char **to, size_t *have, size_t *cap, const char *text, size_t len)
+{
+    if (*have + len + 1 > *cap) {
+        size_t more = (*have + len + 1) * 2;
+        char *grown = realloc(*to, more);
+
+        if (grown == NULL) {
+            return; /* shown, but not kept */
+        }
+        *to = grown;
+        *cap = more;
+    }
+    memcpy(*to + *have, text, len);
+    *have += len;
+    (*to)[*have] = '\0';
+}
+
+/* Reasoning is dim, and an empty line is between it and the answer. */
+static void
+show(tr_answer_t *a, bool thinking, const char *text, size_t len)
+{
+    if (thinking != a->thinking) {
+        tr_wrap_end(&a->wrap);
+        if (!thinking) {
+            tr_wrap_text(&a->wrap, "\n\n", 2);
+        }
+        fputs(tr_terminal_style(stdout,
+                                thinking ? TR_STYLE_DIM : TR_STYLE_PLAIN),
+              stdout);
+        a->thinking = thinking;
+    }
+    tr_wrap_text(&a->wrap, text, len);
+}
+
+static void
+on_text(void *user, unsigned kind, const char *text, size_t len,
+        uint32_t tokens)
 {
     tr_answer_t *a = user;
+    bool thinking = kind == TR_ITEM_REASONING;
 
     a->last_us = tr_now_us();
     if (a->first_us == 0) {
@@ -24,22 +61,14 @@ on_text(void *user, const char *text, size_t len, uint32_t tokens)
     if (len == 0) {
         return;
     }
-    if (!a->silent) {
-        tr_wrap_text(&a->wrap, text, len);
+    if (!a->silent && (!thinking || tr_terminal_width(stdout) != 0)) {
+        show(a, thinking, text, len);
     }
-    if (a->len + len + 1 > a->cap) {
-        size_t cap = (a->len + len + 1) * 2;
-        char *grown = realloc(a->text, cap);
-
-        if (grown == NULL) {
-            return; /* shown, but not kept */
-        }
-        a->text = grown;
-        a->cap = cap;
+    if (thinking) {
+        keep(&a->reasoning, &a->reasoning_len, &a->reasoning_cap, text, len);
+    } else {
+        keep(&a->text, &a->len, &a->cap, text, len);
     }
-    memcpy(a->text + a->len, text, len);
-    a->len += len;
-    a->text[a->len] = '\0';
 }
 
 static void
@@ -74,6 +103,9 @@ tr_answer_get(tr_client_t *c, uint16_t endpoint, json_t *body, bool show,
         }
     }
     tr_wrap_end(&a->wrap);
+    if (a->thinking) {
+        fputs(tr_terminal_style(stdout, TR_STYLE_PLAIN), stdout);
+    }
     if (rc == TR_OK && !a->result.ok && !aborted) {
         return tr_error_set(err, TR_ERR_INTERNAL, "", "%s: %s", a->result.kind,
                             a->result.message);
@@ -85,7 +117,8 @@ void
 tr_answer_free(tr_answer_t *a)
 {
     free(a->text);
-    a->text = NULL;
+    free(a->reasoning);
+    a->text = a->reasoning = NULL;
 }
 
 static uint32_t
@@ -122,6 +155,10 @@ tr_answer_json(const tr_answer_t *a)
 
     if (root == NULL) { /* not UTF-8 */
         root = json_pack("{s:n, s:s}", "text", "finish_reason", r->finish);
+    }
+    if (a->reasoning != NULL) {
+        json_object_set_new(root, "reasoning",
+                            json_stringn(a->reasoning, a->reasoning_len));
     }
     if (r->has_usage) {
         json_object_set_new(root, "prompt_tokens",

@@ -14,6 +14,9 @@ typedef struct {
     uint32_t tokens; /* as counted while streaming */
     char *text;      /* all of it, NUL-terminated; NULL when there is none */
     size_t len, cap;
+    char *reasoning; /* likewise; shown on a terminal alone, dim */
+    size_t reasoning_len, reasoning_cap;
+    bool thinking; /* what is shown is reasoning */
     bool over;
     bool silent; /* kept, but not shown */
     tr_wrap_t wrap;

@@ -125,9 +125,11 @@ typedef struct tr_call tr_call_t;
 typedef struct tr_client tr_client_t;
 
 typedef struct {
-    /* New text of choice 0 (whole UTF-8 characters); tokens: how many it
-     * stands for, as far as the transport tells. */
-    void (*text)(void *user, const char *text, size_t len, uint32_t tokens);
+    /* New text of choice 0 (whole UTF-8 characters), of one kind (enum
+     * tr_item_kind); tokens: how many it stands for, as far as the transport
+     * tells. */
+    void (*text)(void *user, unsigned kind, const char *text, size_t len,
+                 uint32_t tokens);
     /* The last call; the tr_call_t is gone afterwards. */
     void (*done)(void *user, const tr_call_result_t *result);
 } tr_call_events_t;
@@ -152,8 +154,9 @@ struct tr_client {
 
 struct tr_call {
     void *user;
-    uint64_t id; /* ring */
-    void *http;  /* HTTP: private */
+    uint64_t id;   /* ring */
+    unsigned kind; /* ring: of the newest item of choice 0 */
+    void *http;    /* HTTP: private */
     tr_call_result_t result;
 };
 

@@ -84,7 +84,9 @@ take_choice(transfer_t *t, json_t *choice)
 {
     const char *finish = json_string_value(
         json_object_get(choice, "finish_reason"));
-    json_t *text = json_object_get(json_object_get(choice, "delta"), "content");
+    const json_t *delta = json_object_get(choice, "delta");
+    json_t *text = json_object_get(delta, "content");
+    const json_t *thought = json_object_get(delta, "reasoning_content");
 
     if (json_integer_value(json_object_get(choice, "index")) != 0) {
         return;
@@ -92,8 +94,14 @@ take_choice(transfer_t *t, json_t *choice)
     if (text == NULL) {
         text = json_object_get(choice, "text"); /* /v1/completions */
     }
+    if (json_string_length(thought) != 0) {
+        t->client->base.events->text(t->call->user, TR_ITEM_REASONING,
+                                     json_string_value(thought),
+                                     json_string_length(thought), 1);
+    }
     if (json_string_length(text) != 0) {
-        t->client->base.events->text(t->call->user, json_string_value(text),
+        t->client->base.events->text(t->call->user, TR_ITEM_TEXT,
+                                     json_string_value(text),
                                      json_string_length(text), 1);
     }
     if (finish != NULL) {

@@ -28,6 +28,7 @@ ring_submit(tr_client_t *base, tr_call_t *call, uint16_t endpoint,
 
     snprintf(name, sizeof(name), "cli-%d-%llu", (int) getpid(),
              (unsigned long long) c->serial++);
+    call->kind = TR_ITEM_TEXT;
     rc = tr_ring_client_submit(c->ring, endpoint, name, body, len, 10000,
                                &call->id, err);
     if (rc == TR_OK) {
@@ -85,8 +86,10 @@ ring_event(ring_t *c, const tr_ring_event_t *e)
     if (call == NULL || call->id != e->id) {
         return;
     }
-    if (e->type == TR_RECORD_DELTA && e->head.delta.choice == 0) {
-        c->base.events->text(call->user, e->text.data, e->text.len,
+    if (e->type == TR_RECORD_ITEM && e->head.item.choice == 0) {
+        call->kind = e->head.item.kind;
+    } else if (e->type == TR_RECORD_DELTA && e->head.delta.choice == 0) {
+        c->base.events->text(call->user, call->kind, e->text.data, e->text.len,
                              e->head.delta.tokens);
     } else if (e->type == TR_RECORD_FINISH) {
         ring_finish(call, e);

@@ -161,11 +161,13 @@ request_body(request_t *r)
 }
 
 static void
-on_text(void *user, const char *text, size_t len, uint32_t tokens)
+on_text(void *user, unsigned kind, const char *text, size_t len,
+        uint32_t tokens)
 {
     request_t *r = user;
     uint64_t now = tr_now_us();
 
+    (void) kind;
     (void) text;
     (void) len;
     if (tokens == 0) {

@@ -6,8 +6,11 @@
 
 const { test, before, after } = require('node:test');
 const assert = require('node:assert/strict');
+const { execFile } = require('node:child_process');
+const path = require('node:path');
 const OpenAI = require('openai');
 const { scripted } = require('./lib/scripted');
+const { BUILD } = require('./lib/stack');
 const { post, stream } = require('./lib/http');
 
 const call = (name, args) => `<tool_call>\n${JSON.stringify({
@@ -192,6 +195,24 @@ for (const streamed of [false, true]) {
         ['get_weather', 'City 3']]);
     });
 }
+
+says('<think>\nHm.\n</think>\n\nMild.', '<think>\nHm.\n</think>\n\nMild.',
+  '<think>\nHm.\n</think>\n\nMild.');
+test('the command line: the answer, and reasoning beside it', async () => {
+  const run = (...args) => new Promise((resolve) => {
+    execFile(path.join(BUILD, 'bin/tokenring'), ['generate', ...args, '--chat',
+      '-p', 'How is it?'], (error, stdout, stderr) => {
+      assert.equal(error, null, stderr);
+      resolve(stdout);
+    });
+  });
+  const { socket } = stack.engine;
+  assert.equal(await run('--engine', socket), 'Mild.\n');
+  const r = JSON.parse(await run('--engine', socket, '--json'));
+  assert.deepEqual([r.text, r.reasoning], ['Mild.', 'Hm.']);
+  const over = JSON.parse(await run('--url', stack.url, '--json'));
+  assert.deepEqual([over.text, over.reasoning], ['Mild.', 'Hm.']);
+});
 
 says(two, two);
 test('n choices', async () => {

@@ -86,10 +86,12 @@ typedef struct {
 } seen_t;
 
 static void
-on_text(void *user, const char *text, size_t len, uint32_t tokens)
+on_text(void *user, unsigned kind, const char *text, size_t len,
+        uint32_t tokens)
 {
     seen_t *seen = user;
 
+    (void) kind;
     (void) tokens;
     assert_true(seen->len + len < sizeof(seen->text));
     memcpy(seen->text + seen->len, text, len);
