@@ -186,25 +186,25 @@ void
 tr_answer_summary(const tr_answer_t *a)
 {
     const tr_call_result_t *r = &a->result;
-    double rate = rate_of(a);
+    char prompt[32] = "", first[48] = "", rate[48] = "", kv[80] = "";
 
-    fprintf(stderr, "%s[", tr_terminal_style(stderr, TR_STYLE_DIM));
     if (r->has_usage) {
-        fprintf(stderr, "%u prompt + ", r->prompt_tokens);
+        snprintf(prompt, sizeof(prompt), "%u prompt + ", r->prompt_tokens);
     }
-    fprintf(stderr, "%u tokens", tokens_of(a));
     if (a->first_us != 0) {
-        fprintf(stderr, ", first after %.0f ms",
-                (double) (a->first_us - a->begin_us) / 1e3);
+        snprintf(first, sizeof(first), ", first after %.0f ms",
+                 (double) (a->first_us - a->begin_us) / 1e3);
     }
-    if (rate > 0) {
-        fprintf(stderr, ", %.1f tokens/s", rate);
+    if (rate_of(a) > 0) {
+        snprintf(rate, sizeof(rate), ", %.1f tokens/s", rate_of(a));
     }
     if (r->has_kv && r->kv_full_bytes != 0) {
-        fprintf(stderr, ", KV cache %.1f MiB (%.2f of 16 bits)",
-                (double) r->kv_bytes / 1048576,
-                (double) r->kv_bytes / (double) r->kv_full_bytes);
+        snprintf(kv, sizeof(kv), ", KV cache %.1f MiB (%.2f of 16 bits)",
+                 (double) r->kv_bytes / 1048576,
+                 (double) r->kv_bytes / (double) r->kv_full_bytes);
     }
-    fprintf(stderr, ", %s]%s\n", r->finish[0] ? r->finish : r->kind,
-            tr_terminal_style(stderr, TR_STYLE_PLAIN));
+    fputs(tr_terminal_style(stderr, TR_STYLE_DIM), stderr);
+    tr_wrap_print(stderr, "[%s%u tokens%s%s%s, %s]", prompt, tokens_of(a),
+                  first, rate, kv, r->finish[0] ? r->finish : r->kind);
+    fprintf(stderr, "%s\n", tr_terminal_style(stderr, TR_STYLE_PLAIN));
 }

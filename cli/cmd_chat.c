@@ -16,6 +16,7 @@
 #include "line.h"
 #include "sampling_options.h"
 #include "terminal.h"
+#include "wrap.h"
 
 static struct {
     tr_target_t target;
@@ -170,7 +171,7 @@ turn(const char *text)
         say("assistant", answer.len != 0 ? answer.text : "", answer.len);
         show_figures(&answer);
     } else {
-        fprintf(stderr, "tokenring chat: %s\n", err.text);
+        tr_wrap_print(stderr, "tokenring chat: %s\n", err.text);
         while (json_array_size(g.messages) > before) {
             json_array_remove(g.messages, json_array_size(g.messages) - 1);
         }
@@ -254,7 +255,8 @@ say_help(const char *rest)
     fprintf(stderr, "  //...            send a line that begins with one /\n");
 }
 
-/* A line that begins with a slash; it never goes to the model. */
+/* A line that begins with a slash, behind blanks or not; it never goes to the
+ * model. */
 static void
 run_command(const char *text)
 {
@@ -268,10 +270,10 @@ run_command(const char *text)
             return;
         }
     }
-    fprintf(stderr,
-            "unknown command %.*s: /help lists them, // begins a line that is "
-            "sent\n",
-            n > 32 ? 32 : (int) n, text);
+    tr_wrap_print(stderr,
+                  "unknown command %.*s: /help lists them, // begins a line "
+                  "that is sent\n",
+                  n > 32 ? 32 : (int) n, text);
 }
 
 /* ---- the conversation --------------------------------------------------- */
@@ -286,11 +288,12 @@ converse(void)
         return 1;
     }
     if (g.terminal) {
-        fprintf(stderr, "%s (%s).  /help lists commands, /quit ends.\n",
-                g.client->model, g.client->where);
+        tr_wrap_print(stderr, "%s (%s).  /help lists commands, /quit ends.\n",
+                      g.client->model, g.client->where);
     }
     while (rc == 0 && !g.over) {
         char *text;
+        const char *line;
         tr_line_result_t got;
 
         tr_interrupt_reset();
@@ -303,10 +306,11 @@ converse(void)
             continue;
         }
         tr_line_remember(g.line, text);
-        if (text[0] == '/' && text[1] != '/') {
-            run_command(text);
+        line = text + strspn(text, " \t");
+        if (line[0] == '/' && line[1] != '/') {
+            run_command(line);
         } else {
-            rc = turn(text + (text[0] == '/'));
+            rc = turn(line[0] == '/' ? line + 1 : text);
         }
         free(text);
     }

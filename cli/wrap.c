@@ -3,6 +3,7 @@
  */
 #include "wrap.h"
 
+#include <stdarg.h>
 #include <stdint.h>
 #include <string.h>
 #include <wchar.h>
@@ -108,4 +109,19 @@ tr_wrap_end(tr_wrap_t *w)
         write_word(w);
     }
     fflush(w->f);
+}
+
+void
+tr_wrap_print(FILE *f, const char *format, ...)
+{
+    char text[2048];
+    tr_wrap_t w;
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    tr_wrap_init(&w, f, tr_terminal_width(f));
+    tr_wrap_text(&w, text, strlen(text));
+    tr_wrap_end(&w);
 }

@@ -33,4 +33,8 @@ void tr_wrap_text(tr_wrap_t *w, const char *text, size_t len);
 /* Writes what is held back. */
 void tr_wrap_end(tr_wrap_t *w);
 
+/* What the program itself says, at the width of f; up to 2,047 bytes. */
+void tr_wrap_print(FILE *f, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
 #endif

@@ -91,7 +91,7 @@ test('chat: commands are not sent, and the engine is not asked', async () => {
   await stack.idle();
   const before = await asked();
   const r = await cli(['chat', '--engine', stack.engine.socket],
-    '/etc/passwd\n/help\n/system Be brief.\n/policy full\n/quit\nHello!\n');
+    '/etc/passwd\n \t/help\n/help\n/system Be brief.\n/policy full\n/quit\nHello!\n');
   assert.equal(r.status, 0, r.err);
   assert.equal(r.out, '');
   assert.match(r.err, /unknown command \/etc\/passwd: \/help lists them, \/\/ begins a line that is sent/);
@@ -149,12 +149,18 @@ test('chat: a terminal has line editing, history, whole words and colour',
     const story = goldens[1].messages[0].content;
     const asked = `${story.slice(0, -3)}X\u007f${story.slice(-3)}`;
     const first = await terminal(40, [['', />\x1b\[0m $/], ['/nope\r', /unknown command/],
-      ['lost\u0003', /\n/], [`${asked}\r`, /tokens\/s, KV cache .* MiB \(.* of 16 bits\), stop\]/],
+      ['lost\u0003', /\n/], [`${asked}\r`, /tokens\/s,\s+KV\s+cache\s+[\d.]+\s+MiB\s+\([\d.]+\s+of\s+16\s+bits\),\s+stop\]/],
       ['/quit\r', /quit/]], args, { TOKENRING_HISTORY: history });
     assert.equal(first.status, 0, first.out);
     const shown = first.out.replace(/\x1b\[[\d;]*[A-Za-z]/g, '').split(/\r*\n/);
-    const answer = shown.slice(shown.findIndex((l) => l.startsWith('Once')),
-      shown.findIndex((l) => l.startsWith('[') && l.includes('stop]')));
+    // Notices, too: words of the program are not cut at the edge.
+    const notice = shown.findIndex((l) => l.startsWith('unknown command'));
+    assert.match(shown.slice(notice, notice + 2).join('\n'),
+      /^unknown command \/nope: \/help lists them, *\n\/\/ begins a line that is sent$/);
+    const summary = shown.findIndex((l) => /^\[\d+ prompt \+ \d+ tokens,/.test(l));
+    assert.ok(shown.slice(summary).every((l) => l.length <= 40),
+      shown.slice(summary).join('\n'));
+    const answer = shown.slice(shown.findIndex((l) => l.startsWith('Once')), summary);
     assert.ok(answer.length > 5 && answer.every((l) => l.length <= 40),
       answer.join('\n'));
     const words = (text) => text.replace(/\s+/g, ' ').trim();
