@@ -35,6 +35,11 @@
  * token of its prompt until the others have copied it; each then computes that
  * token itself.  A choice that comes too late computes the whole prompt.
  *
+ * One request must not shut out the others.  Its further choices leave an eighth
+ * of max_num_seqs free for requests that have no sequence running, and while
+ * another request waits they take at most half of it; waiting requests overtake
+ * those that are held back so.
+ *
  * In a batch, sequences that have only their newest token to compute come first
  * (decode).  The rest of max_batch_tokens goes to chunks of prompts,
  * alternating between requests: whoever waited longest since its last chunk.
@@ -51,7 +56,9 @@
  * that grows beyond long_from gives its pages back and is computed once more.
  *
  * Preemption, when a running sequence needs a page and none is free: blocked
- * sequences (paused, or with a full response ring) go first, then the youngest.
+ * sequences (paused, or with a full response ring) go first, then the youngest
+ * choice of a request that runs more than an eighth of max_num_seqs, then the
+ * youngest.
  * Pages at 16 bits are freed and recomputed later, with the same result.
  * Compressed pages could not be recomputed to the same bits: they are swapped
  * out, and swapped in again before any new sequence is admitted.  Only when

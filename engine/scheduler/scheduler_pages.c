@@ -155,6 +155,24 @@ tr_scheduler_ending(const tr_sequence_t *q)
     return q->ahead != 0 && tr_sequence_known(q) == q->cap;
 }
 
+/* The youngest choice of the request that runs most, where that is more than an
+ * eighth of all that may run; NULL otherwise.  It is never the oldest of all. */
+static tr_sequence_t *
+tr_scheduler_crowd(const tr_scheduler_t *s)
+{
+    tr_sequence_t *q, *crowd = NULL;
+    uint32_t most = s->max_num_seqs / 8;
+
+    most = most != 0 ? most : 1;
+    for (q = s->running.last; q != NULL; q = q->prev) {
+        if (q->request->running_sequences > most) {
+            most = q->request->running_sequences;
+            crowd = q;
+        }
+    }
+    return crowd;
+}
+
 /* Who makes way for q: q itself when it is the youngest.  NULL when that one
  * ends anyhow, or q is alone: then there never will be room, unless what is
  * under way ends it, or the cache has an answer to give. */
@@ -163,6 +181,9 @@ tr_scheduler_victim(tr_scheduler_t *s, tr_sequence_t *q)
 {
     tr_sequence_t *victim = tr_scheduler_idler(s, false);
 
+    if (victim == NULL) {
+        victim = tr_scheduler_crowd(s);
+    }
     if (victim == NULL) {
         victim = s->running.last;
     }
@@ -476,6 +497,23 @@ tr_scheduler_return(tr_scheduler_t *s)
     return true;
 }
 
+/* q's request runs already, and one more of it would shut others out. */
+static bool
+tr_scheduler_crowds(const tr_scheduler_t *s, const tr_sequence_t *q)
+{
+    uint32_t runs = q->request->running_sequences, most = s->max_num_seqs;
+
+    if (runs == 0) {
+        return false;
+    }
+    if (most >= 8 && s->n_running + most / 8 >= most) {
+        return true;
+    }
+    /* mostly the sequences of a request wait side by side */
+    return runs >= (most + 1) / 2
+           && s->waiting.first->request != s->waiting.last->request;
+}
+
 uint32_t
 tr_scheduler_admit(tr_scheduler_t *s)
 {
@@ -487,7 +525,8 @@ tr_scheduler_admit(tr_scheduler_t *s)
     }
     for (q = s->waiting.first; q != NULL; q = next) {
         next = q->next;
-        if (q->ahead != 0 || tr_sequence_paused(q) || tr_scheduler_full(s, q)) {
+        if (q->ahead != 0 || tr_sequence_paused(q) || tr_scheduler_full(s, q)
+            || tr_scheduler_crowds(s, q)) {
             continue;
         }
         q->is_long = s->long_from != 0 && tr_sequence_known(q) > s->long_from;
