@@ -38,7 +38,6 @@
 #include "engine/tokenizer/tokenizer.h"
 
 /* n * prompts of one request. */
-#define CHOICES_MAX 128
 
 struct tr_engine {
     tr_config_t config;
@@ -238,7 +237,7 @@ start_parser(tr_engine_t *e, tr_error_t *err)
         .generation = strcmp(e->config.generation_config, "vllm") == 0
                           ? &e->generation
                           : NULL,
-        .max_choices = CHOICES_MAX,
+        .max_choices = e->config.max_choices,
         .policies = x->policies,
         .n_policies = x->n_policies,
         .request_alpha = e->config.kv_request_alpha,

@@ -18,6 +18,9 @@
 
 #define NUMBER_SHOWN 40 /* digits in a message */
 
+#define VALUES_MAX 262144u /* a parse of so many takes a tenth of a second */
+#define NUMBER_MAX 1024u   /* bytes of a number: longer ones are no numbers */
+
 /* Memory of the parse that this thread is in; 0: no parse, no limit. */
 static _Thread_local size_t budget_limit, budget_used;
 static _Thread_local bool budget_hit;
@@ -250,6 +253,46 @@ parse_failed(const json_error_t *e, const char *body, size_t len,
                         what_failed(e), e->line, e->column, e->position);
 }
 
+/* Refuses what would take long to parse, in one pass over the bytes: too many
+ * values, as commas and brackets outside of strings tell, or too long a number.
+ * What is no JSON at all is the parser's to say. */
+static tr_status_t
+check_shape(const char *body, size_t len, tr_error_t *err)
+{
+    size_t values = 1, number = 0, i;
+    bool string = false;
+
+    for (i = 0; i < len; i++) {
+        char c = body[i];
+
+        if (string) {
+            string = c != '"';
+            i += c == '\\';
+            continue;
+        }
+        string = c == '"';
+        values += c == ',' || c == '[' || c == '{';
+        number = (c >= '0' && c <= '9') || c == '.' || c == '-' || c == '+'
+                         || (number != 0 && (c == 'e' || c == 'E'))
+                     ? number + 1
+                     : 0;
+        if (values > VALUES_MAX) {
+            return tr_error_set(err, TR_ERR_TOO_LARGE, "",
+                                "The JSON body of your request holds too many "
+                                "values: more than %u before byte %zu",
+                                VALUES_MAX, i);
+        }
+        if (number > NUMBER_MAX) {
+            return tr_error_set(err, TR_ERR_INVALID, "",
+                                "We could not parse the JSON body of your "
+                                "request: it has a number of more than %u "
+                                "characters (byte %zu)",
+                                NUMBER_MAX, i);
+        }
+    }
+    return TR_OK;
+}
+
 tr_status_t
 tr_json_parse(const char *body, size_t len, json_t **root, tr_error_t *err)
 {
@@ -270,6 +313,10 @@ tr_json_parse(const char *body, size_t len, json_t **root, tr_error_t *err)
                             "JSON body of your request: it is not valid UTF-8 "
                             "(byte 0x%02x at offset %zu)",
                             (unsigned char) body[bad], bad);
+    }
+    rc = check_shape(body, len, err);
+    if (rc != TR_OK) {
+        return rc;
     }
     memset(&e, 0, sizeof(e));
     budget_limit = BUDGET_BASE + BUDGET_FACTOR * len;

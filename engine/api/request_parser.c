@@ -1,6 +1,11 @@
 /*
  * Parser threads (request_parser.h).  A mutex and a condition: this is once per
  * request, not once per token.
+ *
+ * Bodies wait in two lanes, by size, so that large ones can be kept off one of
+ * the threads.  In a lane tenants take turns by deficit round robin (Shreedhar
+ * and Varghese, 1995): each has a queue, and a visit lets it spend QUANTUM bytes
+ * of body.
  */
 #include "request_parser.h"
 
@@ -16,8 +21,24 @@ typedef struct {
     uint32_t n;
 } list_t;
 
+#define LARGE (256u << 10)  /* bytes of a body that one thread never takes */
+#define QUANTUM (64u << 10) /* bytes of bodies a visit */
+#define LEAST (4u << 10)    /* what the smallest body counts */
+#define TENANTS 64          /* queues of a lane; tenants share them by hash */
+
+typedef struct {
+    list_t queue[TENANTS];
+    uint64_t deficit[TENANTS]; /* bytes that the queue may still spend */
+    uint32_t at;               /* whose turn it is */
+    uint32_t n;                /* requests in all queues */
+} lane_t;
+
+enum { SMALL_LANE, LARGE_LANE, LANES };
+
 typedef struct {
     pthread_t thread;
+    bool small_only;
+    int next; /* lane to be looked at first */
     tr_tokenizer_scratch_t *scratch;
     tr_request_parser_t *parser;
 } worker_t;
@@ -29,7 +50,8 @@ struct tr_request_parser {
     uint32_t outstanding; /* frontend thread only */
     pthread_mutex_t mutex;
     pthread_cond_t work;
-    list_t waiting, done; /* under the mutex, as is `stopping` */
+    lane_t lanes[LANES]; /* under the mutex, as are `done` and `stopping` */
+    list_t done;
     bool stopping;
     uint32_t n_workers;
     worker_t *workers;
@@ -74,6 +96,73 @@ list_free(list_t *l)
     }
 }
 
+static uint64_t
+cost(const tr_request_t *r)
+{
+    return r->body_len > LEAST ? r->body_len : LEAST;
+}
+
+static void
+lane_push(lane_t *l, tr_request_t *r)
+{
+    /* tenants are hashes, but not all of them good ones */
+    uint64_t h = r->tenant * 0x9e3779b97f4a7c15ull;
+
+    list_push(&l->queue[(h >> 32) % TENANTS], r);
+    l->n++;
+}
+
+static tr_request_t *
+lane_pop(lane_t *l)
+{
+    while (l->n != 0) {
+        list_t *q = &l->queue[l->at];
+
+        if (q->head != NULL && l->deficit[l->at] >= cost(q->head)) {
+            tr_request_t *r;
+
+            l->deficit[l->at] -= cost(q->head);
+            r = list_pop(q);
+            if (q->head == NULL) {
+                l->deficit[l->at] = 0;
+            }
+            l->n--;
+            return r;
+        }
+        l->at = (l->at + 1) % TENANTS;
+        if (l->queue[l->at].head != NULL) {
+            l->deficit[l->at] += QUANTUM;
+        }
+    }
+    return NULL;
+}
+
+static void
+lane_free(lane_t *l)
+{
+    uint32_t i;
+
+    for (i = 0; i < TENANTS; i++) {
+        list_free(&l->queue[i]);
+    }
+}
+
+/* The next request for w, NULL: none that it may take.  A thread that takes
+ * both kinds alternates. */
+static tr_request_t *
+next_request(worker_t *w)
+{
+    tr_request_parser_t *p = w->parser;
+    tr_request_t *r;
+
+    if (w->small_only) {
+        return lane_pop(&p->lanes[SMALL_LANE]);
+    }
+    r = lane_pop(&p->lanes[w->next]);
+    w->next = LANES - 1 - w->next;
+    return r != NULL ? r : lane_pop(&p->lanes[w->next]);
+}
+
 static void *
 parser_thread(void *arg)
 {
@@ -85,10 +174,10 @@ parser_thread(void *arg)
     pthread_setname_np(pthread_self(), "tr-parser");
     for (;;) {
         pthread_mutex_lock(&p->mutex);
-        while (p->waiting.head == NULL && !p->stopping) {
+        r = NULL;
+        while (!p->stopping && (r = next_request(w)) == NULL) {
             pthread_cond_wait(&p->work, &p->mutex);
         }
-        r = p->stopping ? NULL : list_pop(&p->waiting);
         pthread_mutex_unlock(&p->mutex);
         if (r == NULL) {
             return NULL;
@@ -124,6 +213,7 @@ start_workers(tr_request_parser_t *p, uint32_t threads, tr_error_t *err)
         worker_t *w = &p->workers[p->n_workers];
 
         w->parser = p;
+        w->small_only = p->n_workers == 0 && threads > 1;
         w->scratch = tr_tokenizer_scratch_new(p->api->tokenizer);
         if (w->scratch == NULL) {
             return tr_error_set(err, TR_ERR_NOMEM, "",
@@ -177,10 +267,11 @@ tr_request_parser_submit(tr_request_parser_t *p, tr_request_t *r)
     bool full;
 
     pthread_mutex_lock(&p->mutex);
-    full = p->waiting.n >= p->queue_max;
+    full = p->lanes[SMALL_LANE].n + p->lanes[LARGE_LANE].n >= p->queue_max;
     if (!full) {
-        list_push(&p->waiting, r);
-        pthread_cond_signal(&p->work);
+        lane_push(&p->lanes[r->body_len > LARGE ? LARGE_LANE : SMALL_LANE], r);
+        /* not every thread takes everything */
+        pthread_cond_broadcast(&p->work);
     }
     pthread_mutex_unlock(&p->mutex);
     if (full) {
@@ -226,7 +317,8 @@ tr_request_parser_stop(tr_request_parser_t *p)
         pthread_join(p->workers[k].thread, NULL);
         tr_tokenizer_scratch_free(p->workers[k].scratch);
     }
-    list_free(&p->waiting);
+    lane_free(&p->lanes[SMALL_LANE]);
+    lane_free(&p->lanes[LARGE_LANE]);
     list_free(&p->done);
     pthread_cond_destroy(&p->work);
     pthread_mutex_destroy(&p->mutex);

@@ -111,8 +111,9 @@ static const setting_t settings[] = {
 
     { "threads", KIND_NUMBER, AT(threads), "0", 0, 1024, NULL,
       "compute threads; 0: one a core" },
-    { "tokenizer_threads", KIND_NUMBER, AT(tokenizer_threads), "1", 1, 64, NULL,
-      "threads that parse and tokenise requests" },
+    { "tokenizer_threads", KIND_NUMBER, AT(tokenizer_threads), "2", 1, 64, NULL,
+      "threads that parse and tokenise requests; of several, one takes no body "
+      "above 256 KiB" },
     { "kv_memory", KIND_SIZE, AT(kv_memory), "auto", M(1), G(16384), "auto",
       "memory of the KV page pool, allocated at start; auto: 256m, or with "
       "backend cuda what gpu_memory_utilization leaves" },
@@ -147,6 +148,8 @@ static const setting_t settings[] = {
       "sequences that run at the same time" },
     { "max_batch_tokens", KIND_NUMBER, AT(max_batch_tokens), "512", 1, 65536,
       NULL, "tokens of one step; at least max_num_seqs" },
+    { "max_choices", KIND_NUMBER, AT(max_choices), "128", 1, 4096, NULL,
+      "largest n of a request, and prompts times n" },
     { "max_queue", KIND_NUMBER, AT(max_queue), "1024", 1, 1u << 20, NULL,
       "requests that may wait; more are refused with 429" },
     { "max_body", KIND_SIZE, AT(max_body), "16m", K(1), G(1), NULL,

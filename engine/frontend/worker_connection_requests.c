@@ -342,6 +342,7 @@ first_part(tr_connection_t *c, const tr_record_t *rec, const uint8_t *payload)
     memcpy(r->request_id, head.request_id, head.request_id_len);
     r->endpoint = head.endpoint;
     r->submit_flags = head.flags;
+    r->tenant = head.tenant;
     r->writer = &c->writer;
     r->owner = c;
     r->arrival_us = c->env->now_us;
@@ -411,6 +412,11 @@ take_record(tr_connection_t *c, const tr_record_t *rec, const uint8_t *payload)
                                        "the channel has %u slots",
                                        slot, generation, c->n_slots);
     }
+    if (c->channel_fd != -1 && !tr_channel_sealed(c->channel_fd)) {
+        return tr_connection_violation(c, "its channel has no seals against "
+                                          "holes");
+    }
+    tr_connection_sealed(c);
     s = &c->slots[slot];
     if (generation == s->generation) {
         return later_part(c, rec, payload);

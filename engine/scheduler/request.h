@@ -103,6 +103,7 @@ struct tr_request {
     char request_id[TR_REQUEST_ID_MAX + 1];
     uint16_t endpoint; /* enum tr_endpoint */
     uint16_t submit_flags;
+    uint64_t tenant;              /* of the SUBMIT: whose it is, 0: nobody's */
     tr_response_writer_t *writer; /* borrowed: outlives the request */
     void *owner;                  /* the frontend thread's own */
     tr_arena_t arena;

@@ -501,6 +501,15 @@ test_bad_large(void **state)
     /* three bytes each, a hundred in memory */
     check_large(CHAT, repeat("{\"a\":[[]", ",[]", 2000000, "]}"),
                 TR_ERR_TOO_LARGE, "", "holds too many values");
+    check_large(CHAT, repeat("{\"k\":1", ",\"kkkkkk\":1", 262200, "}"),
+                TR_ERR_TOO_LARGE, "", "more than 262144 before byte ");
+    /* what stands in a string is none */
+    check_large(CHAT, repeat("{\"k\":\"", ",", 300000, "\"}"), INVALID,
+                "messages", "");
+    check_large(CHAT, repeat("{\"seed\":", "1", 1025, "}"), INVALID, "",
+                "a number of more than 1024 characters");
+    check_large(CHAT, repeat("{\"seed\":", "1", 1024, "}"), INVALID, "seed",
+                "number out of range");
     /* far too long: said so without tokenising it */
     check_large(TEXT, repeat("{\"prompt\":\"", "word ", 1000000, "\"}"), LENGTH,
                 "prompt", "your prompt resulted in at least ");
