@@ -123,6 +123,29 @@ watch_listener(tr_frontend_t *f, bool on)
     f->accept_again_us = on ? 0 : f->env.now_us + ACCEPT_PAUSE_US;
 }
 
+/* Room for one more connection, at the cost of the one that has taken longest
+ * for its handshake: nobody may keep others out by saying nothing. */
+static bool
+make_room(tr_frontend_t *f)
+{
+    tr_connection_t *c, *oldest = NULL;
+
+    if (f->n_connections < CONNECTIONS_MAX) {
+        return true;
+    }
+    for (c = f->connections; c != NULL; c = c->next) {
+        if (c->state == TR_CONNECTION_HELLO) {
+            oldest = c; /* new ones are put in front */
+        }
+    }
+    if (oldest == NULL) {
+        return false;
+    }
+    tr_connection_close(oldest, TR_LEVEL_WARN,
+                        "no hello yet, and its place is needed");
+    return true; /* it is freed in this turn */
+}
+
 static void
 accept_connections(tr_frontend_t *f)
 {
@@ -145,7 +168,7 @@ accept_connections(tr_frontend_t *f)
             }
             return;
         }
-        if (f->n_connections >= CONNECTIONS_MAX) {
+        if (!make_room(f)) {
             tr_log(TR_LEVEL_WARN,
                    "connection refused pid=%ld uid=%u "
                    "reason=\"%u channels are open\"",

@@ -68,6 +68,15 @@ tr_connection_violation(tr_connection_t *c, const char *format, ...)
     return TR_ERR_PROTOCOL;
 }
 
+void
+tr_connection_sealed(tr_connection_t *c)
+{
+    if (c->channel_fd != -1) {
+        close(c->channel_fd);
+        c->channel_fd = -1;
+    }
+}
+
 /* ---- connecting --------------------------------------------------------- */
 
 tr_connection_t *
@@ -98,7 +107,7 @@ tr_connection_new(tr_frontend_env_t *env, int sock, const tr_credentials_t *who,
     c->who = *who;
     c->connected_us = env->now_us;
     c->sock = sock;
-    c->bell_in = c->bell_out = -1;
+    c->channel_fd = c->bell_in = c->bell_out = -1;
     c->on_sock = (tr_source_t){ TR_SOURCE_SOCKET, c };
     c->on_bell = (tr_source_t){ TR_SOURCE_BELL, c };
     if (watch(env, sock, EPOLLIN | EPOLLRDHUP, &c->on_sock) != 0) {
@@ -126,9 +135,9 @@ ring_size(const tr_config_t *config, uint32_t wanted, uint32_t otherwise,
     return n < least ? least : n;
 }
 
-/* Makes what an open connection needs; *channel_fd is the caller's to close. */
+/* Makes what an open connection needs. */
 static tr_status_t
-make_channel(tr_connection_t *c, int *channel_fd)
+make_channel(tr_connection_t *c)
 {
     const tr_config_t *config = c->env->config;
     tr_status_t rc;
@@ -139,7 +148,7 @@ make_channel(tr_connection_t *c, int *channel_fd)
                            ring_size(config, c->hello.response_ring,
                                      config->channel_ring,
                                      TR_RESPONSE_WRITER_MIN),
-                           c->env->status->generation, &c->map, channel_fd);
+                           c->env->status->generation, &c->map, &c->channel_fd);
     if (rc != TR_OK) {
         return rc;
     }
@@ -166,10 +175,11 @@ make_channel(tr_connection_t *c, int *channel_fd)
 static void
 open_channel(tr_connection_t *c, tr_welcome_t *welcome)
 {
-    int fds[TR_CHANNEL_FDS] = { -1, -1, -1, -1 };
-    tr_status_t rc = make_channel(c, &fds[TR_FD_CHANNEL]);
+    tr_status_t rc = make_channel(c);
+    int fds[TR_CHANNEL_FDS];
     int sent;
 
+    fds[TR_FD_CHANNEL] = c->channel_fd;
     fds[TR_FD_TO_ENGINE] = c->bell_in;
     fds[TR_FD_TO_PEER] = c->bell_out;
     fds[TR_FD_STATUS] = c->env->status_fd;
@@ -183,9 +193,6 @@ open_channel(tr_connection_t *c, tr_welcome_t *welcome)
     }
     sent = tr_fds_send(c->sock, welcome, sizeof(*welcome), fds,
                        rc == TR_OK ? TR_CHANNEL_FDS : 0);
-    if (fds[TR_FD_CHANNEL] != -1) {
-        close(fds[TR_FD_CHANNEL]);
-    }
     if (rc != TR_OK) {
         tr_connection_close(c, TR_LEVEL_ERROR,
                             "no memory or descriptors for a "
@@ -305,6 +312,25 @@ look_at_writer(tr_connection_t *c)
     return TR_OK;
 }
 
+/* Answers a ping: for this thread at once, for the loop when it has come round
+ * to its next turn. */
+static void
+answer_ping(tr_connection_t *c)
+{
+    tr_loop_t *loop = c->env->loop;
+
+    if (loop == NULL) {
+        return;
+    }
+    if (tr_channel_pinged(&c->map)) {
+        c->beat = tr_loop_ask(loop);
+    }
+    if (c->beat != 0 && tr_loop_beat(loop) >= c->beat) {
+        tr_channel_pong(&c->map);
+        c->beat = 0;
+    }
+}
+
 /* True when the connection must be closed, and c->reason says why. */
 static bool
 ring_worker(tr_connection_t *c, tr_status_t rc)
@@ -330,6 +356,7 @@ tr_connection_turn(tr_connection_t *c)
         return false;
     }
     rc = look_at_writer(c);
+    answer_ping(c);
     if (rc == TR_OK && c->in_ready) {
         rc = tr_connection_take_commands(c);
         if (rc == TR_OK) {
@@ -430,6 +457,7 @@ tr_connection_close(tr_connection_t *c, int level, const char *why)
     c->state = TR_CONNECTION_CLOSING;
     close_fd(c, &c->sock);
     close_fd(c, &c->bell_in);
+    tr_connection_sealed(c);
     tr_response_writer_close(&c->writer);
     abort_requests(c);
 }
@@ -443,6 +471,7 @@ tr_connection_free(tr_connection_t *c)
     close_fd(c, &c->sock);
     close_fd(c, &c->bell_in);
     close_fd(c, &c->bell_out);
+    tr_connection_sealed(c);
     tr_channel_unmap(&c->map);
     for (i = 0; i < c->n_slots && c->n_requests != 0; i++) {
         /* the parser frees its own when it stops */

@@ -111,8 +111,9 @@ struct tr_connection {
     uint64_t connected_us;
 
     int sock;
-    int bell_in;  /* the worker rings */
-    int bell_out; /* we ring */
+    int channel_fd; /* until the worker has sealed it, then -1 */
+    int bell_in;    /* the worker rings */
+    int bell_out;   /* we ring */
     tr_source_t on_sock, on_bell;
     tr_hello_t hello;
     size_t hello_len;
@@ -128,6 +129,7 @@ struct tr_connection {
     size_t body_bytes;   /* held by bodies of its requests */
     tr_request_t *replies, *replies_tail;
 
+    uint64_t beat;             /* of the loop, for a pong of its; 0: none */
     bool in_ready;             /* there may be records or commands */
     bool blocked;              /* its ring of answers is full */
     bool ring;                 /* it must be rung */
@@ -165,6 +167,9 @@ void tr_connection_close(tr_connection_t *c, int level, const char *why);
 /* Frees a CLOSING connection without requests, or any when nothing else
  * runs. */
 void tr_connection_free(tr_connection_t *c);
+
+/* The channel's descriptor is not needed any more. */
+void tr_connection_sealed(tr_connection_t *c);
 
 /* Notes why and returns TR_ERR_PROTOCOL. */
 tr_status_t tr_connection_violation(tr_connection_t *c, const char *format, ...)

@@ -166,10 +166,22 @@ tr_loop_publish_snapshot(tr_loop_t *l)
     pthread_mutex_unlock(&l->snapshot_lock);
 }
 
+static void
+tr_loop_give_beat(tr_loop_t *l)
+{
+    uint64_t asked = atomic_load_explicit(&l->asked, memory_order_acquire);
+
+    if (asked != atomic_load_explicit(&l->beat, memory_order_relaxed)) {
+        atomic_store_explicit(&l->beat, asked, memory_order_release);
+        l->news = true;
+    }
+}
+
 /* Everything that may change who runs, then who does. */
 static void
 tr_loop_compose(tr_loop_t *l, uint64_t now)
 {
+    tr_loop_give_beat(l);
     if (atomic_exchange_explicit(&l->woken, 0, memory_order_acquire) != 0) {
         tr_loop_commands(l, now);
     }
@@ -503,6 +515,21 @@ tr_loop_wake(tr_loop_t *l)
 {
     atomic_store(&l->woken, 1);
     tr_loop_ring(l);
+}
+
+uint64_t
+tr_loop_ask(tr_loop_t *l)
+{
+    uint64_t asked = atomic_fetch_add(&l->asked, 1) + 1;
+
+    tr_loop_wake(l);
+    return asked;
+}
+
+uint64_t
+tr_loop_beat(const tr_loop_t *l)
+{
+    return atomic_load_explicit(&l->beat, memory_order_acquire);
 }
 
 void

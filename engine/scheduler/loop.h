@@ -56,6 +56,11 @@ tr_request_t *tr_loop_over(tr_loop_t *l);
 /* Frontend thread: request->control changed, or a ring has room again. */
 void tr_loop_wake(tr_loop_t *l);
 
+/* Frontend thread: asks for a sign of life, which is there, and the frontend
+ * thread told, as soon as tr_loop_beat has reached what this returns. */
+uint64_t tr_loop_ask(tr_loop_t *l);
+uint64_t tr_loop_beat(const tr_loop_t *l);
+
 /* Frontend thread: from now on requests that were never scheduled end with
  * ERROR TR_ERR_DRAINING; those that were go on. */
 void tr_loop_drain(tr_loop_t *l);

@@ -44,6 +44,7 @@ struct tr_loop {
     tr_request_t *_Atomic incoming; /* linked by next, newest first */
     tr_request_t *_Atomic over;     /* the same */
     _Atomic uint32_t woken, asleep, stop;
+    _Atomic uint64_t asked, beat; /* signs of life: wanted, given */
     _Atomic uint32_t draining;    /* nobody is scheduled for the first time */
     _Atomic uint32_t outstanding; /* requests inside */
     _Atomic uint32_t queued;      /* of these, never scheduled */

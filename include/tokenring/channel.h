@@ -7,7 +7,8 @@
  * when it hangs up, the other side is gone.  The command line takes a channel
  * as a worker does, and what is said of workers here holds for it.
  *
- * The memfd: a header page, the control words, their dirty bitmap, three rings.
+ * The memfd: a header page, with the pulse behind the header, the control words,
+ * their dirty bitmap, three rings.
  *
  *   ring       from, to                   records (wire.h)
  *   requests   worker -> frontend thread  SUBMIT
@@ -28,6 +29,10 @@
  * body.  A slot is used again, with the next generation (the first is 1), only
  * after FINISH with LAST, or ERROR.
  *
+ * Pulse.  A worker that wonders whether the engine lives counts `ping` up and
+ * rings.  The frontend thread copies the word to pong_front at its next turn, and
+ * to pong_loop once the step loop has begun a turn.
+ *
  * Needs _GNU_SOURCE (memfd_create, seals) before the first system header.
  */
 #ifndef TOKENRING_CHANNEL_H
@@ -47,10 +52,15 @@
 #define TR_CHANNEL_RING_DEFAULT (1u << 20) /* bytes */
 #define TR_CHANNEL_ANSWERS (64u << 10)     /* bytes of the ring of answers */
 
-/* Nobody can resize a channel or add a seal to it; nobody can write the status
- * page but the engine, through the mapping that it made before sealing. */
-#define TR_CHANNEL_SEALS (F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL)
-#define TR_STATUS_SEALS (TR_CHANNEL_SEALS | F_SEAL_FUTURE_WRITE)
+/* Nobody can resize a channel.  When both sides have mapped it the worker, whose
+ * mapping is the second one, adds the rest: then nobody can map it for writing
+ * any more, nor punch holes into it, whose pages might be missing when they are
+ * touched (a SIGBUS); the engine takes no request before.  The status page has
+ * all seals at once: nobody can write it but the engine, through the mapping
+ * that it made before sealing. */
+#define TR_CHANNEL_SEALS (F_SEAL_GROW | F_SEAL_SHRINK)
+#define TR_CHANNEL_SEALS_LAST (F_SEAL_FUTURE_WRITE | F_SEAL_SEAL)
+#define TR_STATUS_SEALS (TR_CHANNEL_SEALS | TR_CHANNEL_SEALS_LAST)
 
 #define TR_CONTROL_ABORT 0x1u
 #define TR_CONTROL_PAUSE 0x2u
@@ -74,10 +84,20 @@ typedef struct {
     uint32_t reserved;
 } tr_channel_header_t;
 
+#define TR_CHANNEL_PULSE 1024 /* offset in the header page */
+
+typedef struct {
+    _Alignas(TR_CACHE_LINE) _Atomic uint64_t ping;       /* the worker writes */
+    _Alignas(TR_CACHE_LINE) _Atomic uint64_t pong_front; /* the engine */
+    _Alignas(TR_CACHE_LINE) _Atomic uint64_t pong_loop;
+} tr_channel_pulse_t;
+
 /* Either side's private view. */
 typedef struct {
     tr_channel_header_t *map; /* shared: not read again after attach */
-    size_t size;              /* bytes mapped there */
+    tr_channel_pulse_t *pulse;
+    uint64_t pinged; /* engine: the last ping that it has seen */
+    size_t size;     /* bytes mapped there */
     uint32_t slots;
     uint64_t generation;
     _Atomic uint64_t *control;
@@ -98,6 +118,8 @@ static inline tr_status_t tr_channel_create(uint32_t slots,
                                             tr_channel_map_t *out, int *fd);
 static inline tr_status_t tr_channel_attach(int fd, tr_channel_map_t *out);
 static inline void tr_channel_unmap(tr_channel_map_t *map);
+/* Engine: has the worker added its seals? */
+static inline int tr_channel_sealed(int fd);
 
 /* The same for the status page.  The engine fills in the card before the first
  * welcome, and has the only mapping that can be written. */
@@ -112,8 +134,20 @@ static inline int tr_doorbell_create(void);
 static inline void tr_doorbell_ring(int fd);
 static inline void tr_doorbell_drain(int fd);
 
-/* Engine: tr_ring_sleep for the ring of requests and the control words, which
- * share a doorbell.  TR_OK: records or dirty bits are there, do not sleep. */
+/* Worker: asks the engine for its pongs.  1: ring the engine.  Is that answered,
+ * by the frontend thread, by the loop? */
+static inline int tr_channel_ping(tr_channel_map_t *map);
+static inline int tr_channel_front_answers(const tr_channel_map_t *map);
+static inline int tr_channel_loop_answers(const tr_channel_map_t *map);
+
+/* Engine: 1 when there is a new ping, which pong_front then answers;
+ * tr_channel_pong answers it for the loop. */
+static inline int tr_channel_pinged(tr_channel_map_t *map);
+static inline void tr_channel_pong(tr_channel_map_t *map);
+
+/* Engine: tr_ring_sleep for the ring of requests, the control words and the
+ * pulse, which share a doorbell.  TR_OK: records, dirty bits or a ping are
+ * there, do not sleep. */
 static inline tr_status_t tr_channel_sleep(tr_channel_map_t *map,
                                            tr_ring_consumer_t *requests);
 

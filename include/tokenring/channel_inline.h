@@ -103,6 +103,7 @@ tr_channel_view(tr_channel_map_t *out, void *base, const tr_channel_header_t *h)
     uint8_t *at = (uint8_t *) base;
 
     out->map = (tr_channel_header_t *) base;
+    out->pulse = (tr_channel_pulse_t *) (void *) (at + TR_CHANNEL_PULSE);
     out->size = h->size;
     out->slots = h->slots;
     out->generation = h->generation;
@@ -195,13 +196,19 @@ tr_channel_attach(int fd, tr_channel_map_t *out)
     tr_channel_layout(&want, h.slots, h.request_capacity, h.response_capacity,
                       h.generation);
     want.version = h.version;
-    if (memcmp(&want, &h, sizeof(h)) != 0
-        || want.size != (uint64_t) st.st_size) {
+    if (memcmp(&want, &h, sizeof(h)) != 0 || want.size != (uint64_t) st.st_size
+        || fcntl(fd, F_ADD_SEALS, TR_CHANNEL_SEALS_LAST) != 0) {
         munmap(base, (size_t) st.st_size);
         return TR_ERR_PROTOCOL;
     }
     tr_channel_view(out, base, &h);
     return TR_OK;
+}
+
+static inline int
+tr_channel_sealed(int fd)
+{
+    return tr_memfd_verify(fd, TR_CHANNEL_SEALS | TR_CHANNEL_SEALS_LAST, 0);
 }
 
 static inline void
@@ -298,6 +305,60 @@ tr_doorbell_drain(int fd)
     } while (n == -1 && errno == EINTR);
 }
 
+/* The engine's sleep flag is taken back: it must be rung. */
+static inline int
+tr_channel_wake(tr_channel_map_t *map)
+{
+    return atomic_load_explicit(&map->request->consumer_asleep,
+                                memory_order_seq_cst)
+               != 0
+           && atomic_exchange_explicit(&map->request->consumer_asleep, 0,
+                                       memory_order_seq_cst)
+                  == 1;
+}
+
+static inline int
+tr_channel_ping(tr_channel_map_t *map)
+{
+    atomic_fetch_add_explicit(&map->pulse->ping, 1, memory_order_seq_cst);
+    return tr_channel_wake(map);
+}
+
+static inline int
+tr_channel_front_answers(const tr_channel_map_t *map)
+{
+    return atomic_load_explicit(&map->pulse->pong_front, memory_order_acquire)
+           == atomic_load_explicit(&map->pulse->ping, memory_order_relaxed);
+}
+
+static inline int
+tr_channel_loop_answers(const tr_channel_map_t *map)
+{
+    return atomic_load_explicit(&map->pulse->pong_loop, memory_order_acquire)
+           == atomic_load_explicit(&map->pulse->ping, memory_order_relaxed);
+}
+
+static inline int
+tr_channel_pinged(tr_channel_map_t *map)
+{
+    uint64_t ping = atomic_load_explicit(&map->pulse->ping,
+                                         memory_order_seq_cst);
+
+    if (ping == map->pinged) {
+        return 0;
+    }
+    map->pinged = ping;
+    atomic_store_explicit(&map->pulse->pong_front, ping, memory_order_release);
+    return 1;
+}
+
+static inline void
+tr_channel_pong(tr_channel_map_t *map)
+{
+    atomic_store_explicit(&map->pulse->pong_loop, map->pinged,
+                          memory_order_release);
+}
+
 static inline tr_status_t
 tr_channel_sleep(tr_channel_map_t *map, tr_ring_consumer_t *requests)
 {
@@ -307,7 +368,13 @@ tr_channel_sleep(tr_channel_map_t *map, tr_ring_consumer_t *requests)
     if (rc != TR_AGAIN) {
         return rc;
     }
-    /* a control word set while the flag was still 0 did not ring */
+    /* a ping or a control word set while the flag was still 0 did not ring */
+    if (atomic_load_explicit(&map->pulse->ping, memory_order_seq_cst)
+        != map->pinged) {
+        atomic_store_explicit(&map->request->consumer_asleep, 0,
+                              memory_order_seq_cst);
+        return TR_OK;
+    }
     for (w = 0; w < map->slots / 64; w++) {
         if (atomic_load_explicit(&map->dirty[w], memory_order_seq_cst) != 0) {
             atomic_store_explicit(&map->request->consumer_asleep, 0,
@@ -394,14 +461,7 @@ tr_control_set(tr_channel_map_t *map, uint64_t id, uint32_t bits)
                           memory_order_release);
     atomic_fetch_or_explicit(&map->dirty[slot / 64], 1ull << (slot % 64),
                              memory_order_seq_cst);
-    if (atomic_load_explicit(&map->request->consumer_asleep,
-                             memory_order_seq_cst)
-        == 0) {
-        return 0;
-    }
-    return atomic_exchange_explicit(&map->request->consumer_asleep, 0,
-                                    memory_order_seq_cst)
-           == 1;
+    return tr_channel_wake(map);
 }
 
 static inline uint32_t

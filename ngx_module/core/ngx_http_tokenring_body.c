@@ -42,8 +42,6 @@ static ngx_int_t ngx_http_tokenring_body_copy(ngx_http_tokenring_ctx_t *ctx);
 static uint64_t ngx_http_tokenring_body_len(ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_body_load(ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_body_put(ngx_http_tokenring_ctx_t *ctx);
-static void ngx_http_tokenring_body_fail(ngx_http_tokenring_ctx_t *ctx,
-    ngx_int_t rc);
 static tr_status_t ngx_http_tokenring_body_part(ngx_http_tokenring_ctx_t *ctx,
     ngx_uint_t *last);
 static void ngx_http_tokenring_body_wait(ngx_http_tokenring_conn_t *conn);
@@ -97,6 +95,7 @@ ngx_http_tokenring_body_handler(ngx_http_request_t *r)
 
     } else if (r->reading_body) {
 
+        ngx_http_tokenring_upload_begin(ctx);
         ngx_http_tokenring_slot_return(ctx);
 
         ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_GATHER);
@@ -288,6 +287,8 @@ ngx_http_tokenring_body_more(ngx_http_tokenring_ctx_t *ctx)
     ngx_log_debug2(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
                    "tokenring body: read, rc:%i more:%ud", rc,
                    (u_int) r->reading_body);
+
+    ngx_http_tokenring_upload_count(ctx);
 
     if (rc >= NGX_HTTP_SPECIAL_RESPONSE) {
 
@@ -525,7 +526,7 @@ ngx_http_tokenring_body_send(ngx_http_tokenring_ctx_t *ctx)
 
 /* the gateway could not read the body */
 
-static void
+void
 ngx_http_tokenring_body_fail(ngx_http_tokenring_ctx_t *ctx, ngx_int_t rc)
 {
     ngx_http_tokenring_slot_abandon(ctx);
@@ -647,6 +648,10 @@ ngx_http_tokenring_body_put(ngx_http_tokenring_ctx_t *ctx)
     if (rc == NGX_AGAIN) {
         ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_STARVED);
 
+        /* nothing is read: its rate is that of the time before and after */
+        ctx->upload_start = ngx_current_msec;
+        ctx->uploaded = 0;
+
         rev = ctx->request->connection->read;
 
         if (rev->timer_set) {
@@ -658,6 +663,36 @@ ngx_http_tokenring_body_put(ngx_http_tokenring_ctx_t *ctx)
     }
 
     return rc;
+}
+
+
+/* whose request it is, for fairness: the client's address, or the network that
+ * one client of IPv6 has for itself */
+
+static uint64_t
+ngx_http_tokenring_tenant(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_str_t             addr;
+    ngx_connection_t     *c;
+#if (NGX_HAVE_INET6)
+    struct sockaddr_in6  *sin6;
+#endif
+
+    c = ctx->request->connection;
+    addr = c->addr_text;
+
+#if (NGX_HAVE_INET6)
+
+    if (c->sockaddr->sa_family == AF_INET6) {
+        sin6 = (struct sockaddr_in6 *) c->sockaddr;
+        addr.data = sin6->sin6_addr.s6_addr;
+        addr.len = 8;
+    }
+
+#endif
+
+    return (uint64_t) ngx_murmur_hash2(addr.data, addr.len) << 32
+           | ngx_crc32_short(addr.data, addr.len);
 }
 
 
@@ -692,6 +727,7 @@ ngx_http_tokenring_body_part(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t *last)
         ngx_memcpy(head.completion, ctx->completion.data,
                    TR_COMPLETION_LEN);
         ngx_http_tokenring_resumable_submit(ctx, &head);
+        head.tenant = ngx_http_tokenring_tenant(ctx);
 
         pieces[n].base = &head;
         pieces[n].len = sizeof(tr_wire_submit_t);

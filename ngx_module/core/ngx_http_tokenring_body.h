@@ -25,6 +25,20 @@ void ngx_http_tokenring_body_again(ngx_http_tokenring_ctx_t *ctx);
 /* the ring may have space for those that wait for it; may end them */
 void ngx_http_tokenring_body_feed(ngx_http_tokenring_conn_t *conn);
 
+/* the body is on its way from the client; it has come, or the request ends */
+void ngx_http_tokenring_upload_begin(ngx_http_tokenring_ctx_t *ctx);
+void ngx_http_tokenring_upload_end(ngx_http_tokenring_ctx_t *ctx);
+
+/* after each read: counts what came; the last one ends it */
+void ngx_http_tokenring_upload_count(ngx_http_tokenring_ctx_t *ctx);
+
+/* the gateway could not read the body: the request ends with this status */
+void ngx_http_tokenring_body_fail(ngx_http_tokenring_ctx_t *ctx, ngx_int_t rc);
+
+/* ends the slowest upload to this engine; NGX_DECLINED: none is slow enough.
+ * Only the request of that upload may have ended when this returns */
+ngx_int_t ngx_http_tokenring_upload_shed(ngx_http_tokenring_conn_t *conn);
+
 /* bytes that a slow client may have us hold (client_body_buffer_size) */
 size_t ngx_http_tokenring_body_held(ngx_http_tokenring_ctx_t *ctx);
 

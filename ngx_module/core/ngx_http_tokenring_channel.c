@@ -405,6 +405,7 @@ ngx_http_tokenring_drain(ngx_http_tokenring_conn_t *conn, ngx_uint_t budget)
     }
 
     conn->now = ngx_http_tokenring_clock();
+    conn->heard = ngx_current_msec;
     rc = NGX_AGAIN;
 
     for (i = 0; i < budget; i++) {
@@ -664,6 +665,8 @@ ngx_http_tokenring_slot_whole(ngx_http_tokenring_ctx_t *ctx)
 
     ctx->conn->coming -= slot->coming;
     slot->coming = 0;
+
+    ngx_http_tokenring_probe(ctx->conn);
 }
 
 
@@ -756,6 +759,10 @@ ngx_http_tokenring_slot_abandon(ngx_http_tokenring_ctx_t *ctx)
                                         ? TR_CONTROL_DETACH
                                         : TR_CONTROL_ABORT);
         conn->slots[n].ctx = NULL;
+
+        /* nothing more comes of its body */
+        conn->coming -= conn->slots[n].coming;
+        conn->slots[n].coming = 0;
 
     } else {
         ngx_http_tokenring_slot_free(conn, n);

@@ -27,6 +27,7 @@ struct ngx_http_tokenring_loc_conf_s {
     ngx_http_tokenring_engine_t    *engine;
     size_t                          buffer_size;
     size_t                          retry_buffer;
+    size_t                          body_rate;   /* bytes a second, 0: any */
     ngx_msec_t                      queue_timeout;
     ngx_msec_t                      first_token_timeout;
     ngx_msec_t                      idle_timeout;

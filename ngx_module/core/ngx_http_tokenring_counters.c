@@ -176,6 +176,10 @@ ngx_http_tokenring_gateway_metrics(ngx_http_tokenring_text_t *out)
         "Requests paused because their client was slow.\n"
         "# TYPE tokenring_gateway_pauses_total counter\n"
         "tokenring_gateway_pauses_total %uA\n"
+        "# HELP tokenring_gateway_slow_uploads_total "
+        "Requests ended because their body came too slowly.\n"
+        "# TYPE tokenring_gateway_slow_uploads_total counter\n"
+        "tokenring_gateway_slow_uploads_total %uA\n"
         "# HELP tokenring_gateway_engine_losses_total "
         "Connections to engines that were lost.\n"
         "# TYPE tokenring_gateway_engine_losses_total counter\n"
@@ -188,7 +192,7 @@ ngx_http_tokenring_gateway_metrics(ngx_http_tokenring_text_t *out)
         "Channels closed because an engine broke the protocol.\n"
         "# TYPE tokenring_gateway_protocol_errors_total counter\n"
         "tokenring_gateway_protocol_errors_total %uA\n",
-        active, shared->pauses, shared->engine_losses,
+        active, shared->pauses, shared->slow_uploads, shared->engine_losses,
         shared->retries,
         shared->protocol_errors);
 }

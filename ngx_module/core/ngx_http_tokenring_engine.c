@@ -11,6 +11,7 @@
  * reason that keeps it going, and one when it ends.
  */
 
+#include "ngx_http_tokenring_body.h"
 #include "ngx_http_tokenring_channel.h"
 #include "ngx_http_tokenring_conf.h"
 #include "ngx_http_tokenring_error.h"
@@ -23,6 +24,11 @@
 /* the longest pause between two attempts, ms; the shortest is half of it */
 #define NGX_HTTP_TOKENRING_RECONNECT  1000
 
+/* how long nothing is heard before the engine is pinged, ms; how long it may
+ * take for an answer */
+#define NGX_HTTP_TOKENRING_PROBE      500
+#define NGX_HTTP_TOKENRING_PONG       2000
+
 
 static ngx_int_t ngx_http_tokenring_socket(ngx_http_tokenring_conn_t *conn);
 static void ngx_http_tokenring_connected(ngx_event_t *wev);
@@ -33,6 +39,10 @@ static void ngx_http_tokenring_complain(ngx_http_tokenring_conn_t *conn,
 static void ngx_http_tokenring_redial(ngx_http_tokenring_conn_t *conn);
 static void ngx_http_tokenring_reconnect(ngx_event_t *ev);
 static void ngx_http_tokenring_lose_requests(ngx_http_tokenring_conn_t *conn);
+static ngx_uint_t ngx_http_tokenring_answers(ngx_http_tokenring_conn_t *conn,
+    ngx_msec_t stall);
+static void ngx_http_tokenring_probe_event(ngx_event_t *ev);
+static void ngx_http_tokenring_leave(ngx_http_tokenring_conn_t *conn);
 static uint64_t ngx_http_tokenring_load(ngx_http_tokenring_conn_t *conn);
 
 
@@ -51,6 +61,11 @@ ngx_http_tokenring_conn_init(ngx_http_tokenring_conn_t *conn)
     conn->reconnect.data = conn;
     conn->reconnect.log = ngx_cycle->log;
     conn->reconnect.cancelable = 1;
+
+    conn->probe.handler = ngx_http_tokenring_probe_event;
+    conn->probe.data = conn;
+    conn->probe.log = ngx_cycle->log;
+    conn->probe.cancelable = 1;
 }
 
 
@@ -358,6 +373,9 @@ ngx_http_tokenring_welcome(ngx_http_tokenring_conn_t *conn)
 
     conn->state = NGX_HTTP_TOKENRING_READY;
     conn->complaint = 0;
+    conn->features = tr_features(welcome.features);
+    conn->pinged = 0;
+    conn->heard = ngx_current_msec;
 
     ngx_del_timer(conn->sock->write);
 
@@ -440,6 +458,10 @@ ngx_http_tokenring_close(ngx_http_tokenring_conn_t *conn)
         conn->sock = NULL;
     }
 
+    if (conn->probe.timer_set) {
+        ngx_del_timer(&conn->probe);
+    }
+
     if (ready) {
         ngx_http_tokenring_process_connected(conn, 0);
         ngx_http_tokenring_lose_requests(conn);
@@ -461,6 +483,10 @@ ngx_http_tokenring_exit(ngx_http_tokenring_conn_t *conn)
 {
     if (conn->reconnect.timer_set) {
         ngx_del_timer(&conn->reconnect);
+    }
+
+    if (conn->probe.timer_set) {
+        ngx_del_timer(&conn->probe);
     }
 
     if (conn->sock) {
@@ -536,6 +562,125 @@ ngx_http_tokenring_reconnect(ngx_event_t *ev)
 
 
 /*
+ * A stopped engine keeps its socket and its status page.  So where nothing was
+ * heard for a while it is pinged: by whoever asks for its health, and twice a
+ * second while requests are with it.  An idle engine is not woken.
+ */
+
+void
+ngx_http_tokenring_ping(ngx_http_tokenring_conn_t *conn)
+{
+    if (conn->state != NGX_HTTP_TOKENRING_READY
+        || conn->broken
+        || !(conn->features & TR_FEATURE_PING)
+        || !tr_channel_loop_answers(&conn->map)
+        || !tr_channel_front_answers(&conn->map))
+    {
+        return;
+    }
+
+    conn->pinged = ngx_current_msec;
+
+    if (tr_channel_ping(&conn->map)) {
+        ngx_http_tokenring_ring(conn);
+    }
+}
+
+
+static ngx_uint_t
+ngx_http_tokenring_answers(ngx_http_tokenring_conn_t *conn, ngx_msec_t stall)
+{
+    ngx_msec_t  age;
+
+    if (!(conn->features & TR_FEATURE_PING)) {
+        return 1;
+    }
+
+    age = ngx_current_msec - conn->pinged;
+
+    return (tr_channel_front_answers(&conn->map)
+            || age < NGX_HTTP_TOKENRING_PONG)
+           && (tr_channel_loop_answers(&conn->map)
+               || age < ngx_max(stall, NGX_HTTP_TOKENRING_PONG));
+}
+
+
+void
+ngx_http_tokenring_probe(ngx_http_tokenring_conn_t *conn)
+{
+    if (!conn->probe.timer_set && (conn->features & TR_FEATURE_PING)) {
+        ngx_add_timer(&conn->probe, NGX_HTTP_TOKENRING_PROBE);
+    }
+}
+
+
+static void
+ngx_http_tokenring_probe_event(ngx_event_t *ev)
+{
+    ngx_http_tokenring_conn_t  *conn;
+
+    conn = ev->data;
+
+    if (conn->state != NGX_HTTP_TOKENRING_READY
+        || conn->broken
+        || conn->outstanding == 0)
+    {
+        return;
+    }
+
+    if (ngx_current_msec - conn->heard >= NGX_HTTP_TOKENRING_PROBE) {
+        ngx_http_tokenring_ping(conn);
+    }
+
+    ngx_add_timer(&conn->probe, NGX_HTTP_TOKENRING_PROBE);
+
+    if (!tr_channel_front_answers(&conn->map)
+        && ngx_current_msec - conn->pinged >= NGX_HTTP_TOKENRING_PONG)
+    {
+        ngx_http_tokenring_leave(conn);
+    }
+}
+
+
+/* those that the engine has not answered at all go elsewhere, or fail */
+
+static void
+ngx_http_tokenring_leave(ngx_http_tokenring_conn_t *conn)
+{
+    uint32_t                   i, n;
+    ngx_http_tokenring_ctx_t  *ctx;
+
+    n = 0;
+
+    for (i = 0; i < conn->map.slots; i++) {
+        ctx = conn->slots[i].ctx;
+
+        if (ctx == NULL
+            || (ctx->state != NGX_HTTP_TOKENRING_QUEUED
+                && ctx->state != NGX_HTTP_TOKENRING_STARVED))
+        {
+            continue;
+        }
+
+        ngx_http_tokenring_fail(ctx, TR_ERR_CLOSED,
+                                "The engine does not answer");
+        ngx_http_tokenring_slot_abandon(ctx);
+        ngx_http_tokenring_dirty(conn, ctx);
+        n++;
+    }
+
+    if (n) {
+        ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
+                      "tokenring: the engine does not answer, engine=%V "
+                      "socket=%V requests=%uD", &conn->engine->name,
+                      &conn->addr.name, n);
+
+        ngx_http_tokenring_flush_dirty(conn);
+    }
+}
+
+
+/*
  * Does the engine accept requests?  Answered from its status page alone.  An
  * idle engine makes no steps, so only one that has work can be stalled.
  */
@@ -554,6 +699,11 @@ ngx_http_tokenring_healthy(ngx_http_tokenring_conn_t *conn, ngx_msec_t stall,
 
     a = &conn->admission;
     (void) tr_status_read(conn->page, a);
+
+    if (!ngx_http_tokenring_answers(conn, stall)) {
+        *why = "not answering";
+        return 0;
+    }
 
     if (a->state == TR_ENGINE_LOADING) {
         *why = "loading";
@@ -681,7 +831,8 @@ ngx_http_tokenring_choose(ngx_http_tokenring_ctx_t *ctx,
         if (conn->admission.queue_free == 0
             || conn->outstanding >= conn->map.slots
             || (ctx->request->reading_body
-                && conn->coming >= conn->map.slots / 2))
+                && conn->coming >= conn->map.slots / 2
+                && ngx_http_tokenring_upload_shed(conn) != NGX_OK))
         {
             rc = TR_ERR_QUEUE_FULL;
             continue;

@@ -59,6 +59,10 @@ struct ngx_http_tokenring_conn_s {
     int                             to_engine;
     ngx_event_t                     reconnect;
     ngx_msec_t                      attempted;
+    uint32_t                        features;    /* TR_FEATURE_*, of both */
+    ngx_event_t                     probe;       /* while requests are there */
+    ngx_msec_t                      pinged;      /* the last time */
+    ngx_msec_t                      heard;       /* the last record, or news */
 
     tr_channel_map_t                map;
     tr_ring_producer_t              requests;
@@ -113,6 +117,11 @@ void ngx_http_tokenring_break(ngx_http_tokenring_conn_t *conn,
 
 /* the process ends: nobody is told, nothing is tried again */
 void ngx_http_tokenring_exit(ngx_http_tokenring_conn_t *conn);
+
+/* asks for a sign of life, unless one is outstanding; probe: asks again and again
+ * while requests are with the engine and nothing is heard */
+void ngx_http_tokenring_ping(ngx_http_tokenring_conn_t *conn);
+void ngx_http_tokenring_probe(ngx_http_tokenring_conn_t *conn);
 
 /* does it take requests?  *why is a literal; also refreshes conn->admission */
 ngx_uint_t ngx_http_tokenring_healthy(ngx_http_tokenring_conn_t *conn,

@@ -30,6 +30,7 @@ struct ngx_http_tokenring_shared_s {
     ngx_atomic_t                    engine_losses;
     ngx_atomic_t                    protocol_errors;
     ngx_atomic_t                    pauses;
+    ngx_atomic_t                    slow_uploads;
     ngx_http_tokenring_process_t    processes[NGX_MAX_PROCESSES];
     ngx_atomic_t                    retries;
 };

@@ -103,6 +103,13 @@ static ngx_command_t  ngx_http_tokenring_commands[] = {
       offsetof(ngx_http_tokenring_loc_conf_t, buffer_size),
       &ngx_http_tokenring_some },
 
+    { ngx_string("tokenring_body_rate"),
+      NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF|NGX_CONF_TAKE1,
+      ngx_conf_set_size_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_tokenring_loc_conf_t, body_rate),
+      NULL },
+
     { ngx_string("tokenring_retry_buffer"),
       NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF|NGX_CONF_TAKE1,
       ngx_conf_set_size_slot,
@@ -340,6 +347,7 @@ ngx_http_tokenring_create_loc_conf(ngx_conf_t *cf)
 
     conf->buffer_size = NGX_CONF_UNSET_SIZE;
     conf->retry_buffer = NGX_CONF_UNSET_SIZE;
+    conf->body_rate = NGX_CONF_UNSET_SIZE;
     conf->queue_timeout = NGX_CONF_UNSET_MSEC;
     conf->first_token_timeout = NGX_CONF_UNSET_MSEC;
     conf->idle_timeout = NGX_CONF_UNSET_MSEC;
@@ -363,6 +371,7 @@ ngx_http_tokenring_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
 
     ngx_conf_merge_size_value(conf->buffer_size, prev->buffer_size,
                               256 * 1024);
+    ngx_conf_merge_size_value(conf->body_rate, prev->body_rate, 4096);
     ngx_conf_merge_size_value(conf->retry_buffer, prev->retry_buffer,
                               1024 * 1024);
     ngx_conf_merge_msec_value(conf->queue_timeout, prev->queue_timeout, 30000);

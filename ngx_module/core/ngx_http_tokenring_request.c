@@ -6,6 +6,7 @@
  * up to a second: the engine's last record has the exact counts for the log.
  */
 
+#include "ngx_http_tokenring_body.h"
 #include "ngx_http_tokenring_channel.h"
 #include "ngx_http_tokenring_conf.h"
 #include "ngx_http_tokenring_error.h"
@@ -552,6 +553,8 @@ ngx_http_tokenring_cleanup(void *data)
     }
 
     ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_DONE);
+
+    ngx_http_tokenring_upload_end(ctx);
 
     ngx_http_tokenring_socket_return(ctx->request->connection);
 

@@ -195,6 +195,7 @@ struct ngx_http_tokenring_ctx_s {
                                                         in a file: it stays */
     unsigned                        lost_body:1;     /* it is not kept */
     unsigned                        retried:1;       /* an engine died */
+    unsigned                        uploading:1;     /* in the uploads */
 
     /* an error to send, after what came before it */
     tr_status_t                     error;
@@ -227,6 +228,9 @@ struct ngx_http_tokenring_ctx_s {
     size_t                          kept_by_filters_size;
 
     ngx_queue_t                     wait;    /* in the queue of the state */
+    ngx_queue_t                     upload;  /* bodies that are coming */
+    ngx_msec_t                      upload_start;
+    off_t                           uploaded; /* bytes since then */
     ngx_event_t                     timer;
 
     ngx_str_t                       request_id;

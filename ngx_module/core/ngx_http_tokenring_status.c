@@ -269,6 +269,10 @@ ngx_http_tokenring_health_engine(ngx_http_tokenring_text_t *t,
     reason = "not connected";
 
     for (i = 0; i < engine->conns.nelts; i++) {
+
+        /* an answer is for the next one who asks */
+        ngx_http_tokenring_ping(&conns[i]);
+
         if (ngx_http_tokenring_healthy(&conns[i], stall, &why)) {
             ready++;
 

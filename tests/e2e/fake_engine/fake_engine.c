@@ -353,6 +353,9 @@ channel_run(fake_channel_t *c, uint32_t *running)
             take_submit(c, &rec);
         }
     }
+    if (tr_channel_pinged(&c->map)) {
+        tr_channel_pong(&c->map);
+    }
     for (w = 0; w < c->map.slots / 64; w++) {
         tr_control_take(&c->map, w);
     }

@@ -26,6 +26,7 @@ before(async () => {
     engine: { backend: 'null', null_rate: 250, kv_memory: '64m' },
     http: `tokenring_engine few unix:DIR/main.sock slots=${SLOTS} ring=64k;`,
     pass: 'few',
+    location: 'tokenring_body_rate 0;', // whoever is last waits for long
   });
   url = `${stack.url}/v1/chat/completions`;
 });

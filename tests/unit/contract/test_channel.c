@@ -224,7 +224,8 @@ test_wrong_seals_and_sizes_are_refused(void **state)
                      TR_ERR_PROTOCOL);
     assert_int_equal(attach_forged(TR_CHANNEL_SEALS & ~F_SEAL_GROW, 0, NULL),
                      TR_ERR_PROTOCOL);
-    assert_int_equal(attach_forged(TR_CHANNEL_SEALS & ~F_SEAL_SEAL, 0, NULL),
+    /* nor one that cannot be sealed further */
+    assert_int_equal(attach_forged(TR_CHANNEL_SEALS | F_SEAL_SEAL, 0, NULL),
                      TR_ERR_PROTOCOL);
     assert_int_equal(attach_forged(TR_CHANNEL_SEALS, 4096, NULL),
                      TR_ERR_PROTOCOL);
@@ -239,6 +240,66 @@ test_wrong_seals_and_sizes_are_refused(void **state)
     assert_int_equal(tr_channel_attach(fd, &seen), TR_ERR_PROTOCOL);
     close(fd);
     assert_int_equal(tr_channel_attach(-1, &seen), TR_ERR_PROTOCOL);
+}
+
+/* Once it is mapped on both sides, neither can take pages away. */
+static void
+test_a_channel_has_no_holes(void **state)
+{
+    tr_channel_map_t ours, theirs;
+    int fd;
+
+    (void) state;
+    assert_int_equal(tr_channel_create(0, 0, 0, 1, &ours, &fd), TR_OK);
+    assert_int_equal(tr_channel_sealed(fd), 0);
+    assert_int_equal(tr_channel_attach(fd, &theirs), TR_OK);
+    assert_int_equal(tr_channel_sealed(fd), 1);
+    assert_int_equal(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                               0, (off_t) ours.size),
+                     -1);
+    assert_int_equal(errno, EPERM);
+    assert_int_equal(madvise(theirs.map, ours.size, MADV_REMOVE), -1);
+    assert_true(mmap(NULL, ours.size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
+                == MAP_FAILED);
+    /* both still write */
+    atomic_store(&theirs.pulse->ping, 7);
+    assert_int_equal(atomic_load(&ours.pulse->ping), 7);
+    tr_channel_unmap(&theirs);
+    tr_channel_unmap(&ours);
+    close(fd);
+}
+
+static void
+test_pulse(void **state)
+{
+    tr_channel_map_t ours, theirs;
+    tr_ring_consumer_t requests;
+    int fd;
+
+    (void) state;
+    assert_int_equal(tr_channel_create(0, 0, 0, 1, &ours, &fd), TR_OK);
+    assert_int_equal(tr_channel_attach(fd, &theirs), TR_OK);
+    tr_ring_consumer_init(&requests, ours.request, ours.request_data,
+                          ours.request_capacity);
+    assert_true(tr_channel_front_answers(&theirs));
+    assert_false(tr_channel_pinged(&ours));
+    /* whoever sleeps is rung, once */
+    assert_int_equal(tr_channel_sleep(&ours, &requests), TR_AGAIN);
+    assert_int_equal(tr_channel_ping(&theirs), 1);
+    assert_int_equal(tr_channel_ping(&theirs), 0);
+    assert_false(tr_channel_front_answers(&theirs));
+    /* and does not go to sleep over an unanswered one */
+    assert_int_equal(tr_channel_sleep(&ours, &requests), TR_OK);
+    assert_true(tr_channel_pinged(&ours));
+    assert_false(tr_channel_pinged(&ours));
+    assert_true(tr_channel_front_answers(&theirs));
+    assert_false(tr_channel_loop_answers(&theirs));
+    tr_channel_pong(&ours);
+    assert_true(tr_channel_loop_answers(&theirs));
+    assert_int_equal(tr_channel_sleep(&ours, &requests), TR_AGAIN);
+    tr_channel_unmap(&theirs);
+    tr_channel_unmap(&ours);
+    close(fd);
 }
 
 /* A peer cannot pull the memory away. */
@@ -655,6 +716,8 @@ main(void)
         cmocka_unit_test(test_forged_headers_are_refused),
         cmocka_unit_test(test_wrong_seals_and_sizes_are_refused),
         cmocka_unit_test(test_a_channel_keeps_its_size),
+        cmocka_unit_test(test_a_channel_has_no_holes),
+        cmocka_unit_test(test_pulse),
         cmocka_unit_test(test_descriptors_travel),
         cmocka_unit_test(test_wrong_numbers_are_closed),
         cmocka_unit_test(test_no_room_for_descriptors),
