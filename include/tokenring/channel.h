@@ -7,8 +7,8 @@
  * when it hangs up, the other side is gone.  The command line takes a channel
  * as a worker does, and what is said of workers here holds for it.
  *
- * The memfd: a header page, with the pulse behind the header, the control words,
- * their dirty bitmap, three rings.
+ * The memfd: a header page, with the pulse behind the header, the control
+ * words, their dirty bitmap, three rings.
  *
  *   ring       from, to                   records (wire.h)
  *   requests   worker -> frontend thread  SUBMIT
@@ -30,8 +30,8 @@
  * after FINISH with LAST, or ERROR.
  *
  * Pulse.  A worker that wonders whether the engine lives counts `ping` up and
- * rings.  The frontend thread copies the word to pong_front at its next turn, and
- * to pong_loop once the step loop has begun a turn.
+ * rings.  The frontend thread copies the word to pong_front at its next turn,
+ * and to pong_loop once the step loop has begun a turn.
  *
  * Needs _GNU_SOURCE (memfd_create, seals) before the first system header.
  */
@@ -52,12 +52,12 @@
 #define TR_CHANNEL_RING_DEFAULT (1u << 20) /* bytes */
 #define TR_CHANNEL_ANSWERS (64u << 10)     /* bytes of the ring of answers */
 
-/* Nobody can resize a channel.  When both sides have mapped it the worker, whose
- * mapping is the second one, adds the rest: then nobody can map it for writing
- * any more, nor punch holes into it, whose pages might be missing when they are
- * touched (a SIGBUS); the engine takes no request before.  The status page has
- * all seals at once: nobody can write it but the engine, through the mapping
- * that it made before sealing. */
+/* Nobody can resize a channel.  When both sides have mapped it the worker,
+ * whose mapping is the second one, adds the rest: then nobody can map it for
+ * writing any more, nor punch holes into it, whose pages might be missing when
+ * they are touched (a SIGBUS); the engine takes no request before.  The status
+ * page has all seals at once: nobody can write it but the engine, through the
+ * mapping that it made before sealing. */
 #define TR_CHANNEL_SEALS (F_SEAL_GROW | F_SEAL_SHRINK)
 #define TR_CHANNEL_SEALS_LAST (F_SEAL_FUTURE_WRITE | F_SEAL_SEAL)
 #define TR_STATUS_SEALS (TR_CHANNEL_SEALS | TR_CHANNEL_SEALS_LAST)

@@ -118,8 +118,8 @@ void ngx_http_tokenring_break(ngx_http_tokenring_conn_t *conn,
 /* the process ends: nobody is told, nothing is tried again */
 void ngx_http_tokenring_exit(ngx_http_tokenring_conn_t *conn);
 
-/* asks for a sign of life, unless one is outstanding; probe: asks again and again
- * while requests are with the engine and nothing is heard */
+/* asks for a sign of life, unless one is outstanding; probe: asks again and
+ * again while requests are with the engine and nothing is heard */
 void ngx_http_tokenring_ping(ngx_http_tokenring_conn_t *conn);
 void ngx_http_tokenring_probe(ngx_http_tokenring_conn_t *conn);
 
