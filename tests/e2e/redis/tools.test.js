@@ -5,10 +5,10 @@
 
 const { test, before, after } = require('node:test');
 const assert = require('node:assert/strict');
-const { Redis } = require('./lib/redis');
-const { scripted } = require('./lib/scripted');
-const { stream } = require('./lib/http');
-const { until } = require('./lib/stack');
+const { Redis } = require('../lib/redis');
+const { scripted } = require('../lib/scripted');
+const { stream } = require('../lib/http');
+const { until } = require('../lib/stack');
 
 const SAYS = `<think>\nHm.\n</think>\n\nSo:\n${['a', 'b'].map((x) =>
   `<tool_call>\n{"name": "get_${x}", "arguments": {"x": "é ${x}"}}\n</tool_call>`)
