@@ -32,23 +32,26 @@ const TEMPLATE = `{{ bos_token }}
 {% if enable_thinking %}<think>
 {% endif %}{% endif %}`;
 
-// A directory like models/pocket, with that template.
-function model(dir, template = TEMPLATE) {
+// A directory like models/pocket: with that template, or with the tokenizer and
+// the template of a folder.
+function model(dir, template = TEMPLATE, tokenizer = null) {
   fs.mkdirSync(dir, { recursive: true });
-  for (const f of ['config.json', 'generation_config.json', 'tokenizer.json',
-    'tokenizer_config.json']) {
-    fs.copyFileSync(path.join(POCKET, f), path.join(dir, f));
+  for (const f of ['config.json', 'tokenizer.json', 'tokenizer_config.json']) {
+    fs.copyFileSync(path.join(f === 'config.json' || !tokenizer ? POCKET
+      : tokenizer, f), path.join(dir, f));
   }
-  fs.writeFileSync(path.join(dir, 'chat_template.jinja'), template);
+  if (!tokenizer) {
+    fs.writeFileSync(path.join(dir, 'chat_template.jinja'), template);
+  }
   return dir;
 }
 
 // Lines of a script: each text as token ids, with the end of the turn.
-function lines(texts) {
+function lines(texts, dir, end) {
   const run = spawnSync(path.join(BUILD, 'bin/tokenring'),
-    ['tokenize', '-m', POCKET, '--json', '--parse-special'], {
-      encoding: 'utf8',
-      input: texts.map((t) => `${JSON.stringify(`${t}<|eot_id|>`)}\n`).join(''),
+    ['tokenize', '-m', dir, '--json', '--parse-special'], {
+      encoding: 'utf8', maxBuffer: 1 << 26,
+      input: texts.map((t) => `${JSON.stringify(`${t}${end}`)}\n`).join(''),
     });
   if (run.status !== 0) throw new Error(run.stderr);
   return run.stdout.trim().split('\n').map((l) => JSON.parse(l).join(' '));
@@ -57,11 +60,14 @@ function lines(texts) {
 // A stack whose engine says these texts, one after the other.
 async function scripted(texts, options = {}) {
   const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'tokenring-script-'));
-  fs.writeFileSync(path.join(dir, 'script'), `${lines(texts).join('\n')}\n`);
+  const made = model(path.join(dir, 'scripted'), options.template,
+    options.tokenizer);
+  fs.writeFileSync(path.join(dir, 'script'),
+    `${lines(texts, made, options.end || '<|eot_id|>').join('\n')}\n`);
   const stack = await Stack.start({
     ...options,
     engine: {
-      model: model(path.join(dir, 'scripted'), options.template),
+      model: made,
       backend: 'null', null_rate: 2000, null_script: path.join(dir, 'script'),
       ...options.engine,
     },
