@@ -637,6 +637,9 @@ client_parse(tr_ring_client_t *c, const tr_record_t *rec,
     case TR_RECORD_ITEM:
         return tr_wire_item_parse(c->buf, rec->length, &event->head.item,
                                   &event->param, &event->text);
+    case TR_RECORD_RESULT:
+        return tr_wire_result_parse(c->buf, rec->length, &event->head.result,
+                                    &event->text);
     case TR_RECORD_KV:
         return tr_wire_kv_parse(c->buf, rec->length, &event->head.kv);
     case TR_RECORD_FINISH:

@@ -37,20 +37,21 @@ typedef struct {
  * tr_ring_client_poll. */
 typedef struct {
     uint64_t id;
-    uint16_t type; /* TR_RECORD_ACCEPTED, _STARTED, _DELTA, _ITEM, _KV, _FINISH
-                    * or _ERROR */
+    uint16_t type; /* TR_RECORD_ACCEPTED, _STARTED, _DELTA, _ITEM, _RESULT, _KV,
+                    * _FINISH or _ERROR */
     bool last;     /* the request is over, its id is dead */
     union {
         tr_wire_accepted_t accepted;
         tr_wire_started_t started;
         tr_wire_delta_t delta;
         tr_wire_item_t item;
+        tr_wire_result_t result;
         tr_wire_kv_t kv;
         tr_wire_finish_t finish;
         tr_wire_error_t error;
     } head;
     tr_wire_bytes_t text;     /* ACCEPTED: model, DELTA: text, ERROR: message;
-                               * ITEM: a tool's name */
+                               * ITEM: a tool's name; RESULT */
     tr_wire_bytes_t logprobs; /* DELTA */
     tr_wire_bytes_t param;    /* ERROR; ACCEPTED: the KV policy's name; ITEM: a
                                * call's id */

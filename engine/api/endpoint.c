@@ -18,6 +18,18 @@ static const tr_endpoint_t table[] = {
                                       tr_openai_logprobs_completions,
                                   .max_tokens = 16,
                                   .fields = TR_FIELD_COMPLETIONS },
+    [TR_ENDPOINT_TOKENIZE] = { .prompt_field = "prompt",
+                               .read_prompts = tr_openai_read_tokenize,
+                               .result = tr_openai_tokenize },
+    [TR_ENDPOINT_DETOKENIZE] = { .prompt_field = "tokens",
+                                 .read_prompts = tr_openai_read_detokenize,
+                                 .result = tr_openai_detokenize },
+    [TR_ENDPOINT_RENDER] = { .prompt_field = "messages",
+                             .read_prompts = tr_openai_read_chat,
+                             .read_logprobs = tr_openai_logprobs_chat,
+                             .result = tr_openai_render,
+                             .max_completion_tokens = true,
+                             .fields = TR_FIELD_CHAT },
 };
 
 _Static_assert(sizeof(table) / sizeof(table[0]) == TR_ENDPOINTS,

@@ -228,14 +228,19 @@ parse(tr_openai_call_t *c)
     if (rc == TR_OK) {
         rc = check_model(c);
     }
-    if (rc == TR_OK) {
+    r->n = 1;
+    r->max_len = c->api->max_model_len;
+    if (rc == TR_OK && c->endpoint->fields != 0) {
         rc = tr_openai_params(c->api, c->endpoint, c->root, r, &c->max_tokens,
                               c->err);
     }
     if (rc == TR_OK) {
         rc = c->endpoint->read_prompts(c);
     }
-    return rc == TR_OK ? lay_out(c) : rc;
+    if (rc == TR_OK) {
+        rc = c->endpoint->result != NULL ? c->endpoint->result(c) : lay_out(c);
+    }
+    return rc;
 }
 
 tr_status_t
@@ -264,6 +269,7 @@ tr_openai_parse(const tr_openai_t *api, tr_tokenizer_scratch_t *s,
         }
         free(c.prompts);
     }
+    free(c.text);
     r->error.status = rc;
     return rc;
 }

@@ -236,6 +236,22 @@ read_end(tr_openai_call_t *c, tr_chat_input_t *in)
     return rc;
 }
 
+/* The prompt as text, where an endpoint shows it. */
+static tr_status_t
+keep_text(tr_openai_call_t *c, const tr_jinja_text_t *text)
+{
+    if (c->endpoint->result != tr_openai_render) {
+        return TR_OK;
+    }
+    c->text = malloc(text->len + 1);
+    if (c->text == NULL || text->len > UINT32_MAX) {
+        return tr_openai_no_memory(c);
+    }
+    memcpy(c->text, text->text, text->len);
+    c->text_len = (uint32_t) text->len;
+    return TR_OK;
+}
+
 /* The prompt's ids, and how its answer begins. */
 static tr_status_t
 encode(tr_openai_call_t *c, tr_chat_input_t *in)
@@ -248,6 +264,9 @@ encode(tr_openai_call_t *c, tr_chat_input_t *in)
     in->now = (time_t) c->r->created;
     rc = tr_chat_template_render(c->api->chat_template, in, &render, &text,
                                  c->err);
+    if (rc == TR_OK) {
+        rc = keep_text(c, &text);
+    }
     if (rc == TR_OK) {
         c->r->inside = tr_dialect_begins_inside(d, text.text, text.tags,
                                                 text.len);

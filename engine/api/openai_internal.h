@@ -26,6 +26,8 @@ struct tr_openai_call {
     const int32_t *eos;
     uint32_t n_eos;
     tr_ids_t *prompts; /* [r->n_prompts], malloc'ed as their data is */
+    char *text;        /* the prompt of a chat that is to be shown; malloc'ed */
+    uint32_t text_len;
 };
 
 tr_status_t tr_openai_no_memory(tr_openai_call_t *c);
@@ -54,6 +56,13 @@ void tr_openai_settle_results(tr_openai_call_t *c, json_t *messages);
 
 /* openai_reasoning.c: reasoning_effort becomes a variable of the template. */
 tr_status_t tr_openai_read_effort(tr_openai_call_t *c);
+
+/* openai_result.c: endpoints that generate nothing, and their results. */
+tr_status_t tr_openai_read_tokenize(tr_openai_call_t *c);
+tr_status_t tr_openai_read_detokenize(tr_openai_call_t *c);
+tr_status_t tr_openai_tokenize(tr_openai_call_t *c);
+tr_status_t tr_openai_detokenize(tr_openai_call_t *c);
+tr_status_t tr_openai_render(tr_openai_call_t *c);
 
 /* How an endpoint asks for logprobs: r->params.logprobs. */
 tr_status_t tr_openai_logprobs_chat(const json_t *root, tr_request_t *r,

@@ -148,7 +148,7 @@ put_accepted(tr_connection_t *c, tr_request_t *r)
                              | (r->usage_stats ? TR_ACCEPTED_USAGE_STATS : 0)
                              | (r->include_kv ? TR_ACCEPTED_KV : 0)
                              | (r->dialect != NULL ? TR_ACCEPTED_ITEMS : 0)),
-        .choices = r->n_sequences,
+        .choices = r->result != NULL ? 1 : r->n_sequences,
         .prompt_tokens = r->prompt_tokens,
         .model_len = (uint32_t) strlen(model),
         .created = r->created,
@@ -243,6 +243,78 @@ accept_request(tr_connection_t *c, tr_request_slot_t *s)
     return rc;
 }
 
+/* ---- results ------------------------------------------------------------ */
+
+static tr_status_t
+put_result(tr_connection_t *c, tr_request_t *r, tr_wire_result_t head,
+           const void *bytes)
+{
+    tr_ring_piece_t pieces[] = { { &head, sizeof(head) }, { bytes, head.len } };
+
+    return put(c, TR_RECORD_RESULT, r->id, pieces, 2);
+}
+
+/* The next part of n bytes from *sent on. */
+static tr_status_t
+put_part(tr_connection_t *c, tr_request_t *r, uint16_t kind, const void *bytes,
+         uint32_t n, uint32_t *sent)
+{
+    uint32_t most = tr_ring_max_payload(c->answers.capacity) / 2 & ~7u;
+    uint32_t left = n - *sent;
+    tr_wire_result_t head = { .kind = kind };
+    tr_status_t rc;
+
+    most = most < TR_RESULT_MAX ? most : TR_RESULT_MAX;
+    head.len = left < most ? left : most;
+    rc = put_result(c, r, head, (const char *) bytes + *sent);
+    if (rc == TR_OK) {
+        *sent += head.len;
+    }
+    return rc;
+}
+
+/* The answer to a request that generates nothing, as far as there is room:
+ * TR_AGAIN goes on where it stopped. */
+static tr_status_t
+send_result(tr_connection_t *c, tr_request_slot_t *s)
+{
+    tr_request_t *r = s->request;
+    tr_result_t *result = r->result;
+    tr_wire_finish_t finish = { .reason = TR_FINISH_STOP,
+                                .flags = TR_FINISH_LAST,
+                                .prompt_tokens = r->prompt_tokens };
+    tr_ring_piece_t piece = { &finish, sizeof(finish) };
+    tr_status_t rc = TR_OK;
+
+    if (!result->accepted) {
+        rc = put_accepted(c, r);
+        result->accepted = rc == TR_OK;
+    }
+    if (rc == TR_OK && !result->context_sent) {
+        tr_wire_result_t head = { .kind = TR_RESULT_CONTEXT,
+                                  .count = result->context };
+
+        rc = put_result(c, r, head, "");
+        result->context_sent = rc == TR_OK;
+    }
+    while (rc == TR_OK && result->ids_sent < result->n_ids * 4) {
+        rc = put_part(c, r, TR_RESULT_TOKENS, result->ids, result->n_ids * 4,
+                      &result->ids_sent);
+    }
+    while (rc == TR_OK && result->text_sent < result->text_len) {
+        rc = put_part(c, r, TR_RESULT_TEXT, result->text, result->text_len,
+                      &result->text_sent);
+    }
+    if (rc == TR_OK) {
+        rc = put(c, TR_RECORD_FINISH, r->id, &piece, 1);
+    }
+    if (rc == TR_OK) {
+        atomic_fetch_add(&c->env->status->counters.requests_stop, 1);
+        tr_connection_end(c, s);
+    }
+    return rc;
+}
+
 /* A cancelled request that the loop does not have yet fails. */
 static void
 look_for_cancel(tr_request_t *r)
@@ -261,7 +333,8 @@ tr_connection_reply(tr_connection_t *c, tr_request_t *r)
 
     look_for_cancel(r);
     if ((control & TR_CONTROL_DETACH) && !(control & TR_CONTROL_ABORT)
-        && r->error.status == TR_OK && reserve(c, r) == TR_OK) {
+        && r->error.status == TR_OK && r->result == NULL
+        && reserve(c, r) == TR_OK) {
         s->state = TR_SLOT_RUNNING;
         tr_connection_charge_tokens(c, s);
         (void) put_accepted(c, r);
@@ -288,6 +361,8 @@ answer(tr_connection_t *c, tr_request_t *r)
         rc = put_aborted(c, r);
     } else if (r->error.status != TR_OK) {
         rc = put_error(c, r);
+    } else if (r->result != NULL) {
+        return send_result(c, s);
     } else {
         return accept_request(c, s);
     }

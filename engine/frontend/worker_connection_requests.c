@@ -346,7 +346,8 @@ first_part(tr_connection_t *c, const tr_record_t *rec, const uint8_t *payload)
     r->writer = &c->writer;
     r->owner = c;
     r->arrival_us = c->env->now_us;
-    if (tr_endpoint(r->endpoint) != NULL) {
+    if (tr_endpoint(r->endpoint) != NULL
+        && tr_endpoint(r->endpoint)->result == NULL) {
         tr_events_arrived(c->env->events, r, &head);
     }
     s->request = r;

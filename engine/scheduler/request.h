@@ -98,6 +98,20 @@ void tr_request_kv_wire(const tr_request_kv_t *sum, tr_wire_usage_t *out);
 #define TR_CONTROL_CANCEL 0x100u
 #define TR_CANCELLED "The request was cancelled"
 
+/* What an endpoint computed that generates nothing (RESULT of wire.h); ids and
+ * text are the request's. */
+typedef struct {
+    bool has_ids, has_text;
+    uint32_t n_ids;
+    const int32_t *ids;
+    uint32_t text_len;
+    const char *text;
+    uint32_t context; /* tokens that fit the model's context */
+    /* frontend thread: what was sent of it */
+    bool accepted, context_sent;
+    uint32_t ids_sent, text_sent;
+} tr_result_t;
+
 struct tr_request {
     uint64_t id; /* slot and generation in its channel */
     char request_id[TR_REQUEST_ID_MAX + 1];
@@ -130,6 +144,7 @@ struct tr_request {
     uint64_t seed;          /* of all choices, drawn where none was given */
     uint64_t max_total;     /* tokens that all choices may have, together */
     int64_t created;        /* Unix time, s */
+    tr_result_t *result;    /* it is complete, and goes to no loop; else NULL */
     /* what the answers are made of (dialect.h); NULL: content alone */
     const tr_dialect_t *dialect;
     tr_dialect_tools_t tools; /* those that may be called; in the arena */

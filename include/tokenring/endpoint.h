@@ -18,12 +18,16 @@
 enum tr_endpoint {
     TR_ENDPOINT_CHAT = 1,
     TR_ENDPOINT_COMPLETIONS = 2,
+    TR_ENDPOINT_TOKENIZE = 3,
+    TR_ENDPOINT_DETOKENIZE = 4,
+    TR_ENDPOINT_RENDER = 5,
     TR_ENDPOINTS /* one more than the last */
 };
 
 typedef struct {
     const char *name; /* in Redis */
     const char *path; /* of its POST, behind /v1/ */
+    int generates;    /* else it has a RESULT, and is never in Redis */
 } tr_endpoint_info_t;
 
 /* NULL: there is no such endpoint. */

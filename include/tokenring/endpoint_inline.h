@@ -12,8 +12,11 @@ static inline const tr_endpoint_info_t *
 tr_endpoint_info(unsigned endpoint)
 {
     static const tr_endpoint_info_t table[TR_ENDPOINTS] = {
-        [TR_ENDPOINT_CHAT] = { "chat", "chat/completions" },
-        [TR_ENDPOINT_COMPLETIONS] = { "completions", "completions" },
+        [TR_ENDPOINT_CHAT] = { "chat", "chat/completions", 1 },
+        [TR_ENDPOINT_COMPLETIONS] = { "completions", "completions", 1 },
+        [TR_ENDPOINT_TOKENIZE] = { "tokenize", "tokenize", 0 },
+        [TR_ENDPOINT_DETOKENIZE] = { "detokenize", "detokenize", 0 },
+        [TR_ENDPOINT_RENDER] = { "render", "chat/completions/render", 0 },
     };
 
     return endpoint < TR_ENDPOINTS && table[endpoint].name != NULL

@@ -14,6 +14,8 @@
  *                               token ids where the SUBMIT asked for them
  *                      ITEM     what follows of one choice is a tool call, or the
  *                               reasoning of the model, or text again
+ *                      RESULT   what an endpoint computed that generates no text,
+ *                               in the ring of answers, before FINISH
  *                      KV       what one choice holds of the KV cache now, where
  *                               the request asked for that
  *                      FINISH   one choice ended; the last one has the totals
@@ -49,6 +51,7 @@ enum tr_record_type {
     TR_RECORD_ERROR = 19,
     TR_RECORD_STARTED = 20,
     TR_RECORD_ITEM = 21,
+    TR_RECORD_RESULT = 22,
     TR_RECORD_KV = 24
 };
 
@@ -178,6 +181,24 @@ typedef struct {
     uint32_t reserved;
 } tr_wire_item_t; /* 24 bytes */
 
+enum tr_result_kind {
+    TR_RESULT_TOKENS = 1, /* bytes: i32 ids */
+    TR_RESULT_TEXT = 2,   /* bytes: UTF-8 */
+    TR_RESULT_CONTEXT = 3 /* count: tokens that the model's context has */
+};
+
+#define TR_RESULT_MAX 32768u /* bytes of one */
+
+/* RESULT, followed by len bytes.  A kind may come in several, one after the
+ * other, in any place. */
+typedef struct {
+    uint16_t kind;  /* enum tr_result_kind */
+    uint16_t flags; /* 0 */
+    uint32_t count; /* of CONTEXT; else 0 */
+    uint32_t len;   /* bytes, <= TR_RESULT_MAX; TOKENS: a multiple of 4 */
+    uint32_t reserved;
+} tr_wire_result_t; /* 16 bytes */
+
 /* One token of logprobs: this head, the token's bytes, then `top` alternatives,
  * each a tr_wire_top_t and its bytes.  An echoed prompt token without a
  * predecessor has logprob NAN ("null" in JSON).  Not aligned: use memcpy. */
@@ -286,6 +307,9 @@ static inline tr_status_t tr_wire_item_parse(const void *in, size_t len,
                                              tr_wire_item_t *head,
                                              tr_wire_bytes_t *id,
                                              tr_wire_bytes_t *name);
+static inline tr_status_t tr_wire_result_parse(const void *in, size_t len,
+                                               tr_wire_result_t *head,
+                                               tr_wire_bytes_t *bytes);
 static inline tr_status_t tr_wire_kv_parse(const void *in, size_t len,
                                            tr_wire_kv_t *head);
 static inline tr_status_t tr_wire_finish_parse(const void *in, size_t len,

@@ -13,6 +13,7 @@ _Static_assert(sizeof(tr_wire_accepted_t) == 72, "ACCEPTED head");
 _Static_assert(sizeof(tr_wire_started_t) == 8, "STARTED is 8 bytes");
 _Static_assert(sizeof(tr_wire_delta_t) == 24, "DELTA head");
 _Static_assert(sizeof(tr_wire_item_t) == 24, "ITEM head");
+_Static_assert(sizeof(tr_wire_result_t) == 16, "RESULT head");
 _Static_assert(sizeof(tr_wire_logprob_t) == 12, "logprob head");
 _Static_assert(sizeof(tr_wire_top_t) == 12, "top head");
 _Static_assert(sizeof(tr_wire_usage_t) == 48, "usage of the KV cache");
@@ -170,6 +171,24 @@ tr_wire_item_parse(const void *in, size_t len, tr_wire_item_t *head,
                != (head->id_len != 0 && head->name_len != 0)
         || tr_wire_take_bytes(&at, &len, head->id_len, id) != TR_OK
         || tr_wire_take_bytes(&at, &len, head->name_len, name) != TR_OK
+        || len != 0) {
+        return TR_ERR_PROTOCOL;
+    }
+    return TR_OK;
+}
+
+static inline tr_status_t
+tr_wire_result_parse(const void *in, size_t len, tr_wire_result_t *head,
+                     tr_wire_bytes_t *bytes)
+{
+    const uint8_t *at = (const uint8_t *) in;
+
+    if (tr_wire_take(&at, &len, head, sizeof(*head)) != TR_OK
+        || head->kind < TR_RESULT_TOKENS || head->kind > TR_RESULT_CONTEXT
+        || head->len > TR_RESULT_MAX
+        || (head->kind == TR_RESULT_TOKENS && head->len % 4 != 0)
+        || (head->kind == TR_RESULT_CONTEXT && head->len != 0)
+        || tr_wire_take_bytes(&at, &len, head->len, bytes) != TR_OK
         || len != 0) {
         return TR_ERR_PROTOCOL;
     }

@@ -43,6 +43,11 @@ ngx_http_tokenring_choices_free(ngx_http_tokenring_ctx_t *ctx)
     ngx_uint_t                    i;
     ngx_http_tokenring_choice_t  *choice;
 
+    if (ctx->result) {
+        ngx_http_tokenring_text_free(&ctx->result->ids);
+        ngx_http_tokenring_text_free(&ctx->result->text);
+    }
+
     for (i = 0; i < ctx->nchoices; i++) {
         choice = &ctx->choices[i];
 

@@ -27,6 +27,8 @@ static ngx_int_t ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx,
     u_char *payload, size_t len);
 static ngx_int_t ngx_http_tokenring_item(ngx_http_tokenring_ctx_t *ctx,
     u_char *payload, size_t len);
+static ngx_int_t ngx_http_tokenring_result(ngx_http_tokenring_ctx_t *ctx,
+    u_char *payload, size_t len);
 static ngx_int_t ngx_http_tokenring_kv(ngx_http_tokenring_ctx_t *ctx,
     u_char *payload, size_t len);
 static ngx_int_t ngx_http_tokenring_finish(ngx_http_tokenring_ctx_t *ctx,
@@ -54,6 +56,9 @@ ngx_http_tokenring_record_name(ngx_uint_t type)
 
     case TR_RECORD_ITEM:
         return "ITEM";
+
+    case TR_RECORD_RESULT:
+        return "RESULT";
 
     case TR_RECORD_KV:
         return "KV";
@@ -123,6 +128,10 @@ ngx_http_tokenring_record(ngx_http_tokenring_ctx_t *ctx, tr_record_t *rec,
         rc = ngx_http_tokenring_item(ctx, payload, rec->length);
         break;
 
+    case TR_RECORD_RESULT:
+        rc = ngx_http_tokenring_result(ctx, payload, rec->length);
+        break;
+
     case TR_RECORD_KV:
         rc = ngx_http_tokenring_kv(ctx, payload, rec->length);
         break;
@@ -179,6 +188,8 @@ ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
         || head.policy_len > TR_NAME_MAX
         || ((head.flags & TR_ACCEPTED_ITEMS)
             && ngx_http_tokenring_endpoint(ctx->endpoint)->item == NULL)
+        || ((head.flags & TR_ACCEPTED_STREAM)
+            && ngx_http_tokenring_endpoint(ctx->endpoint)->chunks == NULL)
         || ctx->state != NGX_HTTP_TOKENRING_QUEUED)
     {
         return NGX_DECLINED;
@@ -234,6 +245,14 @@ ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
         && ngx_http_tokenring_items_create(ctx) != NGX_OK)
     {
         return NGX_ERROR;
+    }
+
+    if (!tr_endpoint_info(ctx->endpoint)->generates) {
+        ctx->result = ngx_pcalloc(ctx->request->pool,
+                                  sizeof(ngx_http_tokenring_result_t));
+        if (ctx->result == NULL) {
+            return NGX_ERROR;
+        }
     }
 
     if (ctx->gone) {
@@ -407,6 +426,49 @@ ngx_http_tokenring_item(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     }
 
     return ngx_http_tokenring_item_begin(ctx, head.choice, &head, &id, &name);
+}
+
+
+/* a part of what an endpoint computed */
+
+static ngx_int_t
+ngx_http_tokenring_result(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
+    size_t len)
+{
+    tr_wire_bytes_t   bytes;
+    tr_wire_result_t  head;
+
+    if (tr_wire_result_parse(payload, len, &head, &bytes) != TR_OK
+        || ctx->state < NGX_HTTP_TOKENRING_ACCEPTED
+        || ctx->result == NULL)
+    {
+        return NGX_DECLINED;
+    }
+
+    if (ctx->gone || ctx->error) {
+        return NGX_OK;
+    }
+
+    ctx->pending += bytes.len;
+
+    if (ctx->pending > NGX_HTTP_TOKENRING_RESPONSE_MAX) {
+        return NGX_DECLINED;
+    }
+
+    switch (head.kind) {
+
+    case TR_RESULT_TOKENS:
+        return ngx_http_tokenring_append(&ctx->result->ids, bytes.data,
+                                         bytes.len);
+
+    case TR_RESULT_TEXT:
+        return ngx_http_tokenring_append(&ctx->result->text, bytes.data,
+                                         bytes.len);
+
+    default: /* TR_RESULT_CONTEXT */
+        ctx->result->context = head.count;
+        return NGX_OK;
+    }
 }
 
 

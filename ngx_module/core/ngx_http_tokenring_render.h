@@ -53,6 +53,13 @@ ngx_int_t ngx_http_tokenring_render_item(ngx_http_tokenring_ctx_t *ctx,
     tr_wire_bytes_t *name);
 
 
+/* _result.c: responses of endpoints that generate nothing, with vLLM's names */
+ngx_int_t ngx_http_tokenring_tokenize_whole(ngx_http_tokenring_ctx_t *ctx);
+ngx_int_t ngx_http_tokenring_detokenize_whole(ngx_http_tokenring_ctx_t *ctx);
+ngx_int_t ngx_http_tokenring_render_prompt_whole(
+    ngx_http_tokenring_ctx_t *ctx);
+
+
 /* _items.c: tool calls and reasoning */
 ngx_int_t ngx_http_tokenring_items_create(ngx_http_tokenring_ctx_t *ctx);
 void ngx_http_tokenring_choices_free(ngx_http_tokenring_ctx_t *ctx);

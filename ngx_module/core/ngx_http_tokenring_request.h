@@ -38,6 +38,15 @@ typedef struct {
 } ngx_http_tokenring_items_t;
 
 
+/* what an endpoint computed that generates nothing (_result.c) */
+
+typedef struct {
+    ngx_http_tokenring_text_t       ids;     /* i32 */
+    ngx_http_tokenring_text_t       text;
+    uint32_t                        context;
+} ngx_http_tokenring_result_t;
+
+
 typedef struct {
     ngx_http_tokenring_text_t       text;
     ngx_http_tokenring_text_t       logprobs;
@@ -199,6 +208,8 @@ struct ngx_http_tokenring_ctx_s {
 
     /* an error to send, after what came before it */
     tr_status_t                     error;
+
+    ngx_http_tokenring_result_t    *result;  /* NULL: it generates text */
 
     ngx_uint_t                      nchoices;
     ngx_http_tokenring_choice_t    *choices;

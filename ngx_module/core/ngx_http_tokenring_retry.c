@@ -306,6 +306,7 @@ ngx_http_tokenring_reset(ngx_http_tokenring_ctx_t *ctx)
 
     ngx_http_tokenring_choices_free(ctx);
 
+    ctx->result = NULL;
     ctx->choices = NULL;
     ctx->nchoices = 0;
     ctx->items = 0;

@@ -51,6 +51,7 @@ parse(unsigned which, const uint8_t *payload, size_t size)
         tr_wire_finish_t finish;
         tr_wire_kv_t kv;
         tr_wire_item_t item;
+        tr_wire_result_t result;
         tr_wire_error_t error;
     } head;
     tr_wire_bytes_t a = { NULL, 0 }, b = { NULL, 0 }, d = { NULL, 0 };
@@ -81,6 +82,9 @@ parse(unsigned which, const uint8_t *payload, size_t size)
     case 7:
         rc = tr_wire_started_parse(payload, size, &head.started);
         break;
+    case 7:
+        rc = tr_wire_result_parse(payload, size, &head.result, &a);
+        break;
     default:
         rc = tr_wire_error_parse(payload, size, &head.error, &a, &b);
         break;
@@ -103,7 +107,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     copy = malloc(size); /* one byte more than the payload, behind its start */
     memcpy(copy + 1, data + 1, size - 1);
-    parse(data[0] % 8, copy + 1, size - 1);
+    parse(data[0] % 9, copy + 1, size - 1);
     free(copy);
     return 0;
 }

@@ -130,6 +130,19 @@ parse_started(const uint8_t *payload, size_t len)
 }
 
 static tr_status_t
+parse_result(const uint8_t *payload, size_t len)
+{
+    tr_wire_result_t head;
+    tr_wire_bytes_t bytes;
+    tr_status_t rc = tr_wire_result_parse(payload, len, &head, &bytes);
+
+    if (rc == TR_OK) {
+        inside(bytes, payload, len);
+    }
+    return rc;
+}
+
+static tr_status_t
 parse_kv(const uint8_t *payload, size_t len)
 {
     tr_wire_kv_t head;
@@ -262,6 +275,16 @@ sample_item(sample_t *s)
 }
 
 static void
+sample_result(sample_t *s)
+{
+    tr_wire_result_t head = { .kind = TR_RESULT_TEXT, .len = 5 };
+
+    s->len = 0;
+    add(s, &head, sizeof(head));
+    add(s, "hello", 5);
+}
+
+static void
 sample_kv(sample_t *s)
 {
     tr_wire_kv_t head = { .choice = 1,
@@ -340,6 +363,12 @@ static const struct kind {
       0,
       { offsetof(tr_wire_item_t, id_len),
         offsetof(tr_wire_item_t, name_len) } },
+    { "RESULT",
+      parse_result,
+      sample_result,
+      sizeof(tr_wire_result_t),
+      0,
+      { offsetof(tr_wire_result_t, len), 0 } },
     { "KV", parse_kv, sample_kv, sizeof(tr_wire_kv_t), 0, { 0, 0 } },
     { "FINISH",
       parse_finish,
@@ -497,6 +526,23 @@ test_items_have_what_their_kind_has(void **state)
     head.kind = TR_ITEM_TOOL_CALL;
     assert_int_equal(parse_exact(parse_item, (uint8_t *) &head, sizeof(head)),
                      TR_ERR_PROTOCOL);
+}
+
+static void
+test_results_have_what_their_kind_has(void **state)
+{
+    tr_wire_result_t head = { .kind = TR_RESULT_CONTEXT, .count = 7 };
+    sample_t s;
+
+    (void) state;
+    assert_int_equal(parse_exact(parse_result, (uint8_t *) &head, sizeof(head)),
+                     TR_OK);
+    for (uint16_t kind = 0; kind < 6; kind++) {
+        sample_result(&s); /* five bytes: no ids, and no number has any */
+        memcpy(s.bytes + offsetof(tr_wire_result_t, kind), &kind, 2);
+        assert_int_equal(parse_exact(parse_result, s.bytes, s.len),
+                         kind == TR_RESULT_TEXT ? TR_OK : TR_ERR_PROTOCOL);
+    }
 }
 
 static void
@@ -749,6 +795,7 @@ main(void)
         cmocka_unit_test(test_lengths_whose_sum_wraps),
         cmocka_unit_test(test_every_truncation_of_logprobs),
         cmocka_unit_test(test_items_have_what_their_kind_has),
+        cmocka_unit_test(test_results_have_what_their_kind_has),
         cmocka_unit_test(test_content_is_returned),
         cmocka_unit_test(test_senseless_values),
         cmocka_unit_test(test_noise_is_survived),
