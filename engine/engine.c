@@ -46,6 +46,8 @@ struct tr_engine {
     tr_generation_t generation;
     tr_chat_template_t chat_template;
     tr_dialect_t *dialect;
+    tr_vocabulary_t *vocabulary; /* NULL: answers cannot be constrained */
+    tr_grammar_cache_t *grammars;
     tr_executor_t *executor;
     tr_status_page_t *status;
     int status_fd;
@@ -147,6 +149,23 @@ load_model(tr_engine_t *e, tr_error_t *err)
     return rc;
 }
 
+/* What is needed to constrain answers, where the executor can. */
+static tr_status_t
+open_grammars(tr_engine_t *e, tr_error_t *err)
+{
+    if (!e->executor->masks) {
+        return TR_OK;
+    }
+    e->vocabulary = tr_vocabulary_of(e->tokenizer, e->executor->vocab);
+    e->grammars = e->vocabulary == NULL ? NULL
+                                        : tr_grammar_cache_new(e->vocabulary);
+    e->executor->vocabulary = e->vocabulary;
+    return e->grammars != NULL
+               ? TR_OK
+               : tr_error_set(err, TR_ERR_NOMEM, "",
+                              "no memory for the vocabulary as a trie");
+}
+
 /* ---- status page -------------------------------------------------------- */
 
 /* The names by which requests choose a policy, as far as they fit. */
@@ -240,6 +259,8 @@ start_parser(tr_engine_t *e, tr_error_t *err)
         .max_choices = e->config.max_choices,
         .policies = x->policies,
         .n_policies = x->n_policies,
+        .grammars = e->grammars,
+        .grammar_threads = e->config.grammar_threads,
         .request_alpha = e->config.kv_request_alpha,
     };
     return tr_request_parser_start(&e->api, e->config.tokenizer_threads,
@@ -327,6 +348,9 @@ tr_engine_start(const tr_config_t *config, tr_engine_t **out, tr_error_t *err)
         rc = load_model(e, err);
     }
     if (rc == TR_OK) {
+        rc = open_grammars(e, err);
+    }
+    if (rc == TR_OK) {
         rc = open_status(e, err);
     }
     if (rc == TR_OK) {
@@ -411,6 +435,8 @@ tr_engine_stop(tr_engine_t *e)
         e->executor->free(e->executor);
     }
     tr_dialect_free(e->dialect);
+    tr_grammar_cache_free(e->grammars);
+    tr_vocabulary_free(e->vocabulary);
     tr_chat_template_free(&e->chat_template);
     if (e->tokenizer != NULL) {
         tr_tokenizer_free(e->tokenizer);

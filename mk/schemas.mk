@@ -5,9 +5,13 @@
 
 SCHEMAS := tests/schemas
 
-.PHONY: test-schemas
+.PHONY: test-schemas test-strict
 test-schemas: $B/tests/grammar_driver
 	$QB="$B" SUITE="$(SUITE)" $(SCHEMAS)/run.sh
+
+# 10,000 strict answers of models/pocket at temperature 2, checked by ajv.
+test-strict: all $(NODE)
+	$QB="$B" STRICT=$${STRICT:-10000} node --test tests/e2e/api/structured.test.js
 
 unit: $B/tests/grammar_driver
 

@@ -32,6 +32,9 @@ typedef struct {
     /* what may be chosen with kv_policy, the default first; borrowed */
     const tr_executor_policy_t *policies;
     uint32_t n_policies;
+    /* for what constrains answers; NULL: that is refused */
+    tr_grammar_cache_t *grammars;
+    uint32_t grammar_threads;
     bool request_alpha; /* kv_alpha_high and kv_alpha_low are allowed */
 } tr_openai_t;
 

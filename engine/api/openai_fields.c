@@ -25,7 +25,7 @@
         name, TR_FIELD_##where, TR_FIELD_REFUSED, why, harmless \
     }
 
-#define NO_GRAMMAR "structured output is not supported"
+#define NO_GRAMMAR "use 'response_format' or 'structured_outputs'"
 #define NO_SAMPLER "this way of sampling is not supported"
 #define NO_PREFILL "use 'continue_final_message'"
 #define NO_CHAT "this belongs to a chat"
@@ -105,12 +105,12 @@ static const tr_field_t fields[] = {
     REFUSED("documents", COMPLETIONS, NO_CHAT, NULL),
 
     /* constraints on the output */
-    REFUSED("structured_outputs", BOTH, NO_GRAMMAR, NULL),
-    REFUSED("guided_json", BOTH, NO_GRAMMAR, NULL),
-    REFUSED("guided_regex", BOTH, NO_GRAMMAR, NULL),
-    REFUSED("guided_choice", BOTH, NO_GRAMMAR, NULL),
-    REFUSED("guided_grammar", BOTH, NO_GRAMMAR, NULL),
-    REFUSED("guided_json_object", BOTH, NO_GRAMMAR, NULL),
+    SUPPORTED("structured_outputs", BOTH),
+    SUPPORTED("guided_json", BOTH),
+    SUPPORTED("guided_regex", BOTH),
+    SUPPORTED("guided_choice", BOTH),
+    SUPPORTED("guided_grammar", BOTH),
+    SUPPORTED("guided_json_object", BOTH),
     REFUSED("json_schema", BOTH, NO_GRAMMAR, "null"),
     REFUSED("grammar", BOTH, NO_GRAMMAR, NULL),
     REFUSED("regex", BOTH, NO_GRAMMAR, NULL),

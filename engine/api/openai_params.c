@@ -18,42 +18,6 @@
  * overflow. */
 #define TEMPERATURE_GREEDY 1e-4f
 
-/* Tools are refused with the other fields; without them, "none" and "auto" ask
- * for what happens anyway. */
-static tr_status_t
-check_response_format(const json_t *root, tr_error_t *err)
-{
-    json_t *format = tr_json_field(root, "response_format"), *type;
-
-    if (format == NULL) {
-        return TR_OK;
-    }
-    if (!json_is_object(format)) {
-        return tr_json_wrong_type(err, "response_format", "an object", format);
-    }
-    type = json_object_get(format, "type");
-    if (!json_is_string(type)) {
-        return tr_json_wrong_type(err, "response_format.type", "a string",
-                                  type);
-    }
-    if (strcmp(json_string_value(type), "text") != 0) {
-        return tr_error_set(err, TR_ERR_INVALID, "response_format",
-                            "'response_format' of type '%.64s' is not "
-                            "supported; only 'text' is.",
-                            json_string_value(type));
-    }
-    return TR_OK;
-}
-
-static tr_status_t
-check_refused(const tr_endpoint_t *endpoint, const json_t *root,
-              tr_error_t *err)
-{
-    tr_status_t rc = tr_openai_check_fields(root, endpoint->fields, "", err);
-
-    return rc != TR_OK ? rc : check_response_format(root, err);
-}
-
 /* ---- numbers ------------------------------------------------------------ */
 
 /* Logits are divided by it: below this they may overflow. */
@@ -599,7 +563,7 @@ tr_openai_params(const tr_openai_t *api, const tr_endpoint_t *endpoint,
 {
     tr_status_t rc;
 
-    rc = check_refused(endpoint, root, err);
+    rc = tr_openai_check_fields(root, endpoint->fields, "", err);
     if (rc == TR_OK) {
         rc = read_stream(root, r, err);
     }
@@ -611,6 +575,9 @@ tr_openai_params(const tr_openai_t *api, const tr_endpoint_t *endpoint,
     }
     if (rc == TR_OK) {
         rc = read_flags(root, r, err);
+    }
+    if (rc == TR_OK) {
+        rc = tr_openai_read_grammar(api, root, r, err);
     }
     if (rc == TR_OK) {
         rc = read_max_tokens(endpoint, root, r, max_tokens, err);

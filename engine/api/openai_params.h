@@ -17,4 +17,8 @@ tr_status_t tr_openai_params(const tr_openai_t *api,
                              tr_request_t *r, int64_t *max_tokens,
                              tr_error_t *err);
 
+/* openai_grammar.c: what the answer must be: r->grammar_spec. */
+tr_status_t tr_openai_read_grammar(const tr_openai_t *api, const json_t *root,
+                                   tr_request_t *r, tr_error_t *err);
+
 #endif

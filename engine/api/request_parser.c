@@ -43,6 +43,8 @@ typedef struct {
     tr_request_parser_t *parser;
 } worker_t;
 
+#define COMPILING_MAX 64 /* requests whose grammar waits */
+
 struct tr_request_parser {
     const tr_openai_t *api;
     uint32_t queue_max;
@@ -55,6 +57,11 @@ struct tr_request_parser {
     bool stopping;
     uint32_t n_workers;
     worker_t *workers;
+    /* requests with a grammar that is not known yet, and who compiles it */
+    pthread_cond_t compile;
+    list_t compiling; /* under the mutex */
+    uint32_t n_compilers;
+    pthread_t *compilers;
 };
 
 static void
@@ -163,13 +170,134 @@ next_request(worker_t *w)
     return r != NULL ? r : lane_pop(&p->lanes[w->next]);
 }
 
+static void
+push_done(tr_request_parser_t *p, tr_request_t *r)
+{
+    bool first;
+
+    pthread_mutex_lock(&p->mutex);
+    first = p->done.head == NULL;
+    list_push(&p->done, r);
+    pthread_mutex_unlock(&p->mutex);
+    if (first) {
+        tr_doorbell_ring(p->done_fd);
+    }
+}
+
+/* ---- grammars ---- */
+
+static void
+constrain(tr_request_t *r, tr_grammar_t *g)
+{
+    if (tr_request_constrain(r, g) != TR_OK) {
+        tr_error_set(&r->error, TR_ERR_NOMEM, "", "out of memory");
+    } else if (tr_grammar_dropped(g) != 0) {
+        tr_log(TR_LEVEL_INFO,
+               "keywords of a schema that are not held request=%s n=%u",
+               r->request_id, tr_grammar_dropped(g));
+    }
+}
+
+/* A request that was read.  True: it went to the compilers. */
+static bool
+needs_compiling(tr_request_parser_t *p, tr_request_t *r)
+{
+    tr_grammar_t *g;
+    bool full;
+
+    /* some endpoints generate nothing */
+    if (r->error.status != TR_OK || !r->constrained || r->n_sequences == 0) {
+        return false;
+    }
+    g = tr_grammar_cache_find(p->api->grammars, &r->grammar_spec);
+    if (g != NULL) {
+        constrain(r, g);
+        return false;
+    }
+    pthread_mutex_lock(&p->mutex);
+    full = p->compiling.n >= COMPILING_MAX;
+    if (!full) {
+        list_push(&p->compiling, r);
+        pthread_cond_signal(&p->compile);
+    }
+    pthread_mutex_unlock(&p->mutex);
+    if (full) {
+        tr_error_set(&r->error, TR_ERR_QUEUE_FULL, "",
+                     "The engine is busy compiling grammars: %d requests "
+                     "wait for that. Please try again later.",
+                     COMPILING_MAX);
+    }
+    return !full;
+}
+
+static bool
+has_left(const tr_request_t *r)
+{
+    return (atomic_load(&r->control) & (TR_CONTROL_ABORT | TR_CONTROL_CANCEL))
+           != 0;
+}
+
+static void *
+compiler_thread(void *arg)
+{
+    tr_request_parser_t *p = arg;
+    tr_request_t *r;
+
+    pthread_setname_np(pthread_self(), "tr-grammar");
+    for (;;) {
+        tr_grammar_t *g;
+
+        pthread_mutex_lock(&p->mutex);
+        while (p->compiling.head == NULL && !p->stopping) {
+            pthread_cond_wait(&p->compile, &p->mutex);
+        }
+        r = p->stopping ? NULL : list_pop(&p->compiling);
+        pthread_mutex_unlock(&p->mutex);
+        if (r == NULL) {
+            return NULL;
+        }
+        if (!has_left(r)
+            && tr_grammar_cache_get(p->api->grammars, &r->grammar_spec, &g,
+                                    &r->error)
+                   == TR_OK) {
+            constrain(r, g);
+        }
+        push_done(p, r);
+    }
+}
+
+static tr_status_t
+start_compilers(tr_request_parser_t *p, tr_error_t *err)
+{
+    uint32_t n = p->api->grammars == NULL ? 0 : p->api->grammar_threads;
+
+    p->compilers = calloc(n + 1, sizeof(*p->compilers));
+    if (p->compilers == NULL) {
+        return tr_error_set(err, TR_ERR_NOMEM, "",
+                            "no memory for %u grammar threads", n);
+    }
+    while (p->n_compilers < n) {
+        int e = pthread_create(&p->compilers[p->n_compilers], NULL,
+                               compiler_thread, p);
+
+        if (e != 0) {
+            return tr_error_set(err, TR_ERR_IO, "",
+                                "cannot start a grammar thread: %s",
+                                strerror(e));
+        }
+        p->n_compilers++;
+    }
+    return TR_OK;
+}
+
+/* ---- bodies ---- */
+
 static void *
 parser_thread(void *arg)
 {
     worker_t *w = arg;
     tr_request_parser_t *p = w->parser;
     tr_request_t *r;
-    bool first;
 
     pthread_setname_np(pthread_self(), "tr-parser");
     for (;;) {
@@ -183,16 +311,11 @@ parser_thread(void *arg)
             return NULL;
         }
         /* whoever left meanwhile is not worth the work */
-        if (!(atomic_load(&r->control)
-              & (TR_CONTROL_ABORT | TR_CONTROL_CANCEL))) {
+        if (!has_left(r)) {
             tr_openai_parse(p->api, w->scratch, r);
         }
-        pthread_mutex_lock(&p->mutex);
-        first = p->done.head == NULL;
-        list_push(&p->done, r);
-        pthread_mutex_unlock(&p->mutex);
-        if (first) {
-            tr_doorbell_ring(p->done_fd);
+        if (has_left(r) || !needs_compiling(p, r)) {
+            push_done(p, r);
         }
     }
 }
@@ -252,7 +375,11 @@ tr_request_parser_start(const tr_openai_t *api, uint32_t threads,
     p->done_fd = done_fd;
     pthread_mutex_init(&p->mutex, NULL);
     pthread_cond_init(&p->work, NULL);
+    pthread_cond_init(&p->compile, NULL);
     rc = start_workers(p, threads, err);
+    if (rc == TR_OK) {
+        rc = start_compilers(p, err);
+    }
     if (rc != TR_OK) {
         tr_request_parser_stop(p);
         return rc;
@@ -312,6 +439,7 @@ tr_request_parser_stop(tr_request_parser_t *p)
     pthread_mutex_lock(&p->mutex);
     p->stopping = true;
     pthread_cond_broadcast(&p->work);
+    pthread_cond_broadcast(&p->compile);
     pthread_mutex_unlock(&p->mutex);
     for (k = 0; k < p->n_workers; k++) {
         pthread_join(p->workers[k].thread, NULL);
@@ -319,8 +447,14 @@ tr_request_parser_stop(tr_request_parser_t *p)
     }
     lane_free(&p->lanes[SMALL_LANE]);
     lane_free(&p->lanes[LARGE_LANE]);
+    for (k = 0; k < p->n_compilers; k++) {
+        pthread_join(p->compilers[k], NULL);
+    }
+    list_free(&p->compiling);
     list_free(&p->done);
     pthread_cond_destroy(&p->work);
+    pthread_cond_destroy(&p->compile);
+    free(p->compilers);
     pthread_mutex_destroy(&p->mutex);
     free(p->workers);
     free(p);

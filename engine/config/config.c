@@ -114,6 +114,8 @@ static const setting_t settings[] = {
     { "tokenizer_threads", KIND_NUMBER, AT(tokenizer_threads), "2", 1, 64, NULL,
       "threads that parse and tokenise requests; of several, one takes no body "
       "above 256 KiB" },
+    { "grammar_threads", KIND_NUMBER, AT(grammar_threads), "1", 1, 16, NULL,
+      "threads that compile schemas and grammars of requests" },
     { "kv_memory", KIND_SIZE, AT(kv_memory), "auto", M(1), G(16384), "auto",
       "memory of the KV page pool, allocated at start; auto: 256m, or with "
       "backend cuda what gpu_memory_utilization leaves" },

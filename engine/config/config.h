@@ -52,6 +52,7 @@ typedef struct {
 
     uint32_t threads;           /* compute threads, 0: all cores */
     uint32_t tokenizer_threads; /* request parsers */
+    uint32_t grammar_threads;   /* compilers of grammars */
     uint64_t kv_memory;         /* bytes of the page pool; 0: by
                                  * gpu_memory_utilization */
     char kv_policy[256];        /* a policy (kv_policy.h), default full */

@@ -14,6 +14,7 @@
 #define TR_EXECUTOR_H
 
 #include "engine/config/config.h"
+#include "engine/grammar/grammar.h"
 #include "engine/kv/kv_cache.h"
 #include "engine/kv/policy/kv_policy_file.h"
 #include "engine/model/model_config.h"
@@ -37,7 +38,9 @@ typedef struct {
     const tr_sampler_t *sampler; /* with sample */
     uint32_t number;             /* of that token in its output; what sampler
                                   * counts may be behind */
-    tr_sampled_t *out; /* with sample; NULL by complete: not wanted any
+    const uint32_t *mask; /* with sample: tokens that may come (grammar.h),
+                           * [ceil(vocab / 32)]; NULL: any */
+    tr_sampled_t *out;    /* with sample; NULL by complete: not wanted any
                                   * more */
     /* NULL, or [n]: score of the token that follows each position, i.e.
      * scores[i] is for tokens[i + 1]; the caller gives n tokens + 1 known */
@@ -85,6 +88,12 @@ struct tr_executor {
      * asked of `kv` takes effect before the next batch and after those under
      * way. */
     uint32_t ahead;
+    bool masks; /* items may have masks */
+    /* Threads that others may use between complete and submit. */
+    tr_stream_t team;
+    /* Of its tokenizer, set by who opened it, NULL: no item has a mask;
+     * borrowed. */
+    const tr_vocabulary_t *vocabulary;
     /* Starts a batch, which may be empty where the cache is not settled
      * (tr_kv_settled): its answers come with complete.  A failure of the whole
      * step is returned here, and then it is not completed, or by its

@@ -114,7 +114,8 @@ finish_row(executor_t *x, const want_t *w, float *logits, void *scratch)
                                 item->tokens[w->index + 1], item->top, scratch,
                                 &item->scores[w->index]);
     }
-    return tr_sampler_sample(item->sampler, logits, scratch, item->out);
+    return tr_sampler_sample(item->sampler, logits, item->mask, scratch,
+                             item->out);
 }
 
 typedef struct {
@@ -293,6 +294,8 @@ tr_executor_model_open(const tr_config_t *config, tr_executor_t **out,
         x->base.submit = submit;
         x->base.complete = tr_executor_complete_computed;
         x->base.free = executor_free;
+        x->base.masks = true;
+        x->base.team = x->model->stream;
         rc = tr_executor_describe(&x->base, "cpu", &x->model->config, config,
                                   config->kv_memory, err);
     }

@@ -26,8 +26,11 @@ grow(void **data, size_t size)
 {
     void *p = realloc(*data, size);
 
-    *data = p != NULL ? p : *data;
-    return p != NULL;
+    if (p == NULL) {
+        return false;
+    }
+    *data = p;
+    return true;
 }
 
 /* The next state, whose arcs are added before the one behind it. */

@@ -131,6 +131,51 @@ bar(float *logits, uint32_t vocab, const int32_t *tokens, uint32_t n)
     }
 }
 
+static bool
+is_among(int32_t token, const int32_t *list, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        if (list[i] == token) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Does the mask allow a token that goes on?  Ends with the first one. */
+static bool
+may_go_on(const tr_sampler_t *s, const uint32_t *mask)
+{
+    for (uint32_t i = 0; i < (s->vocab + 31) / 32; i++) {
+        for (uint32_t bits = mask[i]; bits != 0; bits &= bits - 1) {
+            int32_t token = (int32_t) (i * 32) + __builtin_ctz(bits);
+
+            if (!is_among(token, s->eos, s->n_eos)
+                && !is_among(token, s->params->stop_tokens,
+                             s->params->n_stop_tokens)) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+static void
+apply_mask(float *logits, uint32_t vocab, const uint32_t *mask)
+{
+    for (uint32_t i = 0; i < vocab; i += 32) {
+        uint32_t barred = ~mask[i / 32];
+
+        for (; barred != 0; barred &= barred - 1) {
+            uint32_t token = i + (uint32_t) __builtin_ctz(barred);
+
+            if (token < vocab) {
+                logits[token] = -INFINITY;
+            }
+        }
+    }
+}
+
 static void
 apply_penalties(const tr_sampler_t *s, float *logits)
 {
@@ -152,7 +197,7 @@ apply_penalties(const tr_sampler_t *s, float *logits)
 }
 
 static void
-shape_logits(const tr_sampler_t *s, float *logits)
+shape_logits(const tr_sampler_t *s, float *logits, const uint32_t *mask)
 {
     const tr_sampling_params_t *p = s->params;
 
@@ -164,9 +209,12 @@ shape_logits(const tr_sampler_t *s, float *logits)
     if (s->counts != NULL) {
         apply_penalties(s, logits);
     }
-    if (s->n_output < p->min_tokens) {
+    if (s->n_output < p->min_tokens && (mask == NULL || may_go_on(s, mask))) {
         bar(logits, s->vocab, s->eos, s->n_eos);
         bar(logits, s->vocab, p->stop_tokens, p->n_stop_tokens);
+    }
+    if (mask != NULL) {
+        apply_mask(logits, s->vocab, mask);
     }
 }
 
@@ -382,8 +430,8 @@ find_greedy(const float *logits, uint32_t vocab, float max)
 }
 
 tr_status_t
-tr_sampler_sample(const tr_sampler_t *s, float *logits, void *scratch,
-                  tr_sampled_t *out)
+tr_sampler_sample(const tr_sampler_t *s, float *logits, const uint32_t *mask,
+                  void *scratch, tr_sampled_t *out)
 {
     const tr_sampling_params_t *p = s->params;
     candidate_t *candidates = scratch;
@@ -396,8 +444,9 @@ tr_sampler_sample(const tr_sampler_t *s, float *logits, void *scratch,
     if (p->logprobs >= 0) {
         memcpy(raw, logits, (size_t) s->vocab * sizeof(*raw));
     }
-    if (p->n_bias > 0 || s->counts != NULL || s->n_output < p->min_tokens) {
-        shape_logits(s, logits);
+    if (p->n_bias > 0 || s->counts != NULL || s->n_output < p->min_tokens
+        || mask != NULL) {
+        shape_logits(s, logits, mask);
         if (!find_max(logits, s->vocab, &max)) {
             return TR_ERR_INTERNAL;
         }

@@ -2,7 +2,7 @@
  * The sampler: logits of one position to one token, on the host, in plain C.
  *
  * Order, as in vLLM and transformers: logit_bias, repetition, presence and
- * frequency penalties, min_tokens bar; greedy if temperature is 0; else
+ * frequency penalties, min_tokens bar, the mask of a grammar; greedy if temperature is 0; else
  * temperature, top-k, top-p, min-p, draw by ascending id.  The random number of
  * output token i is a pure function of (seed, i): independent of the batch, of
  * preemption and of what other requests do.  Logprobs are those of the raw
@@ -42,10 +42,14 @@ void tr_sampler_init(tr_sampler_t *s, const tr_sampling_params_t *params,
 /* Scratch of one sampling thread, in bytes, for a vocabulary. */
 size_t tr_sampler_scratch_size(uint32_t vocab);
 
-/* logits: [vocab] FP32, changed in place.  A NaN or all -inf gives
- * TR_ERR_INTERNAL.  Does not advance the state. */
+/* logits: [vocab] FP32, changed in place.  mask: a bit a token (grammar.h), NULL:
+ * any; a token without one is taken as -inf, before top-k and the rest, while
+ * log probabilities stay those of the raw logits.  Where it allows nothing but
+ * tokens that end the answer, min_tokens does not bar them.  A NaN or all -inf
+ * gives TR_ERR_INTERNAL.  Does not advance the state. */
 tr_status_t tr_sampler_sample(const tr_sampler_t *s, float *logits,
-                              void *scratch, tr_sampled_t *out);
+                              const uint32_t *mask, void *scratch,
+                              tr_sampled_t *out);
 
 /* The step loop kept this token: n_output and counts advance. */
 void tr_sampler_accept(tr_sampler_t *s, int32_t token);

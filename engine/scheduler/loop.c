@@ -365,7 +365,9 @@ tr_loop_free(tr_loop_t *l)
     for (i = 0; i < TR_BATCHES_IN_FLIGHT; i++) {
         free(l->in_flight[i].items);
         free(l->in_flight[i].sampled);
+        free(l->in_flight[i].refused);
     }
+    tr_loop_free_masks(l);
     free(l);
 }
 
@@ -379,7 +381,8 @@ tr_loop_take_batches(tr_loop_t *l, uint32_t chunks)
 
         f->items = calloc(chunks, sizeof(*f->items));
         f->sampled = calloc(chunks, sizeof(*f->sampled));
-        if (f->items == NULL || f->sampled == NULL) {
+        f->refused = calloc(chunks, sizeof(*f->refused));
+        if (f->items == NULL || f->sampled == NULL || f->refused == NULL) {
             return false;
         }
     }
@@ -440,7 +443,7 @@ tr_loop_start(const tr_config_t *config, tr_executor_t *executor,
                            config->prefill_kv_fraction);
     l->scheduler.long_from = executor->long_from;
     if (l->wake_fd < 0 || !tr_loop_take_batches(l, config->max_num_seqs)
-        || rc != TR_OK) {
+        || !tr_loop_take_masks(l, config->max_num_seqs) || rc != TR_OK) {
         tr_loop_free(l);
         return tr_error_set(err, TR_ERR_NOMEM, "max_num_seqs",
                             "no memory or descriptors for a loop of %u"

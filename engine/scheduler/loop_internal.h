@@ -1,7 +1,7 @@
 /*
  * What the files of the step loop share: loop.c is the thread, its turns and
- * what others call; loop_step.c submits batches and completes them; loop_end.c
- * ends requests.
+ * what others call; loop_step.c submits batches and completes them; loop_masks.c
+ * has the masks of those that are constrained; loop_end.c ends requests.
  *
  * What other threads may touch: two lock-free stacks of requests, each emptied
  * at once (incoming, which the loop turns round, and those that are over),
@@ -30,6 +30,7 @@ typedef struct {
     tr_batch_t batch;
     tr_batch_item_t *items; /* [max_num_seqs] */
     tr_sampled_t *sampled;  /* [max_num_seqs] */
+    tr_status_t *refused;   /* [max_num_seqs] TR_OK, or why there is no mask */
     uint64_t begun_us;
 } tr_loop_batch_t;
 
@@ -66,6 +67,10 @@ struct tr_loop {
     uint64_t step, last_step_us;
     uint64_t completed_us; /* when the newest batch had arrived */
     tr_loop_batch_t in_flight[TR_BATCHES_IN_FLIGHT];
+    /* masks: of a batch, [max_num_seqs][mask_words]; one scratch a thread */
+    uint32_t *masks;
+    uint32_t mask_words, n_scratch;
+    tr_grammar_scratch_t **scratch;
     uint8_t level_of[TR_KV_LAYOUTS_MAX]; /* row of the status page */
 };
 
@@ -111,6 +116,18 @@ void tr_loop_fail(tr_loop_t *l, tr_request_t *r, tr_status_t status,
 
 /* Those whose last record found no room try again. */
 void tr_loop_retry(tr_loop_t *l);
+
+/* ---- loop_masks.c: what constrained sequences may write */
+
+/* Memory for that; false when it is out. */
+bool tr_loop_take_masks(tr_loop_t *l, uint32_t max_num_seqs);
+void tr_loop_free_masks(tr_loop_t *l);
+
+/* Masks of f's items that are sampled, made by the executor's team. */
+void tr_loop_mask(tr_loop_t *l, tr_loop_batch_t *f, const tr_chunk_t *chunks);
+
+/* q goes on by a token; not TR_OK: it was not allowed, or a limit was met. */
+tr_status_t tr_loop_follow(tr_loop_t *l, tr_sequence_t *q, int32_t token);
 
 /* ---- loop_step.c */
 

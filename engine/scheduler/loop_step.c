@@ -28,6 +28,8 @@ tr_loop_scheduled(tr_loop_t *l, tr_request_t *r, uint64_t now)
 }
 
 #define TR_LOOP_NOT_COMPUTED "the model could not compute this request"
+#define TR_LOOP_NOT_HELD \
+    "The grammar of this answer became too ambiguous, too deep or too large"
 
 /* A whole batch failed.  With an empty one goes what the cache was asked:
  * nobody who has something there can go on, and it is not asked again. */
@@ -96,6 +98,7 @@ tr_loop_submit_batch(tr_loop_t *l, uint64_t now)
     }
     f->batch = (tr_batch_t){ f->items, s->n_chunks, s->n_tokens };
     f->begun_us = now;
+    tr_loop_mask(l, f, s->chunks);
     tr_loop_show(l); /* who has started: the step may be long */
     tr_loop_tell_front(l);
     rc = l->executor->submit(l->executor, &f->batch);
@@ -174,6 +177,10 @@ tr_loop_token(tr_loop_t *l, tr_sequence_t *q, const tr_sampled_t *sampled,
     if (r->include_kv) {
         tr_loop_tell_kv(l, q, now);
     }
+    if (q->matcher != NULL && tr_loop_follow(l, q, sampled->token) != TR_OK) {
+        tr_loop_fail(l, r, TR_ERR_UNSUPPORTED, TR_LOOP_NOT_HELD);
+        return;
+    }
     reason = tr_emit_token(&l->emit, q, sampled);
     if (reason != 0) {
         tr_loop_finish(l, q, reason, now);
@@ -193,7 +200,9 @@ tr_loop_apply(tr_loop_t *l, tr_chunk_t *chunk, tr_status_t status,
         tr_loop_count(&l->counters->generation_tokens, 1);
         tr_loop_token(l, q, sampled, now);
     } else if (status != TR_OK && status != TR_AGAIN) {
-        tr_loop_fail(l, q->request, status, TR_LOOP_NOT_COMPUTED);
+        tr_loop_fail(l, q->request, status,
+                     status == TR_ERR_UNSUPPORTED ? TR_LOOP_NOT_HELD
+                                                  : TR_LOOP_NOT_COMPUTED);
     }
 }
 
@@ -231,8 +240,12 @@ tr_loop_complete_batch(tr_loop_t *l)
     for (i = 0; i < f->batch.n_items; i++) {
         /* an earlier chunk may have ended its request */
         if (chunks[i].sequence != NULL) {
-            tr_loop_apply(l, &chunks[i], rc != TR_OK ? rc : f->items[i].status,
-                          &f->sampled[i], now);
+            tr_status_t status = rc != TR_OK ? rc
+                                 : f->items[i].status != TR_OK
+                                     ? f->items[i].status
+                                     : f->refused[i];
+
+            tr_loop_apply(l, &chunks[i], status, &f->sampled[i], now);
         }
     }
     tr_scheduler_batch_done(s);

@@ -84,6 +84,7 @@ void
 tr_request_free(tr_request_t *r)
 {
     if (r != NULL) {
+        tr_grammar_unref(r->grammar);
         tr_arena_free(&r->arena);
         free(r->body);
         free(r->routed_model);
@@ -248,6 +249,30 @@ tr_request_layout(tr_request_t *r, const tr_ids_t *prompts, uint32_t n_prompts,
     r->open_sequences = (uint32_t) n;
     r->prompt_tokens = (uint32_t) total;
     return TR_OK;
+}
+
+tr_status_t
+tr_request_constrain(tr_request_t *r, tr_grammar_t *g)
+{
+    void *frames = tr_arena_alloc(&r->arena,
+                                  tr_frame_pool_size(r->n_sequences));
+    tr_matcher_t *matchers = tr_arena_alloc(&r->arena,
+                                            r->n_sequences * sizeof(*matchers));
+    tr_status_t rc;
+
+    r->grammar = g;
+    if (frames == NULL || matchers == NULL) {
+        return TR_ERR_NOMEM;
+    }
+    rc = tr_matcher_init(&matchers[0], g,
+                         tr_frame_pool_init(frames, r->n_sequences));
+    for (uint32_t i = 0; i < r->n_sequences && rc == TR_OK; i++) {
+        if (i > 0) {
+            tr_matcher_fork(&matchers[i], &matchers[0]);
+        }
+        r->sequences[i].matcher = &matchers[i];
+    }
+    return rc;
 }
 
 /* ---- what it holds of the KV cache -------------------------------------- */

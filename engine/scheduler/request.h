@@ -16,6 +16,7 @@
 #include <stdatomic.h>
 
 #include "engine/dialect/dialect.h"
+#include "engine/grammar/grammar.h"
 #include "engine/kv/kv_cache.h"
 #include "engine/transport/response_writer.h"
 #include "request_events.h"
@@ -70,6 +71,7 @@ typedef struct tr_sequence {
     uint64_t charge, copy; /* pages (scheduler.h: prompt_pages, promised) */
     tr_sampler_t sampler;
     tr_text_stream_t text;
+    tr_matcher_t *matcher; /* what it may write; NULL: anything */
     tr_dialect_state_t *dialect; /* NULL: all of it is content */
     uint32_t unsent;             /* tokens that no DELTA told of yet */
     tr_detok_t echo_detok;
@@ -135,6 +137,9 @@ struct tr_request {
     uint32_t n;                   /* choices a prompt */
     uint32_t n_prompts;
     tr_sampling_params_t params;
+    bool constrained;                /* by what follows, in the arena */
+    tr_grammar_spec_t grammar_spec;  /* until it is compiled */
+    tr_grammar_t *grammar;           /* one reference */
     const tr_kv_policy_t *kv_policy; /* NULL: the engine's; in the arena when
                                       * its thresholds are this request's */
     uint32_t max_len;         /* of a sequence, with that policy; 0: any */
@@ -210,6 +215,10 @@ tr_status_t tr_request_layout(tr_request_t *r, const tr_ids_t *prompts,
                               uint32_t n_prompts, uint32_t vocab,
                               const int32_t *eos, uint32_t n_eos,
                               const tr_tokenizer_t *t);
+
+/* What r's answers may be: takes g, and gives each sequence a matcher in the
+ * arena.  After the layout. */
+tr_status_t tr_request_constrain(tr_request_t *r, tr_grammar_t *g);
 
 /* Frees the arena, the body and the request (which malloc gave). */
 void tr_request_free(tr_request_t *r);

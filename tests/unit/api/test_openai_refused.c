@@ -19,6 +19,9 @@ typedef struct {
 #define U(content) M("[{\"role\":\"user\",\"content\":" content "}]")
 #define C(fields) "{" HI "," fields "}"
 #define T(fields) "{" P "," fields "}"
+#define SCHEMA(inner)                                                        \
+    C("\"response_format\":{\"type\":\"json_schema\",\"json_schema\":" inner \
+      "}")
 #define EIGHT "\"a\",\"a\",\"a\",\"a\",\"a\",\"a\",\"a\",\"a\""
 #define IDS16 "9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9"
 
@@ -375,9 +378,35 @@ static const bad_t bad[] = {
     { CHAT, C("\"reasoning_effort\":\"much\""), INVALID, "reasoning_effort",
       "Supported values are" },
     { CHAT, C("\"response_format\":{\"type\":\"json_schema\"}"), INVALID,
-      "response_format", "of type 'json_schema' is not supported" },
-    { CHAT, C("\"response_format\":{\"type\":\"json_object\"}"), INVALID,
-      "response_format", "only 'text' is" },
+      "response_format.json_schema", "expected an object, but got null" },
+    { CHAT, C("\"response_format\":{\"type\":\"yaml\"}"), INVALID,
+      "response_format.type", "of type 'yaml' is not supported" },
+    { CHAT, SCHEMA("{\"schema\":{}}"), INVALID,
+      "response_format.json_schema.name", "expected a string" },
+    { CHAT, SCHEMA("{\"name\":\"a b\"}"), INVALID,
+      "response_format.json_schema.name", "\"a b\". Expected 1 to 64 letters" },
+    { CHAT, SCHEMA("{\"name\":\"a\",\"strict\":1}"), INVALID,
+      "response_format.json_schema.strict", "a boolean" },
+    { CHAT, SCHEMA("{\"name\":\"a\",\"schema\":[]}"), INVALID,
+      "response_format.json_schema.schema", "an object" },
+    { CHAT,
+      C("\"response_format\":{\"type\":\"json_object\"},"
+        "\"guided_regex\":\"a\""),
+      INVALID, "guided_regex",
+      "'response_format' and 'guided_regex' both say what" },
+    { CHAT, C("\"structured_outputs\":{\"json\":{},\"regex\":\"a\"}"), INVALID,
+      "structured_outputs.regex", "use one of them" },
+    { CHAT, C("\"structured_outputs\":{\"xml\":1}"), INVALID,
+      "structured_outputs", "'structured_outputs.xml' is not supported" },
+    { CHAT, C("\"structured_outputs\":1"), INVALID, "structured_outputs",
+      "an object" },
+    { TEXT, T("\"guided_choice\":\"a\""), INVALID, "guided_choice",
+      "an array of strings" },
+    { TEXT, T("\"guided_grammar\":1"), INVALID, "guided_grammar", "a string" },
+    { TEXT, T("\"guided_json\":1"), INVALID, "guided_json",
+      "an object or a string" },
+    { TEXT, T("\"guided_regex\":\"a\",\"ignore_eos\":true"), INVALID,
+      "ignore_eos", "cannot be used with 'guided_regex'" },
     { CHAT, C("\"response_format\":\"json\""), INVALID, "response_format",
       "expected an object" },
     { CHAT, C("\"response_format\":{}"), INVALID, "response_format.type",
@@ -385,8 +414,8 @@ static const bad_t bad[] = {
     { TEXT, T("\"suffix\":\"end\""), INVALID, "suffix",
       "insertion is not "
       "supported" },
-    { CHAT, C("\"guided_json\":{\"a\":1}"), INVALID, "guided_json",
-      "structured output is not supported" },
+    { CHAT, C("\"json_schema\":{\"a\":1}"), INVALID, "json_schema",
+      "use 'response_format'" },
     { CHAT, C("\"use_beam_search\":true"), INVALID, "use_beam_search",
       "beam search" },
     { CHAT, C("\"echo\":true"), INVALID, "echo", "on /v1/completions only" },

@@ -376,7 +376,7 @@ ask_engine(sampling_case_t *w, tr_sampled_t *out)
     memcpy(logits, w->logits, sizeof(logits));
     rc = p->target >= 0 ? tr_sampler_score(logits, VOCAB, p->target,
                                            p->logprobs, scratch, out)
-                        : tr_sampler_sample(&s, logits, scratch, out);
+                        : tr_sampler_sample(&s, logits, NULL, scratch, out);
     free(scratch);
     return rc;
 }

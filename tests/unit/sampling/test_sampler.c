@@ -67,7 +67,8 @@ sample(fixture_t *r)
     tr_sampled_t out;
 
     memcpy(logits, r->logits, sizeof(logits));
-    assert_int_equal(tr_sampler_sample(&r->s, logits, r->scratch, &out), TR_OK);
+    assert_int_equal(tr_sampler_sample(&r->s, logits, NULL, r->scratch, &out),
+                     TR_OK);
     return out.token;
 }
 
@@ -298,7 +299,8 @@ penalties_follow_their_formulas(void **state)
     }
     assert_int_equal(r.s.n_output, 4);
     memcpy(logits, r.logits, sizeof(logits));
-    assert_int_equal(tr_sampler_sample(&r.s, logits, r.scratch, &out), TR_OK);
+    assert_int_equal(tr_sampler_sample(&r.s, logits, NULL, r.scratch, &out),
+                     TR_OK);
     for (uint32_t i = 0; i < VOCAB; i++) {
         float want = some_logit(i);
         int n = 0, seen = 0;
@@ -392,7 +394,8 @@ logprobs_are_of_the_raw_logits(void **state)
     r.logits[30] = r.logits[31] = 5; /* a tie: the lower id first */
     r.logits[50] = -INFINITY;
     memcpy(logits, r.logits, sizeof(logits));
-    assert_int_equal(tr_sampler_sample(&r.s, logits, r.scratch, &out), TR_OK);
+    assert_int_equal(tr_sampler_sample(&r.s, logits, NULL, r.scratch, &out),
+                     TR_OK);
     assert_int_equal(out.token, 12);
     for (int i = 0; i < VOCAB; i++) {
         sum += exp(r.logits[i]);
@@ -427,7 +430,7 @@ logits_that_are_no_numbers_are_an_error(void **state)
     for (int i = 0; i < 2 * VOCAB; i++) {
         memcpy(logits, r.logits, sizeof(logits));
         logits[i / 2] = bad[i % 2];
-        assert_int_equal(tr_sampler_sample(&r.s, logits, r.scratch, &out),
+        assert_int_equal(tr_sampler_sample(&r.s, logits, NULL, r.scratch, &out),
                          TR_ERR_INTERNAL);
         assert_int_equal(tr_sampler_score(logits, VOCAB, 0, 0, r.scratch, &out),
                          TR_ERR_INTERNAL);
@@ -435,11 +438,11 @@ logits_that_are_no_numbers_are_an_error(void **state)
     for (int i = 0; i < VOCAB; i++) {
         logits[i] = -INFINITY;
     }
-    assert_int_equal(tr_sampler_sample(&r.s, logits, r.scratch, &out),
+    assert_int_equal(tr_sampler_sample(&r.s, logits, NULL, r.scratch, &out),
                      TR_ERR_INTERNAL);
     for (int i = 0; i < VOCAB; i++) { /* one token is enough */
         logits[i] = -80;
-        assert_int_equal(tr_sampler_sample(&r.s, logits, r.scratch, &out),
+        assert_int_equal(tr_sampler_sample(&r.s, logits, NULL, r.scratch, &out),
                          TR_OK);
         assert_int_equal(out.token, i);
         logits[i] = -INFINITY;
@@ -447,10 +450,63 @@ logits_that_are_no_numbers_are_an_error(void **state)
     rig_end(&r);
 }
 
+/* A mask bars before everything else, and logprobs do not know of it. */
+static void
+test_mask(void **state)
+{
+    fixture_t r = { .p = defaults };
+    uint32_t mask[(VOCAB + 31) / 32] = { 0 };
+    const int32_t eos[] = { 7 };
+    float logits[VOCAB];
+    tr_sampled_t out, free_out;
+    bool seen[VOCAB] = { false };
+
+    (void) state;
+    r.p.logprobs = 3;
+    rig_begin(&r, 1, NULL, 0);
+    mask[0] = 1u << 5 | 1u << 7;
+    mask[2] = 1u << 3; /* token 67 */
+    for (uint32_t i = 0; i < 300; i++) {
+        memcpy(logits, r.logits, sizeof(logits));
+        r.s.seed = i;
+        assert_int_equal(tr_sampler_sample(&r.s, logits, mask, r.scratch, &out),
+                         TR_OK);
+        seen[out.token] = true;
+    }
+    for (uint32_t i = 0; i < VOCAB; i++) {
+        assert_int_equal(seen[i], i == 5 || i == 7 || i == 67);
+    }
+    memcpy(logits, r.logits, sizeof(logits));
+    assert_int_equal(tr_sampler_score(r.logits, VOCAB, out.token, 3, r.scratch,
+                                      &free_out),
+                     TR_OK);
+    assert_float_equal(out.logprob, free_out.logprob, 1e-6);
+    assert_int_equal(out.top[0].token, free_out.top[0].token);
+    /* min_tokens bars the end, unless there is nothing else */
+    r.s.eos = eos;
+    r.s.n_eos = 1;
+    r.p.min_tokens = 10;
+    r.p.temperature = 0;
+    mask[0] = 1u << 7;
+    for (int i = 0; i < 2; i++) {
+        mask[2] = i == 0 ? 1u << 3 : 0;
+        memcpy(logits, r.logits, sizeof(logits));
+        assert_int_equal(tr_sampler_sample(&r.s, logits, mask, r.scratch, &out),
+                         TR_OK);
+        assert_int_equal(out.token, i == 0 ? 67 : 7);
+    }
+    mask[0] = 0;
+    memcpy(logits, r.logits, sizeof(logits));
+    assert_int_equal(tr_sampler_sample(&r.s, logits, mask, r.scratch, &out),
+                     TR_ERR_INTERNAL);
+    rig_end(&r);
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_mask),
         cmocka_unit_test(greedy_takes_the_largest_and_of_equals_the_lowest),
         cmocka_unit_test(draws_follow_the_distribution),
         cmocka_unit_test(ties_at_the_border_go_to_the_lower_ids),

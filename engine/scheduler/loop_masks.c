@@ -1,0 +1,121 @@
+/*
+ * Masks of constrained sequences (loop_internal.h).
+ *
+ * A sequence's next mask is known as soon as its newest token is.  On the CPU
+ * that is before the batch is submitted: the masks of a batch are made by the
+ * compute threads, which have nothing else to do then.  A mask that cannot be
+ * made (the grammar met a limit) fails its request alone, when the batch is
+ * complete; its row runs without one.
+ */
+#include "loop_internal.h"
+
+#include <stdlib.h>
+
+bool
+tr_loop_take_masks(tr_loop_t *l, uint32_t max_num_seqs)
+{
+    const tr_executor_t *x = l->executor;
+    uint32_t i;
+
+    if (x->vocabulary == NULL) {
+        return true;
+    }
+    l->mask_words = tr_vocabulary_words(x->vocabulary);
+    l->n_scratch = x->team.threads > 1 ? (uint32_t) x->team.threads : 1;
+    l->masks = calloc((size_t) max_num_seqs * l->mask_words, sizeof(*l->masks));
+    l->scratch = calloc(l->n_scratch, sizeof(*l->scratch));
+    if (l->masks == NULL || l->scratch == NULL) {
+        return false;
+    }
+    for (i = 0; i < l->n_scratch; i++) {
+        l->scratch[i] = tr_grammar_scratch_new(x->vocabulary);
+        if (l->scratch[i] == NULL) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void
+tr_loop_free_masks(tr_loop_t *l)
+{
+    uint32_t i;
+
+    for (i = 0; l->scratch != NULL && i < l->n_scratch; i++) {
+        tr_grammar_scratch_free(l->scratch[i]);
+    }
+    free(l->scratch);
+    free(l->masks);
+}
+
+/* Reasoning is free: the grammar begins behind it. */
+static bool
+tr_loop_constrained(const tr_sequence_t *q)
+{
+    return q->matcher != NULL
+           && (q->dialect == NULL || !tr_dialect_inside(q->dialect));
+}
+
+typedef struct {
+    tr_loop_t *loop;
+    tr_loop_batch_t *batch;
+    const tr_chunk_t *chunks;
+} tr_loop_masking_t;
+
+static void
+tr_loop_mask_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
+{
+    const tr_loop_masking_t *a = arg;
+    tr_loop_t *l = a->loop;
+    uint32_t i;
+
+    for (i = first; i < end; i++) {
+        tr_sequence_t *q = a->chunks[i].sequence;
+        uint32_t *mask = l->masks + (size_t) i * l->mask_words;
+
+        if (!a->chunks[i].sample || !tr_loop_constrained(q)) {
+            continue;
+        }
+        a->batch->refused[i] = tr_matcher_mask(q->matcher, l->scratch[worker],
+                                               q->sampler.eos, q->sampler.n_eos,
+                                               mask);
+        if (a->batch->refused[i] == TR_OK) {
+            a->batch->items[i].mask = mask;
+        }
+    }
+}
+
+void
+tr_loop_mask(tr_loop_t *l, tr_loop_batch_t *f, const tr_chunk_t *chunks)
+{
+    tr_loop_masking_t a = { l, f, chunks };
+    const tr_stream_t *team = &l->executor->team;
+    bool any = false;
+    uint32_t i;
+
+    for (i = 0; i < f->batch.n_items; i++) {
+        f->refused[i] = TR_OK;
+        any = any
+              || (chunks[i].sample && tr_loop_constrained(chunks[i].sequence));
+    }
+    if (any) {
+        tr_thread_pool_run(team->thread_pool, team->threads, f->batch.n_items,
+                           1, tr_loop_mask_rows, &a);
+    }
+}
+
+tr_status_t
+tr_loop_follow(tr_loop_t *l, tr_sequence_t *q, int32_t token)
+{
+    uint32_t i;
+
+    if (!tr_loop_constrained(q)) {
+        return TR_OK;
+    }
+    for (i = 0; i < q->sampler.n_eos; i++) {
+        if (q->sampler.eos[i] == token) {
+            return TR_OK; /* the mask had it where the answer may end */
+        }
+    }
+    return tr_matcher_token(q->matcher, l->scratch[0], token);
+}
