@@ -44,7 +44,7 @@ $(BENCH_ENGINE) $(BENCH_MANAGER) $(BENCH_ATTENTION) $(BENCH_STORE) \
 # runs where OpenBLAS is not.  JANSSON=-l:libjansson.a for a machine without.
 JANSSON   ?= -ljansson
 BENCH_GPU := $B/bench/bench_gpu
-$(BENCH_GPU): $(patsubst %,$B/obj/tests/bench/%.o,bench_gpu gpu_bed gpu_mix gpu_parts gpu_power) \
+$(BENCH_GPU): $(patsubst %,$B/obj/tests/bench/%.o,bench_gpu gpu_fixture gpu_mix gpu_limits gpu_power) \
     $B/libtokenring.a
 	@mkdir -p $(@D)
 	@echo "  LD    $@"

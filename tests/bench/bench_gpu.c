@@ -47,7 +47,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "gpu_bed.h"
+#include "gpu_fixture.h"
 #include "engine/config/log.h"
 
 #define WARM_STEPS 8u

@@ -8,7 +8,7 @@
  * the scheduler does when as many requests are there as the pool holds: a few
  * less than that, so that nobody is ever preempted.
  */
-#include "gpu_bed.h"
+#include "gpu_fixture.h"
 
 #include <math.h>
 #include <stdio.h>

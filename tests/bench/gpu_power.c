@@ -1,11 +1,11 @@
 /*
- * What the device draws, of NVML, which is part of the driver (gpu_bed.h).
+ * What the device draws, of NVML, which is part of the driver (gpu_fixture.h).
  * Looked up when the program runs, so that it need not be there.
  */
 #include <dlfcn.h>
 #include <stdlib.h>
 
-#include "gpu_bed.h"
+#include "gpu_fixture.h"
 
 typedef int (*nvml_t)(void);
 typedef int (*nvml_number_t)(unsigned *);

@@ -2,7 +2,7 @@
  * Steps and plans that kv_append and kv_compress cannot follow: each is refused
  * and changes nothing.
  */
-#include "tests/unit/fixtures/kv_append_play.h"
+#include "tests/unit/fixtures/kv_append_step.h"
 
 /* A slot with tiers and window, ready for a step of one token. */
 static bed_t *

@@ -1,7 +1,7 @@
 /*
  * The KV cache under random operations, against a record that knows nothing of
  * pages (kv_record.h).  Every head decides for itself; steps run through a
- * small imitation of the kernels (kv_rig.h) that finds tokens by the tables
+ * small imitation of the kernels (kv_fixture.h) that finds tokens by the tables
  * alone.
  *
  *   TR_KV_OPS=N   operations of the long test (default 2,000,000, some 10 s)

@@ -2,12 +2,12 @@
  * A device's KV cache under a step loop that is ahead of it: random sequences
  * come, compute prompts, are compressed, generate, fork, go out and come in, are
  * closed while rows of theirs are under way, on a software device that runs late
- * (tests/soft), beside the CPU's cache.  See kv_device_rig.h for what is held.
+ * (tests/soft), beside the CPU's cache.  See kv_device_fixture.h for what is held.
  *
  *   TR_KV_ROUNDS=N  rounds (default 12; more until all that is rare was seen)
  *   TR_KV_SEED=N    the seed that a failure printed, for one round
  */
-#include "tests/unit/fixtures/kv_device_follow.h"
+#include "tests/unit/fixtures/kv_device_compare.h"
 
 #include <time.h>
 

@@ -4,14 +4,14 @@
  *
  * Whatever fails ends the program with a line that says what and why.
  */
-#ifndef TR_BENCH_GPU_BED_H
-#define TR_BENCH_GPU_BED_H
+#ifndef TR_BENCH_GPU_FIXTURE_H
+#define TR_BENCH_GPU_FIXTURE_H
 
 #include "engine/executor/executor_cuda.h"
 
 #define BED_SEQS_MAX 4096u
 
-/* ---- gpu_bed.c: the executor and its sequences -------------------------- */
+/* ---- gpu_fixture.c: the executor and its sequences -------------------------- */
 
 typedef struct {
     int32_t slot;
@@ -67,7 +67,7 @@ typedef struct {
 /* Measures a full pool in its steady state, and prints a line. */
 void bed_mix(bed_t *b, const bed_mix_t *a);
 
-/* ---- gpu_parts.c: what the device can ----------------------------------- */
+/* ---- gpu_limits.c: what the device can ----------------------------------- */
 
 /* Bytes read and written a second by a copy: the best of all calls, bed_open's
  * first, since those behind steps came out up to 7% apart. */

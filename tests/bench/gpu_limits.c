@@ -1,8 +1,8 @@
 /*
- * What the device can by itself (gpu_bed.h), timed by its events, the best of a
+ * What the device can by itself (gpu_fixture.h), timed by its events, the best of a
  * few rounds; by this a step is judged.
  */
-#include "gpu_bed.h"
+#include "gpu_fixture.h"
 
 #include <math.h>
 

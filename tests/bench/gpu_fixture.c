@@ -1,7 +1,7 @@
 /*
- * The executor and its sequences (gpu_bed.h).
+ * The executor and its sequences (gpu_fixture.h).
  */
-#include "gpu_bed.h"
+#include "gpu_fixture.h"
 
 #include <stdio.h>
 #include <stdlib.h>
