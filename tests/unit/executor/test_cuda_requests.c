@@ -39,16 +39,17 @@
 
 /* In nats.  lp: of a token's logprob, and half of what an alternative's may
  * differ by; mean: of those of an answer; gap: between tokens that took each
- * other's place.  An alternative may also differ by `share` as a probability. */
+ * other's place.  An alternative may also differ by `share` as a
+ * probability. */
 typedef struct {
     double lp, mean, gap, share;
 } bound_t;
 
 /* 16 bits alone leave 2^-11 of a value, 0.02 of a logprob; where codes of few
- * bits flip, single tokens were seen to move by 0.5.  When a token has nearly all
- * of the probability, that says little of the others in nats: alone, with noise
- * of 2^-15 drawn eight times, static gave one token 0.83 to 1 and the next -8.2
- * to -2.1.  What others gain is what it loses: 1 - exp(-lp). */
+ * bits flip, single tokens were seen to move by 0.5.  When a token has nearly
+ * all of the probability, that says little of the others in nats: alone, with
+ * noise of 2^-15 drawn eight times, static gave one token 0.83 to 1 and the
+ * next -8.2 to -2.1.  What others gain is what it loses: 1 - exp(-lp). */
 static const bound_t exactly = { 0.05, 0.02, 0.05, 0 };
 static const bound_t coded = { 1.5, 0.25, 1, 0.78 };
 
@@ -93,13 +94,13 @@ static void
 disturb(requests_fixture_t *c, uint32_t next, uint64_t *rng)
 {
     uint32_t some = next < LATEST ? next : LATEST;
-    uint32_t i = next - 1 - rig_below(rng, some);
+    uint32_t i = next - 1 - rng_below(rng, some);
     tr_request_t *r = c->request[i];
 
     if (r == NULL) {
         return;
     }
-    if (rig_below(rng, 8) == 0) {
+    if (rng_below(rng, 8) == 0) {
         c->done.aborted += !c->asks[i].aborted;
         c->asks[i].aborted = true;
         atomic_store(&r->control, TR_CONTROL_ABORT);
@@ -150,10 +151,10 @@ run_crowd(ask_t *asks, uint32_t n, uint64_t rng, made_way_t *sum)
     forget_crowd(asks, n);
     crowd_start(&c, asks, n, true, SCARCE);
     while (next < n || c.open != 0) {
-        next = arrive(&c, next, 8 + rig_below(&rng, 64));
+        next = arrive(&c, next, 8 + rng_below(&rng, 64));
         if (!turn(&c) || ++turns % 60 == 0) {
             resume(&c);
-        } else if (next > 0 && rig_below(&rng, 4) == 0) {
+        } else if (next > 0 && rng_below(&rng, 4) == 0) {
             disturb(&c, next, &rng);
         }
     }
@@ -409,8 +410,8 @@ test_requests(void **state)
     free_asks(asks, n);
 }
 
-/* This program again, on a software device of that kind, with a seed and so many
- * requests; what it says. */
+/* This program again, on a software device of that kind, with a seed and so
+ * many requests; what it says. */
 static int
 again(const char *environment, uint64_t with, uint32_t requests, char *said,
       size_t size)
@@ -475,7 +476,7 @@ setup(void **state)
     tr_error_t err;
 
     (void) state;
-    seed = rig_seed();
+    seed = rng_seed();
     exact = getenv("TR_CUDA_LIBRARY") == NULL
             && getenv("TOKENRING_SOFT_NOISE") == NULL;
     tr_log_open("stderr", TR_LEVEL_WARN);

@@ -76,9 +76,9 @@ make_gens(gen_t *gens, uint32_t n, uint64_t *rng)
         gen_t *g = &gens[i];
 
         memset(g, 0, sizeof(*g));
-        g->n_prompt = 20 + rig_below(rng, 80);
-        g->n_out = 4 + rig_below(rng, 16);
-        g->seed = rig_next(rng);
+        g->n_prompt = 20 + rng_below(rng, 80);
+        g->n_out = 4 + rng_below(rng, 16);
+        g->seed = fixture_next(rng);
         g->params = gen_greedy();
         g->score = i % 4 == 1;
         for (uint32_t k = 0; k < g->n_prompt; k++) {
@@ -157,7 +157,7 @@ test_like_cpu(void **state)
     static gen_t cpu[SEQS], gpu[SEQS];
     tr_executor_t *a = open_executor("cpu", "full");
     tr_executor_t *b = open_executor("cuda", "full");
-    uint64_t rng = rig_seed();
+    uint64_t rng = rng_seed();
     uint32_t same, all;
     double worst = 0;
 
@@ -198,7 +198,7 @@ test_graphs(void **state)
                                      "diffkv:alpha_high=1,alpha_low=0.02");
     tr_executor_t *b = open_executor("cuda",
                                      "diffkv:alpha_high=1,alpha_low=0.02");
-    uint64_t rng = rig_seed();
+    uint64_t rng = rng_seed();
 
     (void) state;
     make_gens(one, SEQS, &rng);
@@ -235,7 +235,7 @@ test_policies(void **state)
     const char *chosen = getenv("TR_TEST_POLICIES");
     tr_config_t c = settings("cpu");
     tr_executor_t *a, *b;
-    uint64_t rng = rig_seed();
+    uint64_t rng = rng_seed();
     uint32_t same, all;
 
     (void) state;

@@ -190,13 +190,13 @@ static void
 test_faults(void **state)
 {
     static const char *const kinds[] = { "launch", "kernel", "lost" };
-    uint64_t rng = rig_seed();
+    uint64_t rng = rng_seed();
     uint32_t count[BROKEN + 1] = { 0 };
 
     (void) state;
     for (int i = 0; i < 30; i++) {
         const char *kind = kinds[i % 3];
-        uint32_t n = 1 + rig_below(&rng, i < 15 ? 2000 : 20000);
+        uint32_t n = 1 + rng_below(&rng, i < 15 ? 2000 : 20000);
         report_t r = with_failure(kind, n);
 
         count[r.outcome]++;

@@ -16,18 +16,19 @@ test_accepted(void **state)
 {
     tr_ring_client_t *c;
     tr_ring_event_t e;
-    fixture_t rig;
+    fixture_t fixture;
 
     (void) state;
-    rig_start(&rig, "served_model_name", "org/pocket", NULL);
-    c = rig_client(&rig, 0);
-    rig_submit(c,
-               "{\"prompt\":[5,6],\"n\":2,\"stream\":true,\"logprobs\":0,"
-               "\"stream_options\":{\"include_usage\":true},\"max_tokens\":2}",
-               strlen("{\"prompt\":[5,6],\"n\":2,\"stream\":true,\"logprobs\""
-                      ":0,\"stream_options\":{\"include_usage\":true},"
-                      "\"max_tokens\":2}"));
-    e = rig_event(c);
+    fixture_start(&fixture, "served_model_name", "org/pocket", NULL);
+    c = fixture_client(&fixture, 0);
+    fixture_submit(
+        c,
+        "{\"prompt\":[5,6],\"n\":2,\"stream\":true,\"logprobs\":0,"
+        "\"stream_options\":{\"include_usage\":true},\"max_tokens\":2}",
+        strlen("{\"prompt\":[5,6],\"n\":2,\"stream\":true,\"logprobs\""
+               ":0,\"stream_options\":{\"include_usage\":true},"
+               "\"max_tokens\":2}"));
+    e = fixture_event(c);
     assert_int_equal(e.type, TR_RECORD_ACCEPTED);
     assert_int_equal(e.head.accepted.endpoint, TR_ENDPOINT_COMPLETIONS);
     assert_int_equal(e.head.accepted.flags, TR_ACCEPTED_STREAM
@@ -37,14 +38,14 @@ test_accepted(void **state)
     assert_int_equal(e.head.accepted.prompt_tokens, 2);
     assert_int_equal(e.text.len, strlen("org/pocket"));
     assert_memory_equal(e.text.data, "org/pocket", e.text.len);
-    assert_int_equal(rig_event(c).type, TR_RECORD_STARTED);
+    assert_int_equal(fixture_event(c).type, TR_RECORD_STARTED);
     do {
-        e = rig_event(c);
+        e = fixture_event(c);
     } while (!e.last);
     assert_int_equal(e.type, TR_RECORD_FINISH);
     assert_int_equal(e.head.finish.completion_tokens, 4);
     tr_ring_client_close(c);
-    rig_stop(&rig);
+    fixture_stop(&fixture);
 }
 
 static void
@@ -52,23 +53,23 @@ test_refused(void **state)
 {
     tr_ring_client_t *c;
     tr_ring_event_t e;
-    fixture_t rig;
+    fixture_t fixture;
 
     (void) state;
-    rig_start(&rig, NULL);
-    c = rig_client(&rig, 0);
-    e = rig_run(c, "{\"prompt\":[5],\"temperature\":9}");
+    fixture_start(&fixture, NULL);
+    c = fixture_client(&fixture, 0);
+    e = fixture_run(c, "{\"prompt\":[5],\"temperature\":9}");
     assert_int_equal(e.type, TR_RECORD_ERROR);
     assert_int_equal(e.head.error.status, TR_ERR_INVALID);
     assert_int_equal(e.param.len, strlen("temperature"));
     assert_memory_equal(e.param.data, "temperature", e.param.len);
     assert_int_equal(e.head.error.retry_after_s, 0);
-    e = rig_run(c, "");
+    e = fixture_run(c, "");
     assert_int_equal(e.head.error.status, TR_ERR_INVALID);
-    e = rig_run(c, HELLO_BODY);
+    e = fixture_run(c, HELLO_BODY);
     assert_int_equal(e.type, TR_RECORD_FINISH);
     tr_ring_client_close(c);
-    rig_stop(&rig);
+    fixture_stop(&fixture);
 }
 
 #define DIFFERENT \
@@ -84,13 +85,13 @@ test_unknown_endpoint(void **state)
     tr_wire_bytes_t param, message;
     tr_wire_error_t error;
     tr_record_t rec;
-    fixture_t rig;
+    fixture_t fixture;
     uint32_t i;
     raw_t r;
 
     (void) state;
-    rig_start(&rig, NULL);
-    raw_open(&r, &rig, 0);
+    fixture_start(&fixture, NULL);
+    raw_open(&r, &fixture, 0);
     for (i = 0; i < 3; i++) {
         head.endpoint = unknown[i];
         raw_put(&r, TR_RECORD_SUBMIT, TR_FLAG_MORE, TR_ID(i, 1), &head,
@@ -107,7 +108,7 @@ test_unknown_endpoint(void **state)
     raw_submit(&r, TR_ID(0, 2), HELLO_BODY, TR_BODY_UNKNOWN, false);
     assert_int_equal(raw_end(&r, TR_ID(0, 2)), TR_FINISH_LENGTH);
     raw_close(&r);
-    rig_stop(&rig);
+    fixture_stop(&fixture);
 }
 
 /* The model that the gateway read comes ahead of the body, in any pieces, and
@@ -126,13 +127,13 @@ test_routed_model(void **state)
     tr_wire_bytes_t param, message;
     tr_wire_error_t error;
     uint8_t payload[1024];
-    fixture_t rig;
+    fixture_t fixture;
     uint32_t i, cut;
     raw_t r;
 
     (void) state;
-    rig_start(&rig, NULL);
-    raw_open(&r, &rig, 0);
+    fixture_start(&fixture, NULL);
+    raw_open(&r, &fixture, 0);
     for (i = 0; i < 5; i++) {
         for (cut = 0; cut <= sizeof(model); cut++) {
             uint64_t id = TR_ID(i, cut + 1);
@@ -164,7 +165,7 @@ test_routed_model(void **state)
         }
     }
     raw_close(&r);
-    rig_stop(&rig);
+    fixture_stop(&fixture);
 }
 
 /* A body far larger than the ring, and one that is interleaved with it. */
@@ -177,7 +178,7 @@ test_large_bodies(void **state)
     char *body = malloc(len);
     tr_ring_client_t *c;
     tr_ring_event_t e;
-    fixture_t rig;
+    fixture_t fixture;
     raw_t r;
 
     (void) state;
@@ -185,18 +186,18 @@ test_large_bodies(void **state)
     memcpy(body, head, strlen(head));
     memset(body + strlen(head), 'x', fill);
     memcpy(body + strlen(head) + fill, tail, strlen(tail));
-    rig_start(&rig, NULL);
-    c = rig_client(&rig, 65536);
-    rig_submit(c, body, len);
+    fixture_start(&fixture, NULL);
+    c = fixture_client(&fixture, 65536);
+    fixture_submit(c, body, len);
     do {
-        e = rig_event(c);
+        e = fixture_event(c);
     } while (!e.last);
     assert_int_equal(e.type, TR_RECORD_FINISH);
     assert_int_equal(e.head.finish.completion_tokens, 3);
     tr_ring_client_close(c);
     free(body);
 
-    raw_open(&r, &rig, 65536);
+    raw_open(&r, &fixture, 65536);
     raw_submit(&r, TR_ID(0, 1), "{\"prompt\":[1,", TR_BODY_UNKNOWN, true);
     raw_submit(&r, TR_ID(1, 1), "{\"prompt\":[2", 29, true);
     raw_part(&r, TR_ID(0, 1), "2,3,4],", true);
@@ -208,7 +209,7 @@ test_large_bodies(void **state)
     raw_next(&r); /* ACCEPTED */
     assert_int_equal(raw_end(&r, TR_ID(1, 1)), TR_FINISH_LENGTH);
     raw_close(&r);
-    rig_stop(&rig);
+    fixture_stop(&fixture);
 }
 
 /* ---- commands ----------------------------------------------------------- */
@@ -231,12 +232,12 @@ expect_aborted(raw_t *r, uint64_t id)
 static void
 test_abort(void **state)
 {
-    fixture_t rig;
+    fixture_t fixture;
     raw_t r;
 
     (void) state;
-    rig_start(&rig, "null_rate", "1", NULL);
-    raw_open(&r, &rig, 65536);
+    fixture_start(&fixture, "null_rate", "1", NULL);
+    raw_open(&r, &fixture, 65536);
 
     /* the command is there before the body */
     raw_command(&r, TR_ID(0, 1), TR_CONTROL_ABORT);
@@ -264,7 +265,7 @@ test_abort(void **state)
     raw_next(&r);
     assert_int_equal(raw_end(&r, TR_ID(0, 4)), TR_FINISH_LENGTH);
     raw_close(&r);
-    rig_stop(&rig);
+    fixture_stop(&fixture);
 }
 
 /* ---- limits ------------------------------------------------------------- */
@@ -276,13 +277,13 @@ test_queue_full(void **state)
     tr_wire_bytes_t param, message;
     tr_record_t rec;
     uint32_t slot, accepted = 0, refused = 0;
-    fixture_t rig;
+    fixture_t fixture;
     raw_t r;
 
     (void) state;
-    rig_start(&rig, "null_rate", "1", "max_num_seqs", "1", "max_queue", "2",
-              NULL);
-    raw_open(&r, &rig, 65536);
+    fixture_start(&fixture, "null_rate", "1", "max_num_seqs", "1", "max_queue",
+                  "2", NULL);
+    raw_open(&r, &fixture, 65536);
     for (slot = 0; slot < 20; slot++) {
         raw_submit(&r, TR_ID(slot, 1), LONG_BODY, TR_BODY_UNKNOWN, false);
     }
@@ -302,7 +303,7 @@ test_queue_full(void **state)
     /* one runs, two wait; what the loop took in between may vary by one */
     assert_true(accepted >= 2 && accepted <= 4);
     raw_close(&r);
-    rig_stop(&rig);
+    fixture_stop(&fixture);
 }
 
 /* Of 100 requests of 64 bytes that ask for 16 MiB each, as many are let in as
@@ -315,22 +316,22 @@ test_layout_bounded(void **state)
     uint32_t round, i, accepted, refused;
     tr_ring_client_t *c;
     tr_error_t err;
-    fixture_t rig;
+    fixture_t fixture;
     int fds;
 
     (void) state;
-    rig_start(&rig, "null_rate", "0.01", "max_num_seqs", "1", NULL);
+    fixture_start(&fixture, "null_rate", "0.01", "max_num_seqs", "1", NULL);
     fds = count_fds();
     for (round = 0; round < 2; round++) {
-        assert_int_equal(tr_ring_client_connect(rig.config.socket, &options,
+        assert_int_equal(tr_ring_client_connect(fixture.config.socket, &options,
                                                 PATIENCE_MS, &c, &err),
                          TR_OK);
         for (i = 0; i < 100; i++) {
-            rig_submit(c, body, strlen(body));
+            fixture_submit(c, body, strlen(body));
         }
         accepted = refused = 0;
         while (accepted + refused < 100) {
-            tr_ring_event_t e = rig_event(c);
+            tr_ring_event_t e = fixture_event(c);
 
             if (e.type == TR_RECORD_ERROR) {
                 assert_int_equal(e.head.error.status, TR_ERR_QUEUE_FULL);
@@ -345,7 +346,7 @@ test_layout_bounded(void **state)
         }
         assert_int_equal(count_fds(), fds);
     }
-    rig_stop(&rig);
+    fixture_stop(&fixture);
 }
 
 static void
@@ -355,23 +356,23 @@ test_allow_uids(void **state)
     int sock, fds[TR_CHANNEL_FDS];
     char why[80], me[32];
     unsigned got;
-    fixture_t rig;
+    fixture_t fixture;
 
     (void) state;
-    rig_start(&rig, "allow_uids", "4000000000", NULL);
-    sock = raw_connect(rig.config.socket);
+    fixture_start(&fixture, "allow_uids", "4000000000", NULL);
+    sock = raw_connect(fixture.config.socket);
     assert_true(raw_welcome(sock, &welcome, fds, &got));
     assert_int_equal(welcome.refused, 1);
     snprintf(why, sizeof(why), "user %u is not in allow_uids", getuid());
     assert_string_equal(welcome.message, why);
     raw_expect_hangup(sock);
     close(sock);
-    rig_stop(&rig);
+    fixture_stop(&fixture);
 
     snprintf(me, sizeof(me), "4000000000,%u", getuid());
-    rig_start(&rig, "allow_uids", me, NULL);
-    rig_check_alive(&rig);
-    rig_stop(&rig);
+    fixture_start(&fixture, "allow_uids", me, NULL);
+    fixture_check_alive(&fixture);
+    fixture_stop(&fixture);
 }
 
 /* ---- the status page ---------------------------------------------------- */
@@ -399,11 +400,11 @@ test_status_page(void **state)
     tr_status_card_t card;
     tr_ring_client_t *c;
     uint64_t id;
-    fixture_t rig;
+    fixture_t fixture;
 
     (void) state;
-    rig_start(&rig, "null_rate", "200", NULL);
-    c = rig_client(&rig, 0);
+    fixture_start(&fixture, "null_rate", "200", NULL);
+    c = fixture_client(&fixture, 0);
     tr_status_card_copy(tr_ring_client_status(c), &card);
     assert_string_equal(card.model, "pocket");
     assert_string_equal(card.backend, "null");
@@ -415,7 +416,7 @@ test_status_page(void **state)
     assert_int_equal(a.running, 0);
     assert_true(a.queue_free > 0);
 
-    id = rig_submit(c, LONG_BODY, strlen(LONG_BODY));
+    id = fixture_submit(c, LONG_BODY, strlen(LONG_BODY));
     wait_running(c, 1);
     tr_ring_client_admission(c, &a);
     assert_true(a.last_step_us > 0);
@@ -429,18 +430,18 @@ test_status_page(void **state)
                          &tr_ring_client_status(c)->counters.channels_opened),
                      1);
     tr_ring_client_close(c);
-    rig_stop(&rig);
+    fixture_stop(&fixture);
 }
 
 /* ---- start and end ------------------------------------------------------ */
 
 static void
-expect_start_error(fixture_t *rig, const char *message)
+expect_start_error(fixture_t *fixture, const char *message)
 {
     tr_engine_t *other;
     tr_error_t err;
 
-    assert_true(tr_engine_start(&rig->config, &other, &err) != TR_OK);
+    assert_true(tr_engine_start(&fixture->config, &other, &err) != TR_OK);
     if (strstr(err.text, message) == NULL) {
         fail_msg("got \"%s\", expected \"%s\"", err.text, message);
     }
@@ -451,70 +452,73 @@ test_socket_path(void **state)
 {
     struct stat st;
     char text[64];
-    fixture_t rig;
+    fixture_t fixture;
     FILE *f;
     int sock;
 
     (void) state;
-    rig_start(&rig, "socket_mode", "0620", NULL);
-    assert_int_equal(lstat(rig.config.socket, &st), 0);
+    fixture_start(&fixture, "socket_mode", "0620", NULL);
+    assert_int_equal(lstat(fixture.config.socket, &st), 0);
     assert_true(S_ISSOCK(st.st_mode));
     assert_int_equal(st.st_mode & 07777, 0620);
     snprintf(text, sizeof(text), "another engine (pid %ld)", (long) getpid());
-    expect_start_error(&rig, text);
-    rig_check_alive(&rig); /* it has lost nothing by that */
-    rig_stop(&rig);
+    expect_start_error(&fixture, text);
+    fixture_check_alive(&fixture); /* it has lost nothing by that */
+    fixture_stop(&fixture);
 
     /* a dead engine's socket is replaced */
     sock = socket(AF_UNIX, SOCK_STREAM, 0);
     {
-        struct sockaddr_un addr = raw_address(rig.config.socket);
+        struct sockaddr_un addr = raw_address(fixture.config.socket);
 
         assert_int_equal(bind(sock, (struct sockaddr *) &addr, sizeof(addr)),
                          0);
     }
     close(sock);
     {
-        tr_error_t err; /* rig_start would take another path */
+        tr_error_t err; /* fixture_start would take another path */
 
-        assert_int_equal(tr_engine_start(&rig.config, &rig.engine, &err),
+        assert_int_equal(tr_engine_start(&fixture.config, &fixture.engine,
+                                         &err),
                          TR_OK);
     }
-    rig_check_alive(&rig);
+    fixture_check_alive(&fixture);
 
     /* a socket that is not ours any more is left alone */
-    assert_int_equal(unlink(rig.config.socket), 0);
-    f = fopen(rig.config.socket, "w");
+    assert_int_equal(unlink(fixture.config.socket), 0);
+    f = fopen(fixture.config.socket, "w");
     assert_non_null(f);
     fclose(f);
-    tr_engine_stop(rig.engine);
-    assert_int_equal(access(rig.config.socket, F_OK), 0);
-    expect_start_error(&rig, "exists and is not a socket");
-    assert_int_equal(unlink(rig.config.socket), 0);
+    tr_engine_stop(fixture.engine);
+    assert_int_equal(access(fixture.config.socket, F_OK), 0);
+    expect_start_error(&fixture, "exists and is not a socket");
+    assert_int_equal(unlink(fixture.config.socket), 0);
 
-    snprintf(rig.config.socket, sizeof(rig.config.socket),
+    snprintf(fixture.config.socket, sizeof(fixture.config.socket),
              "/nonexistent/dir/e.sock");
-    expect_start_error(&rig, "cannot write a file in /nonexistent/dir: No such "
-                             "file or directory");
+    expect_start_error(&fixture,
+                       "cannot write a file in /nonexistent/dir: No such "
+                       "file or directory");
 }
 
 static void
 test_bad_starts(void **state)
 {
-    fixture_t rig;
+    fixture_t fixture;
     char path[TR_CONFIG_PATH];
 
     (void) state;
-    rig_start(&rig, NULL);
-    rig_stop(&rig);
-    memcpy(path, rig.config.model, sizeof(path));
-    snprintf(rig.config.model, sizeof(rig.config.model), "/nonexistent");
-    expect_start_error(&rig, "/nonexistent");
-    memcpy(rig.config.model, path, sizeof(path));
-    snprintf(rig.config.chat_template, sizeof(rig.config.chat_template),
+    fixture_start(&fixture, NULL);
+    fixture_stop(&fixture);
+    memcpy(path, fixture.config.model, sizeof(path));
+    snprintf(fixture.config.model, sizeof(fixture.config.model),
+             "/nonexistent");
+    expect_start_error(&fixture, "/nonexistent");
+    memcpy(fixture.config.model, path, sizeof(path));
+    snprintf(fixture.config.chat_template, sizeof(fixture.config.chat_template),
              "chatml");
-    expect_start_error(&rig, "<|im_start|>");
-    assert_int_equal(access(rig.config.socket, F_OK), -1);
+    expect_start_error(&fixture, "<|im_start|>");
+    assert_int_equal(access(fixture.config.socket, F_OK), -1);
 }
 
 /* An engine that is killed leaves a lock file and a socket, and the next one
@@ -525,41 +529,44 @@ test_killed(void **state)
     int ready[2], status;
     pid_t pid;
     char byte;
-    fixture_t rig;
+    fixture_t fixture;
 
     (void) state;
     assert_int_equal(pipe(ready), 0);
     pid = fork();
     assert_true(pid >= 0);
     if (pid == 0) {
-        rig.config.socket[0] = '\0';
-        rig_start(&rig, NULL);
+        fixture.config.socket[0] = '\0';
+        fixture_start(&fixture, NULL);
         /* the child's own path: made of its process id */
-        if (write(ready[1], rig.config.socket, sizeof(rig.config.socket)) < 0) {
+        if (write(ready[1], fixture.config.socket,
+                  sizeof(fixture.config.socket))
+            < 0) {
             _exit(1);
         }
         pause();
         _exit(0);
     }
     close(ready[1]);
-    rig_start(&rig, NULL);
-    rig_stop(&rig);
-    assert_int_equal(read(ready[0], rig.config.socket,
-                          sizeof(rig.config.socket)),
-                     sizeof(rig.config.socket));
+    fixture_start(&fixture, NULL);
+    fixture_stop(&fixture);
+    assert_int_equal(read(ready[0], fixture.config.socket,
+                          sizeof(fixture.config.socket)),
+                     sizeof(fixture.config.socket));
     kill(pid, SIGKILL);
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_int_equal(read(ready[0], &byte, 1), 0);
     close(ready[0]);
-    assert_int_equal(access(rig.config.socket, F_OK), 0);
+    assert_int_equal(access(fixture.config.socket, F_OK), 0);
     {
         tr_error_t err;
 
-        assert_int_equal(tr_engine_start(&rig.config, &rig.engine, &err),
+        assert_int_equal(tr_engine_start(&fixture.config, &fixture.engine,
+                                         &err),
                          TR_OK);
     }
-    rig_check_alive(&rig);
-    rig_stop(&rig);
+    fixture_check_alive(&fixture);
+    fixture_stop(&fixture);
 }
 
 static void *
@@ -592,19 +599,20 @@ test_drain(void **state)
     pthread_t thread;
     uint64_t id, late;
     tr_error_t err;
-    fixture_t rig;
+    fixture_t fixture;
 
     (void) state;
-    rig_start(&rig, "null_rate", "20", NULL);
-    c = rig_client(&rig, 0);
-    id = rig_submit(c, body, strlen(body));
-    assert_int_equal(rig_event(c).type, TR_RECORD_ACCEPTED);
-    assert_int_equal(rig_event(c).type, TR_RECORD_STARTED);
-    assert_int_equal(pthread_create(&thread, NULL, drain_run, rig.engine), 0);
+    fixture_start(&fixture, "null_rate", "20", NULL);
+    c = fixture_client(&fixture, 0);
+    id = fixture_submit(c, body, strlen(body));
+    assert_int_equal(fixture_event(c).type, TR_RECORD_ACCEPTED);
+    assert_int_equal(fixture_event(c).type, TR_RECORD_STARTED);
+    assert_int_equal(pthread_create(&thread, NULL, drain_run, fixture.engine),
+                     0);
     wait_draining(c);
-    late = rig_submit(c, HELLO_BODY, strlen(HELLO_BODY));
+    late = fixture_submit(c, HELLO_BODY, strlen(HELLO_BODY));
     while (tr_ring_client_in_flight(c) != 0) {
-        tr_ring_event_t e = rig_event(c);
+        tr_ring_event_t e = fixture_event(c);
 
         if (e.id == late) {
             assert_int_equal(e.type, TR_RECORD_ERROR);
@@ -627,18 +635,19 @@ test_drain(void **state)
                          TR_ERR_CLOSED);
     }
     tr_ring_client_close(c);
-    rig_stop(&rig);
+    fixture_stop(&fixture);
 }
 
 /* ---- `tokenring drain` -------------------------------------------------- */
 
 static tr_ring_client_t *
-drain(const fixture_t *rig, uint32_t what)
+drain(const fixture_t *fixture, uint32_t what)
 {
     tr_ring_client_t *c;
     tr_error_t err;
 
-    if (tr_ring_client_drain(rig->config.socket, what, PATIENCE_MS, &c, &err)
+    if (tr_ring_client_drain(fixture->config.socket, what, PATIENCE_MS, &c,
+                             &err)
         != TR_OK) {
         fail_msg("%s", err.text);
     }
@@ -656,32 +665,32 @@ test_drain_request(void **state)
     tr_ring_event_t end;
     uint64_t ids[2];
     unsigned left = 2;
-    fixture_t rig;
+    fixture_t fixture;
     raw_t raw;
 
     (void) state;
-    rig_start(&rig, "null_rate", "20", "max_num_seqs", "1", NULL);
-    c = rig_client(&rig, 0);
-    ids[0] = rig_submit(c, sixty, strlen(sixty));
-    while (rig_event(c).type != TR_RECORD_STARTED) {
+    fixture_start(&fixture, "null_rate", "20", "max_num_seqs", "1", NULL);
+    c = fixture_client(&fixture, 0);
+    ids[0] = fixture_submit(c, sixty, strlen(sixty));
+    while (fixture_event(c).type != TR_RECORD_STARTED) {
     }
-    ids[1] = rig_submit(c, HELLO_BODY, strlen(HELLO_BODY));
-    while (rig_event(c).id != ids[1]) {
+    ids[1] = fixture_submit(c, HELLO_BODY, strlen(HELLO_BODY));
+    while (fixture_event(c).id != ids[1]) {
     }
-    raw_open(&raw, &rig, 0);
+    raw_open(&raw, &fixture, 0);
     raw_submit(&raw, TR_ID(0, 1), "{\"prompt\":[5],", TR_BODY_UNKNOWN, true);
     do {
         tr_ring_client_admission(c, &a);
     } while (a.inside != 3);
 
-    admin = drain(&rig, TR_DRAIN_START);
+    admin = drain(&fixture, TR_DRAIN_START);
     wait_draining(admin);
-    end = rig_run(admin, HELLO_BODY);
+    end = fixture_run(admin, HELLO_BODY);
     assert_int_equal(end.type, TR_RECORD_ERROR);
     assert_int_equal(end.head.error.status, TR_ERR_DRAINING);
 
     while (left != 0) {
-        end = rig_event(c);
+        end = fixture_event(c);
         if (end.last && (end.id == ids[0] || end.id == ids[1])) {
             assert_int_equal(end.type, TR_RECORD_FINISH);
             assert_int_equal(end.head.finish.reason, TR_FINISH_LENGTH);
@@ -695,16 +704,16 @@ test_drain_request(void **state)
     } while (a.inside != 0);
     assert_int_equal(a.state, TR_ENGINE_DRAINING);
 
-    undo = drain(&rig, TR_DRAIN_UNDO);
+    undo = drain(&fixture, TR_DRAIN_UNDO);
     do {
         tr_ring_client_admission(undo, &a);
     } while (a.state != TR_ENGINE_READY);
-    rig_check_alive(&rig);
+    fixture_check_alive(&fixture);
     tr_ring_client_close(undo);
     tr_ring_client_close(admin);
     tr_ring_client_close(c);
     raw_close(&raw);
-    rig_stop(&rig);
+    fixture_stop(&fixture);
 }
 
 /* Prompts and answers of all choices; an answer is as long as the last ones
@@ -718,13 +727,13 @@ test_outstanding_tokens(void **state)
     tr_status_admission_t a;
     tr_ring_client_t *c;
     uint64_t id;
-    fixture_t rig;
+    fixture_t fixture;
     int i;
 
     (void) state;
-    rig_start(&rig, "null_rate", "0.01", NULL);
-    c = rig_client(&rig, 0);
-    id = rig_submit(c, two, strlen(two));
+    fixture_start(&fixture, "null_rate", "0.01", NULL);
+    c = fixture_client(&fixture, 0);
+    id = fixture_submit(c, two, strlen(two));
     wait_running(c, 1);
     tr_ring_client_admission(c, &a);
     assert_int_equal(a.inside, 1);
@@ -738,21 +747,21 @@ test_outstanding_tokens(void **state)
 
     /* an abort has taught nothing, a hundred answers of one token have */
     for (i = 0; i < 100; i++) {
-        while (!rig_event(c).last) {
+        while (!fixture_event(c).last) {
         }
-        id = rig_submit(c, one, strlen(one));
+        id = fixture_submit(c, one, strlen(one));
     }
-    while (!rig_event(c).last) {
+    while (!fixture_event(c).last) {
     }
     do {
         tr_ring_client_admission(c, &a);
     } while (a.inside != 0);
-    id = rig_submit(c, two, strlen(two));
+    id = fixture_submit(c, two, strlen(two));
     wait_running(c, 1);
     tr_ring_client_admission(c, &a);
     assert_in_range(a.outstanding_tokens, 2 * (3 + 1), 2 * (3 + 3));
     tr_ring_client_close(c);
-    rig_stop(&rig);
+    fixture_stop(&fixture);
 }
 
 /* What runs goes on to its end, what waits for it is refused at once. */
@@ -764,20 +773,21 @@ test_drain_queue(void **state)
     tr_ring_client_t *c;
     pthread_t thread;
     uint64_t id, queued;
-    fixture_t rig;
+    fixture_t fixture;
 
     (void) state;
-    rig_start(&rig, "null_rate", "20", "max_num_seqs", "1", NULL);
-    c = rig_client(&rig, 0);
-    id = rig_submit(c, body, strlen(body));
-    while (rig_event(c).type != TR_RECORD_STARTED) {
+    fixture_start(&fixture, "null_rate", "20", "max_num_seqs", "1", NULL);
+    c = fixture_client(&fixture, 0);
+    id = fixture_submit(c, body, strlen(body));
+    while (fixture_event(c).type != TR_RECORD_STARTED) {
     }
-    queued = rig_submit(c, body, strlen(body));
-    while (rig_event(c).id != queued) {
+    queued = fixture_submit(c, body, strlen(body));
+    while (fixture_event(c).id != queued) {
     }
-    assert_int_equal(pthread_create(&thread, NULL, drain_run, rig.engine), 0);
+    assert_int_equal(pthread_create(&thread, NULL, drain_run, fixture.engine),
+                     0);
     while (running || waiting) {
-        tr_ring_event_t e = rig_event(c);
+        tr_ring_event_t e = fixture_event(c);
 
         if (e.id == queued) {
             assert_int_equal(e.type, TR_RECORD_ERROR);
@@ -794,7 +804,7 @@ test_drain_queue(void **state)
     }
     pthread_join(thread, NULL);
     tr_ring_client_close(c);
-    rig_stop(&rig);
+    fixture_stop(&fixture);
 }
 
 /* Time is up, or somebody is in a hurry: an error ends what still runs. */
@@ -804,26 +814,27 @@ drain_short(const char *timeout, bool hurry)
     tr_ring_client_t *c;
     tr_ring_event_t e;
     pthread_t thread;
-    fixture_t rig;
+    fixture_t fixture;
 
-    rig_start(&rig, "null_rate", "1", "drain_timeout", timeout, NULL);
-    c = rig_client(&rig, 0);
-    rig_submit(c, LONG_BODY, strlen(LONG_BODY));
-    assert_int_equal(rig_event(c).type, TR_RECORD_ACCEPTED);
-    assert_int_equal(rig_event(c).type, TR_RECORD_STARTED);
-    assert_int_equal(pthread_create(&thread, NULL, drain_run, rig.engine), 0);
+    fixture_start(&fixture, "null_rate", "1", "drain_timeout", timeout, NULL);
+    c = fixture_client(&fixture, 0);
+    fixture_submit(c, LONG_BODY, strlen(LONG_BODY));
+    assert_int_equal(fixture_event(c).type, TR_RECORD_ACCEPTED);
+    assert_int_equal(fixture_event(c).type, TR_RECORD_STARTED);
+    assert_int_equal(pthread_create(&thread, NULL, drain_run, fixture.engine),
+                     0);
     if (hurry) {
         wait_draining(c);
-        tr_engine_hurry(rig.engine);
+        tr_engine_hurry(fixture.engine);
     }
     do {
-        e = rig_event(c);
+        e = fixture_event(c);
     } while (!e.last);
     assert_int_equal(e.type, TR_RECORD_ERROR);
     assert_int_equal(e.head.error.status, TR_ERR_DRAINING);
     pthread_join(thread, NULL);
     tr_ring_client_close(c);
-    rig_stop(&rig);
+    fixture_stop(&fixture);
 }
 
 static void
@@ -840,17 +851,17 @@ test_stop(void **state)
 {
     int fds = count_fds();
     uint32_t slot;
-    fixture_t rig;
+    fixture_t fixture;
     raw_t r;
 
     (void) state;
-    rig_start(&rig, "null_rate", "1", "max_num_seqs", "2", NULL);
-    raw_open(&r, &rig, 65536);
+    fixture_start(&fixture, "null_rate", "1", "max_num_seqs", "2", NULL);
+    raw_open(&r, &fixture, 65536);
     for (slot = 0; slot < 64; slot++) {
         raw_submit(&r, TR_ID(slot, 1), LONG_BODY, TR_BODY_UNKNOWN,
                    slot % 3 == 0);
     }
-    rig_stop(&rig);
+    fixture_stop(&fixture);
     raw_expect_hangup(r.sock);
     raw_close(&r);
     assert_int_equal(count_fds(), fds);

@@ -7,16 +7,17 @@
 
 #include <malloc.h>
 
-static fixture_t rig;
+static fixture_t fixture;
 static int base_fds;
 
 static int
 setup(void **state)
 {
     (void) state;
-    rig_start(&rig, "max_body", "100k", "channel_stall_timeout", "300ms", NULL);
+    fixture_start(&fixture, "max_body", "100k", "channel_stall_timeout",
+                  "300ms", NULL);
     base_fds = count_fds();
-    rig_check_alive(&rig);
+    fixture_check_alive(&fixture);
     return 0;
 }
 
@@ -24,7 +25,7 @@ static int
 teardown(void **state)
 {
     (void) state;
-    rig_stop(&rig);
+    fixture_stop(&fixture);
     return 0;
 }
 
@@ -39,7 +40,7 @@ check_nothing_left(void)
         usleep(1000);
     }
     assert_int_equal(count_fds(), base_fds);
-    rig_check_alive(&rig);
+    fixture_check_alive(&fixture);
 }
 
 /* ---- the handshake ------------------------------------------------------ */
@@ -47,7 +48,7 @@ check_nothing_left(void)
 static void
 refused_hello(const tr_hello_t *hello, const char *why)
 {
-    int sock = raw_connect(rig.config.socket), fds[TR_CHANNEL_FDS];
+    int sock = raw_connect(fixture.config.socket), fds[TR_CHANNEL_FDS];
     tr_welcome_t welcome;
     unsigned got;
 
@@ -91,7 +92,7 @@ test_bad_hello(void **state)
 static void
 test_huge_hello(void **state)
 {
-    int sock = raw_connect(rig.config.socket), fds[TR_CHANNEL_FDS];
+    int sock = raw_connect(fixture.config.socket), fds[TR_CHANNEL_FDS];
     tr_channel_map_t map;
     tr_welcome_t welcome;
     tr_hello_t hello;
@@ -107,8 +108,8 @@ test_huge_hello(void **state)
     assert_int_equal(welcome.version, TR_ABI_VERSION);
     assert_int_equal(tr_channel_attach(fds[TR_FD_CHANNEL], &map), TR_OK);
     assert_int_equal(map.slots, TR_CHANNEL_SLOTS_MAX);
-    assert_int_equal(map.request_capacity, rig.config.channel_ring);
-    assert_int_equal(map.response_capacity, rig.config.channel_ring);
+    assert_int_equal(map.request_capacity, fixture.config.channel_ring);
+    assert_int_equal(map.response_capacity, fixture.config.channel_ring);
     tr_channel_unmap(&map);
     for (i = 0; i < got; i++) {
         close(fds[i]);
@@ -120,7 +121,7 @@ test_huge_hello(void **state)
 static void
 test_hello_in_pieces(void **state)
 {
-    int sock = raw_connect(rig.config.socket), fds[TR_CHANNEL_FDS];
+    int sock = raw_connect(fixture.config.socket), fds[TR_CHANNEL_FDS];
     tr_welcome_t welcome;
     tr_hello_t hello;
     unsigned got, i;
@@ -329,7 +330,7 @@ test_broken_rules(void **state)
         break_body_short,   break_extra_part,    break_slot_in_use,
         break_answer_index, break_socket
     };
-    tr_ring_client_t *other = rig_client(&rig, 0);
+    tr_ring_client_t *other = fixture_client(&fixture, 0);
     size_t i;
 
     (void) state;
@@ -337,11 +338,11 @@ test_broken_rules(void **state)
         tr_ring_event_t end;
         raw_t r;
 
-        raw_open(&r, &rig, 4096);
+        raw_open(&r, &fixture, 4096);
         breaks[i](&r);
         raw_expect_hangup(r.sock);
         raw_close(&r);
-        end = rig_run(other, HELLO_BODY);
+        end = fixture_run(other, HELLO_BODY);
         assert_int_equal(end.type, TR_RECORD_FINISH);
     }
     assert_int_equal(tr_ring_client_status(other)->counters.channel_errors,
@@ -355,7 +356,7 @@ test_broken_rules(void **state)
 static void
 test_trapped_doorbell(void **state)
 {
-    tr_ring_client_t *other = rig_client(&rig, 0);
+    tr_ring_client_t *other = fixture_client(&fixture, 0);
     uint64_t full = UINT64_MAX - 1;
     tr_ring_event_t end;
     raw_t r;
@@ -363,7 +364,7 @@ test_trapped_doorbell(void **state)
 
     (void) state;
     for (i = 0; i < 2; i++) {
-        raw_open(&r, &rig, 0);
+        raw_open(&r, &fixture, 0);
         assert_int_equal(fcntl(r.fds[TR_FD_TO_PEER], F_SETFL, 0), 0);
         assert_int_equal(write(r.fds[TR_FD_TO_PEER], &full, sizeof(full)),
                          sizeof(full));
@@ -371,7 +372,7 @@ test_trapped_doorbell(void **state)
                                               : &r.in.responses),
                          TR_AGAIN);
         raw_submit(&r, TR_ID(0, 1), HELLO_BODY, TR_BODY_UNKNOWN, false);
-        end = rig_run(other, HELLO_BODY);
+        end = fixture_run(other, HELLO_BODY);
         assert_int_equal(end.type, TR_RECORD_FINISH);
         raw_expect_hangup(r.sock);
         raw_close(&r);
@@ -388,7 +389,7 @@ test_dead_ids(void **state)
     uint32_t slot;
 
     (void) state;
-    raw_open(&r, &rig, 0);
+    raw_open(&r, &fixture, 0);
     raw_submit(&r, TR_ID(3, 5), HELLO_BODY, TR_BODY_UNKNOWN, false);
     assert_int_equal(raw_end(&r, TR_ID(3, 5)), TR_FINISH_LENGTH);
     raw_submit(&r, TR_ID(3, 4), HELLO_BODY, TR_BODY_UNKNOWN, false);
@@ -414,7 +415,7 @@ test_half_submits(void **state)
         raw_t r;
         uint32_t slot;
 
-        raw_open(&r, &rig, 0);
+        raw_open(&r, &fixture, 0);
         for (slot = 0; slot < 64; slot++) {
             raw_submit(&r, TR_ID(slot, 1), "{\"prompt\":", 50000, true);
             raw_part(&r, TR_ID(slot, 1), "\"...", true);
@@ -428,7 +429,7 @@ test_half_submits(void **state)
 static void
 test_half_submits_counted(void **state)
 {
-    tr_ring_client_t *other = rig_client(&rig, 0);
+    tr_ring_client_t *other = fixture_client(&fixture, 0);
     const tr_status_page_t *page = tr_ring_client_status(other);
     uint64_t before = page->counters.requests_aborted;
     uint32_t slot;
@@ -436,7 +437,7 @@ test_half_submits_counted(void **state)
     int i;
 
     (void) state;
-    raw_open(&r, &rig, 0);
+    raw_open(&r, &fixture, 0);
     for (slot = 0; slot < 5; slot++) {
         raw_submit(&r, TR_ID(slot, 1), "{\"prompt\":", 50000, true);
     }
@@ -467,7 +468,7 @@ test_body_too_large(void **state)
     (void) state;
     memset(piece, 'x', 1000);
     piece[1000] = '\0';
-    raw_open(&r, &rig, 0);
+    raw_open(&r, &fixture, 0);
     raw_submit(&r, TR_ID(0, 1), "{", 1 << 20, true); /* announced */
     assert_int_equal(raw_end(&r, TR_ID(0, 1)), TR_ERR_TOO_LARGE);
     raw_part(&r, TR_ID(0, 1), piece, true);
@@ -493,23 +494,23 @@ open_and_close(int i)
 
     switch (i % 4) {
     case 0: /* says nothing */
-        close(raw_connect(rig.config.socket));
+        close(raw_connect(fixture.config.socket));
         break;
     case 1: /* half a hello */
-        sock = raw_connect(rig.config.socket);
+        sock = raw_connect(fixture.config.socket);
         tr_hello_init(&hello, TR_ROLE_WORKER);
         send(sock, &hello, 20, MSG_NOSIGNAL);
         close(sock);
         break;
     case 2: /* does not wait for the welcome */
-        sock = raw_connect(rig.config.socket);
+        sock = raw_connect(fixture.config.socket);
         tr_hello_init(&hello, TR_ROLE_WORKER);
         hello.request_ring = hello.response_ring = 65536;
         send(sock, &hello, sizeof(hello), MSG_NOSIGNAL);
         close(sock);
         break;
     default: /* leaves with a request running */
-        raw_open(&r, &rig, 65536);
+        raw_open(&r, &fixture, 65536);
         raw_submit(&r, TR_ID(0, 1), LONG_BODY, TR_BODY_UNKNOWN, false);
         raw_close(&r);
         break;
@@ -544,17 +545,17 @@ test_many_come_and_go(void **state)
 static void
 test_stalled_peer(void **state)
 {
-    tr_ring_client_t *other = rig_client(&rig, 0);
+    tr_ring_client_t *other = fixture_client(&fixture, 0);
     raw_t r;
     uint32_t slot;
 
     (void) state;
-    raw_open(&r, &rig, 65536);
+    raw_open(&r, &fixture, 65536);
     for (slot = 0; slot < 64; slot++) {
         raw_submit(&r, TR_ID(slot, 1), LONG_BODY, TR_BODY_UNKNOWN, false);
     }
     while (atomic_load(&r.map.response->producer_waiting) == 0) {
-        tr_ring_event_t end = rig_run(other, HELLO_BODY);
+        tr_ring_event_t end = fixture_run(other, HELLO_BODY);
 
         assert_int_equal(end.head.finish.completion_tokens, 3);
     }
@@ -570,13 +571,13 @@ test_stalled_peer(void **state)
 static void
 test_peer_that_takes_no_answers(void **state)
 {
-    tr_ring_client_t *other = rig_client(&rig, 0);
+    tr_ring_client_t *other = fixture_client(&fixture, 0);
     tr_ring_event_t end;
     raw_t r;
     uint32_t n;
 
     (void) state;
-    raw_open(&r, &rig, 65536);
+    raw_open(&r, &fixture, 65536);
     for (n = 1; atomic_load(&r.map.answer->producer_waiting) == 0; n++) {
         uint64_t tail = atomic_load(&r.map.answer->tail);
 
@@ -587,7 +588,7 @@ test_peer_that_takes_no_answers(void **state)
         }
     }
     assert_true(n > 100);
-    end = rig_run(other, HELLO_BODY);
+    end = fixture_run(other, HELLO_BODY);
     assert_int_equal(end.head.finish.completion_tokens, 3);
     raw_expect_hangup(r.sock);
     raw_close(&r);
@@ -605,7 +606,7 @@ test_slot_used_again_at_once(void **state)
     raw_t r;
 
     (void) state;
-    raw_open(&r, &rig, 0);
+    raw_open(&r, &fixture, 0);
     for (n = 1; n <= 1000; n++) {
         raw_submit(&r, TR_ID(7, n), body, TR_BODY_UNKNOWN, false);
         assert_int_equal(raw_end(&r, TR_ID(7, n)), TR_FINISH_LENGTH);
@@ -618,7 +619,7 @@ test_slot_used_again_at_once(void **state)
 static void
 test_gone_in_the_middle_of_output(void **state)
 {
-    tr_ring_client_t *other = rig_client(&rig, 0);
+    tr_ring_client_t *other = fixture_client(&fixture, 0);
     uint32_t slot;
     int i;
 
@@ -627,7 +628,7 @@ test_gone_in_the_middle_of_output(void **state)
         tr_ring_event_t end;
         raw_t r;
 
-        raw_open(&r, &rig, 65536);
+        raw_open(&r, &fixture, 65536);
         for (slot = 0; slot < 64; slot++) {
             raw_submit(&r, TR_ID(slot, 1), LONG_BODY, TR_BODY_UNKNOWN, false);
         }
@@ -635,7 +636,7 @@ test_gone_in_the_middle_of_output(void **state)
         }
         usleep(100u * (unsigned) i); /* anywhere in a step */
         raw_close(&r);
-        end = rig_run(other, HELLO_BODY);
+        end = fixture_run(other, HELLO_BODY);
         assert_int_equal(end.head.finish.completion_tokens, 3);
     }
     tr_ring_client_close(other);
@@ -646,7 +647,7 @@ test_gone_in_the_middle_of_output(void **state)
 static void
 test_silent_peer(void **state)
 {
-    int silent = raw_connect(rig.config.socket);
+    int silent = raw_connect(fixture.config.socket);
 
     (void) state;
     raw_expect_hangup(silent);

@@ -44,7 +44,7 @@ randoms(size_t n, float scale)
     float *x = floats(n);
 
     for (size_t i = 0; i < n; i++) {
-        x[i] = rig_normal(&rng) * scale;
+        x[i] = rng_normal(&rng) * scale;
     }
     return x;
 }
@@ -67,7 +67,7 @@ bed_pool(bed_t *b)
     tr_kv_view_t *v = &b->kv;
     uint32_t rows = SLOTS * LAYERS * v->kv_heads, pages, *order;
 
-    b->layout = uncompressed_layout(v->head_dim, 8 * (1 + rig_below(&rng, 9)));
+    b->layout = uncompressed_layout(v->head_dim, 8 * (1 + rng_below(&rng, 9)));
     v->n_layouts = 1;
     v->layout = &b->layout;
     v->seq = b->seq;
@@ -84,7 +84,7 @@ bed_pool(bed_t *b)
         order[i] = i;
     }
     for (uint32_t i = pages - 1; i > 0; i--) {
-        uint32_t j = rig_below(&rng, i + 1), t = order[i];
+        uint32_t j = rng_below(&rng, i + 1), t = order[i];
 
         order[i] = order[j];
         order[j] = t;
@@ -109,7 +109,7 @@ bed_open(bed_t *b, uint32_t kv_heads, uint32_t group, uint32_t dim, float scale)
                             .kv_heads = kv_heads,
                             .head_dim = dim };
     for (uint32_t i = 0; i < SLOTS; i++) {
-        b->len[i] = i == 0 ? LEN_MAX : 1 + rig_below(&rng, LEN_MAX);
+        b->len[i] = i == 0 ? LEN_MAX : 1 + rng_below(&rng, LEN_MAX);
         b->k[i] = randoms(b->len[i] * kv_heads * dim, scale);
         b->v[i] = randoms(b->len[i] * kv_heads * dim, scale);
         /* logits of a few units, whatever the scale */
@@ -148,7 +148,7 @@ run(bed_t *b, const tr_kernels_t *k, int threads, const part_t *parts,
     static int32_t slot[SLOTS];
     size_t dim = b->kv.head_dim, kv_ld = b->kv.kv_heads * dim;
     size_t q_ld = b->heads * dim;
-    tr_stream_t s = { threads, rig_thread_pool() };
+    tr_stream_t s = { threads, fixture_thread_pool() };
     tr_rows_t rows = { 0, n_parts, pos, slot, seq_row };
     float *kk, *vv, *qq, *angles;
     size_t bytes = k->attention_work(&s, SLOTS * LEN_MAX, SLOTS, LEN_MAX,
@@ -228,9 +228,9 @@ check_stored(bed_t *b, const char *name)
     uint32_t dim = b->kv.head_dim, half = dim / 2;
 
     for (uint32_t n = 0; n < 300; n++) {
-        uint32_t slot = rig_below(&rng, SLOTS);
-        uint32_t p = rig_below(&rng, b->len[slot]);
-        uint32_t l = rig_below(&rng, b->kv.kv_heads), d = rig_below(&rng, half);
+        uint32_t slot = rng_below(&rng, SLOTS);
+        uint32_t p = rng_below(&rng, b->len[slot]);
+        uint32_t l = rng_below(&rng, b->kv.kv_heads), d = rng_below(&rng, half);
         const float *k = b->k[slot] + (p * b->kv.kv_heads + l) * dim;
         const float *v = b->v[slot] + (p * b->kv.kv_heads + l) * dim;
         double a = (double) ((float) p * b->inv_freq[d]);
@@ -306,7 +306,7 @@ one_bed(const tr_kernels_t *k, uint32_t kv_heads, uint32_t group, uint32_t dim,
     run(&b, k, 2, parts, SLOTS, true, whole);
     check_stored(&b, k->name);
     for (uint32_t i = 0; i < SLOTS; row += b.len[i++]) {
-        uint32_t p = rig_below(&rng, b.len[i]);
+        uint32_t p = rng_below(&rng, b.len[i]);
 
         for (uint32_t h = 0; h < b.heads; h++) {
             check_row(&b, i, p, h, whole + (size_t) (row + p) * width + h * dim,
@@ -318,15 +318,15 @@ one_bed(const tr_kernels_t *k, uint32_t kv_heads, uint32_t group, uint32_t dim,
     }
     /* random pieces, in another order, have the same bits */
     for (uint32_t round = 0; round < 6; round++) {
-        uint32_t n = 1 + rig_below(&rng, SLOTS), at = 0;
+        uint32_t n = 1 + rng_below(&rng, SLOTS), at = 0;
 
         for (uint32_t i = 0; i < n; i++) {
-            uint32_t slot = SLOTS - 1 - i, pos = rig_below(&rng, b.len[slot]);
+            uint32_t slot = SLOTS - 1 - i, pos = rng_below(&rng, b.len[slot]);
 
             some[i] = (part_t){ slot, pos,
                                 round % 2
                                     ? 1
-                                    : 1 + rig_below(&rng, b.len[slot] - pos) };
+                                    : 1 + rng_below(&rng, b.len[slot] - pos) };
         }
         run(&b, k, 1 + (int) round % 3, some, n, round < 3, out);
         for (uint32_t i = 0; i < n; at += some[i++].n) {
@@ -380,7 +380,7 @@ test_head_sizes(void **state)
             const tr_kernels_t *k = tr_kernels_cpu(isas[i]);
 
             if (k != NULL) {
-                one_bed(k, 2, 1 + rig_below(&rng, 3), dims[d], 1);
+                one_bed(k, 2, 1 + rng_below(&rng, 3), dims[d], 1);
             }
         }
     }
@@ -443,7 +443,8 @@ test_half(void **state)
         if (k == NULL) {
             continue;
         }
-        assert_int_equal(k->kv_append(&(tr_stream_t){ 1, rig_thread_pool() },
+        assert_int_equal(k->kv_append(&(tr_stream_t){ 1,
+                                                      fixture_thread_pool() },
                                       &v, 0, &rows, zero, x, 16, angles),
                          0);
         for (int j = 0; j < 16; j++) {
@@ -459,7 +460,7 @@ static void
 test_bad_shapes(void **state)
 {
     const tr_kernels_t *k = tr_kernels_cpu(NULL);
-    tr_stream_t s = { 1, rig_thread_pool() };
+    tr_stream_t s = { 1, fixture_thread_pool() };
     uint32_t pos = 0, seq_row[2] = { 0, 1 };
     int32_t slot = 0, table = 0;
     tr_rows_t rows = { 1, 1, &pos, &slot, seq_row };
@@ -501,6 +502,6 @@ main(void)
         cmocka_unit_test(test_bad_shapes),
     };
 
-    rng = rig_seed();
+    rng = rng_seed();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -23,7 +23,7 @@ static void
 fill_slot(bed_t *b, int32_t slot, uint32_t base, uint32_t n)
 {
     tr_kv_seq_t *s = &b->seq[slot];
-    uint32_t window = base > 0 ? 1 + rig_below(&rng, base) : 0;
+    uint32_t window = base > 0 ? 1 + rng_below(&rng, base) : 0;
 
     *s = (tr_kv_seq_t){ .base = base,
                         .window_from = base - window,
@@ -32,14 +32,14 @@ fill_slot(bed_t *b, int32_t slot, uint32_t base, uint32_t n)
                         .window_layout = 2,
                         .tier_layout = { 1, 2, 3, 4 },
                         .scored = true,
-                        .by_sum = rig_below(&rng, 2) == 1,
-                        .recent_from = base + rig_below(&rng, n) };
+                        .by_sum = rng_below(&rng, 2) == 1,
+                        .recent_from = base + rng_below(&rng, n) };
     for (uint32_t kv_head = 0; kv_head < b->kv.kv_heads; kv_head++) {
         size_t head = tr_kv_head(&b->kv, slot, BED_LAYER, kv_head);
         uint32_t left = base - window;
 
         for (uint32_t l = 0; l < s->n_tiers; l++) {
-            uint32_t some = rig_below(&rng, left + 1);
+            uint32_t some = rng_below(&rng, left + 1);
 
             b->count[head * TR_KV_TIERS_MAX + l] = some;
             left -= some;
@@ -123,7 +123,7 @@ queries(const bed_t *b, uint32_t rows)
     float *q = bed_alloc(n * sizeof(float));
 
     for (size_t i = 0; i < n; i++) {
-        q[i] = rig_normal(&rng) * 1.5f / b->scale;
+        q[i] = rng_normal(&rng) * 1.5f / b->scale;
     }
     return q;
 }
@@ -150,13 +150,13 @@ run_chunks(bed_t *b, const tr_kernels_t *k, const uint32_t *n, float *const *q,
             if (left == 0) {
                 continue;
             }
-            some = left == 1 ? 1 : 1 + rig_below(&rng, left - 1);
+            some = left == 1 ? 1 : 1 + rng_below(&rng, left - 1);
             part[parts++] = (bed_part_t){ i, b->seq[i].base + done[i], some };
             memcpy(qq + row * ld, q[i] + done[i] * ld,
                    some * ld * sizeof(float));
             row += some;
         }
-        bed_run(b, k, 1 + (int) rig_below(&rng, 3), part, parts, qq, oo);
+        bed_run(b, k, 1 + (int) rng_below(&rng, 3), part, parts, qq, oo);
         for (uint32_t i = 0, at = 0; i < parts; at += part[i++].n) {
             memcpy(out[part[i].slot] + done[part[i].slot] * ld, oo + at * ld,
                    part[i].n * ld * sizeof(float));
@@ -175,7 +175,7 @@ one_bed(const tr_kernels_t *k, uint32_t kv_heads, uint32_t group, uint32_t dim,
     bed_spec_t w = {
         dim, kv_heads, group, levels, 4, len + before, len, scale
     };
-    uint32_t n[2] = { len, 1 + rig_below(&rng, len) };
+    uint32_t n[2] = { len, 1 + rng_below(&rng, len) };
     size_t ld = (size_t) kv_heads * group * dim;
     float *q[2], *out[2], *again[2];
     bed_token_t *t;
@@ -184,7 +184,7 @@ one_bed(const tr_kernels_t *k, uint32_t kv_heads, uint32_t group, uint32_t dim,
 
     bed_open(&b, &w, &rng);
     fill_slot(&b, 0, 0, n[0]);
-    fill_slot(&b, 1, before / 2 + 1 + rig_below(&rng, before / 2), n[1]);
+    fill_slot(&b, 1, before / 2 + 1 + rng_below(&rng, before / 2), n[1]);
     memcpy(b.before, b.kv.pool, b.pool_bytes);
     for (int32_t i = 0; i < 2; i++) {
         bed_part_t part = { i, b.seq[i].base, n[i] };
@@ -239,7 +239,7 @@ test_prompts(void **state)
 
             if (k != NULL && (i > 0 || group % 4 == 1)) {
                 one_bed(k, 1 + group % 2, group, dims[group % 4], 200,
-                        60 + rig_below(&rng, 50), scales[group % 3]);
+                        60 + rng_below(&rng, 50), scales[group % 3]);
             }
         }
     }
@@ -247,8 +247,8 @@ test_prompts(void **state)
         const tr_kernels_t *k = tr_kernels_cpu(isas[i]);
 
         if (k != NULL) {
-            one_bed(k, 2, 1, 64, 200, 200 + rig_below(&rng, 100), 1);
-            one_bed(k, 1, 2, 64, 200, 1 + rig_below(&rng, 3), 1);
+            one_bed(k, 2, 1, 64, 200, 200 + rng_below(&rng, 100), 1);
+            one_bed(k, 1, 2, 64, 200, 1 + rng_below(&rng, 3), 1);
         }
     }
 }
@@ -262,7 +262,7 @@ test_long(void **state)
         const tr_kernels_t *k = tr_kernels_cpu(isas[i]);
 
         if (k != NULL) {
-            one_bed(k, 1, 3, 64, 14000, 60 + rig_below(&rng, 50), 1);
+            one_bed(k, 1, 3, 64, 14000, 60 + rng_below(&rng, 50), 1);
         }
     }
 }
@@ -356,7 +356,7 @@ one_quest(const tr_kernels_t *k, uint32_t group, uint32_t dim, uint32_t len,
     b.seq[0].scored = false;
     bed_run(&b, k, 2, &part, 1, q, all);
     b.seq[0].read_layer = BED_LAYER + 1; /* not yet here */
-    b.seq[0].read_pages = 1 + rig_below(&rng, pages);
+    b.seq[0].read_pages = 1 + rng_below(&rng, pages);
     bed_run(&b, k, 2, &part, 1, q, out);
     assert_memory_equal(all, out, ld * sizeof(float));
     b.seq[0].read_layer = BED_LAYER;
@@ -390,7 +390,7 @@ test_quest(void **state)
 
         for (uint32_t round = 0; round < 6 && k != NULL; round++) {
             one_quest(k, 1 + round % 3, round % 2 ? 64 : 128,
-                      1 + rig_below(&rng, 900), round == 5);
+                      1 + rng_below(&rng, 900), round == 5);
         }
     }
 }
@@ -404,6 +404,6 @@ main(void)
         cmocka_unit_test(test_quest),
     };
 
-    rng = rig_seed();
+    rng = rng_seed();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -54,12 +54,12 @@ static void
 fill_slot(bed_t *b, int32_t slot, uint32_t n_levels, uint32_t len)
 {
     tr_kv_seq_t *s = &b->seq[slot];
-    uint32_t window = slot == 3 ? 0 : 1 + rig_below(&rng, 100);
+    uint32_t window = slot == 3 ? 0 : 1 + rng_below(&rng, 100);
     uint32_t from = len > window ? len - window : 0;
 
     /* a ring that is not full, now and then */
     if (window > 40 && slot == 1) {
-        from += rig_below(&rng, (len - from) / 2 + 1);
+        from += rng_below(&rng, (len - from) / 2 + 1);
     }
     *s = (tr_kv_seq_t){ .base = b->first + len,
                         .window_from = b->first + from,
@@ -76,9 +76,9 @@ fill_slot(bed_t *b, int32_t slot, uint32_t n_levels, uint32_t len)
         uint32_t left = from;
 
         for (uint32_t l = 0; l < n_levels; l++) {
-            uint32_t n = rig_below(&rng, left + 1);
+            uint32_t n = rng_below(&rng, left + 1);
 
-            n = rig_below(&rng, 4) == 0 ? rig_below(&rng, n / 8 + 1) : n;
+            n = rng_below(&rng, 4) == 0 ? rng_below(&rng, n / 8 + 1) : n;
             if (window == 0 && l == 0 && n == 0) {
                 n = 1; /* the row's own token, say */
             }
@@ -148,7 +148,7 @@ queries(const bed_t *b, uint32_t rows)
     float *q = bed_alloc(n * sizeof(float));
 
     for (size_t i = 0; i < n; i++) {
-        q[i] = rig_normal(&rng) * 1.5f / b->scale;
+        q[i] = rng_normal(&rng) * 1.5f / b->scale;
     }
     return q;
 }
@@ -165,12 +165,12 @@ one_bed(const tr_kernels_t *k, const bed_spec_t *w)
 
     bed_open(&b, w, &rng);
     /* as high as positions of two bytes go, or higher */
-    if (rig_below(&rng, 2)) {
+    if (rng_below(&rng, 2)) {
         b.first = TR_KV_SHORT - w->max_len
                   + (b.plan.layout[1].position_bytes == 2 ? 0 : 1000);
     }
     for (int32_t i = 0; i < BED_SLOTS; i++) {
-        uint32_t len = i == 0 ? w->max_len : 1 + rig_below(&rng, w->max_len);
+        uint32_t len = i == 0 ? w->max_len : 1 + rng_below(&rng, w->max_len);
 
         fill_slot(&b, i, w->n_levels, len);
         part[i] = (bed_part_t){ i, b.first + len - 1, 1 };
@@ -231,9 +231,9 @@ test_levels(void **state)
         for (size_t s = 0; s < N_SETS; s++) {
             uint32_t dim = dims[d];
 
-            each_isa((bed_spec_t){ dim, 1 + rig_below(&rng, 2),
-                                   1 + rig_below(&rng, 4), level_sets[s].levels,
-                                   level_sets[s].n, 100 + rig_below(&rng, 500),
+            each_isa((bed_spec_t){ dim, 1 + rng_below(&rng, 2),
+                                   1 + rng_below(&rng, 4), level_sets[s].levels,
+                                   level_sets[s].n, 100 + rng_below(&rng, 500),
                                    8, 1 });
         }
     }
@@ -339,6 +339,6 @@ main(void)
         cmocka_unit_test(test_ties),
     };
 
-    rng = rig_seed();
+    rng = rng_seed();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -32,7 +32,7 @@ static void
 fill(float *x, size_t n, float scale)
 {
     for (size_t i = 0; i < n; i++) {
-        x[i] = rig_normal(&rng) * scale;
+        x[i] = rng_normal(&rng) * scale;
     }
 }
 
@@ -75,7 +75,7 @@ static void
 matmul_shape(const tr_kernels_t *k, uint32_t n, uint32_t kk, uint32_t rows,
              float scale)
 {
-    tr_stream_t s = { 2, rig_thread_pool() };
+    tr_stream_t s = { 2, fixture_thread_pool() };
     size_t ldx = kk + 3, ldy = tr_pad(n, TR_COL_PAD), cap = tr_pad(rows, 24);
     float *w = randoms((size_t) n * kk, scale), *x = randoms(cap * ldx, 1);
     float *y = floats(cap * ldy), *base = randoms(cap * ldy, scale);
@@ -141,9 +141,9 @@ test_matmul(void **state)
 static void
 matmul_chain(const tr_kernels_t *k, uint32_t n, uint32_t kk, uint32_t rows)
 {
-    tr_stream_t s = { 1 + (int) rig_below(&rng, 3), rig_thread_pool() };
-    size_t ldx = kk + rig_below(&rng, 5), ldy = tr_pad(n, TR_COL_PAD) + 64;
-    int add = (int) rig_below(&rng, 2);
+    tr_stream_t s = { 1 + (int) rng_below(&rng, 3), fixture_thread_pool() };
+    size_t ldx = kk + rng_below(&rng, 5), ldy = tr_pad(n, TR_COL_PAD) + 64;
+    int add = (int) rng_below(&rng, 2);
     float *w = randoms((size_t) n * kk, 1), *x = randoms(rows * ldx, 1);
     float *base = randoms(rows * ldy + 16, 1), *y = floats(rows * ldy + 16);
     tr_matrix_t m = packed(k, w, n, kk);
@@ -188,7 +188,7 @@ test_matmul_chain(void **state)
             continue;
         }
         for (uint32_t rows = 1; rows <= 40; rows++) {
-            matmul_chain(k, 1 + rig_below(&rng, 200), 1 + rig_below(&rng, 600),
+            matmul_chain(k, 1 + rng_below(&rng, 200), 1 + rng_below(&rng, 600),
                          rows);
         }
         matmul_chain(k, 130, 192, 129); /* more tiles than ask for weights */
@@ -207,12 +207,12 @@ invariant_shape(const tr_kernels_t *k, uint32_t n, uint32_t kk)
     float *whole = floats(cap * ldy), *part = floats(cap * ldy);
     tr_matrix_t m = packed(k, w, n, kk);
 
-    assert_int_equal(k->matmul(&(tr_stream_t){ 1, rig_thread_pool() }, &m, x,
-                               kk, all, whole, ldy, 0),
+    assert_int_equal(k->matmul(&(tr_stream_t){ 1, fixture_thread_pool() }, &m,
+                               x, kk, all, whole, ldy, 0),
                      0);
     for (uint32_t rows = 1; rows <= all; rows += rows < 52 ? 1 : 23) {
-        uint32_t at = rig_below(&rng, all - rows + 1);
-        tr_stream_t s = { 1 + (int) rig_below(&rng, 3), rig_thread_pool() };
+        uint32_t at = rng_below(&rng, all - rows + 1);
+        tr_stream_t s = { 1 + (int) rng_below(&rng, 3), fixture_thread_pool() };
 
         assert_int_equal(k->matmul(&s, &m, x + (size_t) at * kk, kk, rows, part,
                                    ldy, 0),
@@ -274,7 +274,7 @@ test_pack(void **state)
     }
     memcpy(bytes + 1, halves, 20); /* unaligned, as in a file */
     assert_int_equal(k->matrix_pack(&m, 0, 1, bytes + 1, TR_F16), 0);
-    k->embedding(&(tr_stream_t){ 1, rig_thread_pool() }, &m, &id, 1, y, 10);
+    k->embedding(&(tr_stream_t){ 1, fixture_thread_pool() }, &m, &id, 1, y, 10);
     assert_memory_equal(y, values, 9 * sizeof(float));
     assert_true(isnan(y[9]));
     for (size_t i = 0; i < 10; i++) {
@@ -285,17 +285,17 @@ test_pack(void **state)
         bytes[2 * i + 1] = (uint8_t) (u >> 24);
     }
     assert_int_equal(k->matrix_pack(&m, 0, 1, bytes, TR_BF16), 0);
-    k->embedding(&(tr_stream_t){ 1, rig_thread_pool() }, &m, &id, 1, y, 10);
+    k->embedding(&(tr_stream_t){ 1, fixture_thread_pool() }, &m, &id, 1, y, 10);
     assert_true(y[5] == 1 && y[6] == -2 && signbit(y[1]) && isnan(y[9]));
     assert_int_equal(k->matrix_pack(&m, 1, 1, bytes, TR_BF16),
                      TR_KERNEL_BADARG);
     id = 1;
-    assert_int_equal(k->embedding(&(tr_stream_t){ 1, rig_thread_pool() }, &m,
-                                  &id, 1, y, 10),
+    assert_int_equal(k->embedding(&(tr_stream_t){ 1, fixture_thread_pool() },
+                                  &m, &id, 1, y, 10),
                      TR_KERNEL_BADARG);
     id = -1;
-    assert_int_equal(k->embedding(&(tr_stream_t){ 1, rig_thread_pool() }, &m,
-                                  &id, 1, y, 10),
+    assert_int_equal(k->embedding(&(tr_stream_t){ 1, fixture_thread_pool() },
+                                  &m, &id, 1, y, 10),
                      TR_KERNEL_BADARG);
     free(m.data);
 }
@@ -315,8 +315,8 @@ rmsnorm_rows(const tr_kernels_t *k)
         float *x = randoms(rows * ld, powf(10, (float) i - 2));
         float *w = randoms(n, 1), *y = floats(rows * ld);
 
-        assert_int_equal(k->rmsnorm(&(tr_stream_t){ 2, rig_thread_pool() }, x,
-                                    ld, rows, heads, n, w, 1e-5f, y, ld),
+        assert_int_equal(k->rmsnorm(&(tr_stream_t){ 2, fixture_thread_pool() },
+                                    x, ld, rows, heads, n, w, 1e-5f, y, ld),
                          0);
         for (uint32_t r = 0; r < rows * heads; r++) {
             const float *in = x + r / heads * ld + r % heads * n;
@@ -359,15 +359,15 @@ test_rmsnorm_bits(void **state)
 
     (void) state;
     for (int i = 0; k[0] && k[1] && i < 50; i++) {
-        uint32_t n = 1 + rig_below(&rng, 600);
+        uint32_t n = 1 + rng_below(&rng, 600);
         float *x = randoms(n, 1), *w = randoms(n, 1), *y[2];
 
         for (int j = 0; j < 2; j++) {
             y[j] = floats(n);
-            assert_int_equal(k[j]->rmsnorm(&(tr_stream_t){ 1,
-                                                           rig_thread_pool() },
-                                           x, n, 1, 1, n, w, 1e-5f, y[j], n),
-                             0);
+            assert_int_equal(
+                k[j]->rmsnorm(&(tr_stream_t){ 1, fixture_thread_pool() }, x, n,
+                              1, 1, n, w, 1e-5f, y[j], n),
+                0);
         }
         assert_memory_equal(y[0], y[1], n * sizeof(float));
         free(x);
@@ -391,7 +391,8 @@ test_act_mul(void **state)
             x[1] = 1000;
             x[2] = 0;
             x[3] = NAN;
-            assert_int_equal(k->act_mul(&(tr_stream_t){ 2, rig_thread_pool() },
+            assert_int_equal(k->act_mul(&(tr_stream_t){ 2,
+                                                        fixture_thread_pool() },
                                         TR_ACT_SILU, x, 2 * n, rows, n, y, n),
                              0);
             assert_true(isnan(y[3]));
@@ -410,14 +411,15 @@ test_act_mul(void **state)
             assert_true(y[2] == 0);
             /* what it does not list, it refuses */
             assert_int_equal(k->acts, (1u << TR_ACTS) - 1);
-            assert_int_equal(k->act_mul(&(tr_stream_t){ 2, rig_thread_pool() },
+            assert_int_equal(k->act_mul(&(tr_stream_t){ 2,
+                                                        fixture_thread_pool() },
                                         TR_ACTS, x, 2 * n, rows, n, y, n),
                              TR_KERNEL_BADARG);
             x[0] = -1000;
-            assert_int_equal(k->act_mul(&(tr_stream_t){ 2, rig_thread_pool() },
-                                        TR_ACT_GELU_TANH, x, 2 * n, rows, n, y,
-                                        n),
-                             0);
+            assert_int_equal(
+                k->act_mul(&(tr_stream_t){ 2, fixture_thread_pool() },
+                           TR_ACT_GELU_TANH, x, 2 * n, rows, n, y, n),
+                0);
             close_to(y[0], 0, 1, 1e-30, "%s: gelu of -1000", k->name);
             for (uint32_t r = 1; r < rows; r++) { /* gelu */
                 for (uint32_t j = 0; j < n; j++) {
@@ -445,14 +447,14 @@ gated_shape(const tr_kernels_t *k, uint32_t n, uint32_t kk)
     float *y = floats(cap * ldy), *want = floats(cap * n);
     float *got = floats(cap * n);
     tr_matrix_t m = packed(k, w, 2 * n, kk);
-    tr_stream_t s = { 1, rig_thread_pool() };
+    tr_stream_t s = { 1, fixture_thread_pool() };
 
     assert_int_equal(k->matmul(&s, &m, x, kk, all, y, ldy, 0), 0);
     assert_int_equal(k->act_mul(&s, TR_ACT_SILU, y, ldy, all, n, want, n), 0);
     for (uint32_t rows = 1; rows <= all; rows++) {
-        uint32_t at = rig_below(&rng, all - rows + 1);
+        uint32_t at = rng_below(&rng, all - rows + 1);
 
-        s.threads = 1 + (int) rig_below(&rng, 3);
+        s.threads = 1 + (int) rng_below(&rng, 3);
         memset(got, 0xff, cap * n * sizeof(float));
         assert_int_equal(k->gated(&s, TR_ACT_SILU, &m, x + (size_t) at * kk, kk,
                                   rows, got, n),
@@ -571,7 +573,7 @@ test_experts(void **state)
     float *logits = randoms(rows * 64, 3), *bias = randoms(64, 0.3f);
     uint32_t expert[50 * 8], place[50 * 8];
     float weight[50 * 8], *x = randoms(rows * 8 * n, 1), *y = floats(rows * n);
-    tr_stream_t s = { 2, rig_thread_pool() };
+    tr_stream_t s = { 2, fixture_thread_pool() };
 
     (void) state;
     for (size_t i = 0; i < sizeof(routes) / sizeof(routes[0]); i++) {
@@ -586,7 +588,7 @@ test_experts(void **state)
                         weight + r * t->top_k);
         }
         for (uint32_t j = 0; j < rows * t->top_k; j++) {
-            place[j] = rig_below(&rng, rows * 8);
+            place[j] = rng_below(&rng, rows * 8);
         }
         assert_int_equal(k->sum_experts(&s, x, n, rows, t->top_k, n, place,
                                         weight, y, n),
@@ -627,7 +629,7 @@ test_scales(void **state)
     const uint32_t rows = 7, n = 700;
     float *x = randoms(rows * n, 3), *y = randoms(rows * n, 3);
     float *sum = floats(rows * n), *cap = floats(rows * n);
-    tr_stream_t s = { 2, rig_thread_pool() };
+    tr_stream_t s = { 2, fixture_thread_pool() };
 
     (void) state;
     memcpy(sum, y, rows * n * sizeof(float));
@@ -667,13 +669,13 @@ test_rope(void **state)
         inv[i] = powf(10000, -2.0f * (float) i / (float) dim);
     }
     for (uint32_t r = 0; r < rows; r++) {
-        pos[r] = rig_below(&rng, 4096);
+        pos[r] = rng_below(&rng, 4096);
     }
     memcpy(y, x, rows * heads * dim * sizeof(float));
-    assert_int_equal(k->rope_angles(&(tr_stream_t){ 2, rig_thread_pool() }, pos,
-                                    rows, inv, NULL, NULL, half, angles),
+    assert_int_equal(k->rope_angles(&(tr_stream_t){ 2, fixture_thread_pool() },
+                                    pos, rows, inv, NULL, NULL, half, angles),
                      0);
-    assert_int_equal(k->rope(&(tr_stream_t){ 2, rig_thread_pool() }, y,
+    assert_int_equal(k->rope(&(tr_stream_t){ 2, fixture_thread_pool() }, y,
                              heads * dim, rows, heads, dim, angles),
                      0);
     for (uint32_t i = 0; i < rows * heads; i++) {
@@ -699,7 +701,7 @@ static void
 test_hadamard(void **state)
 {
     const tr_kernels_t *k = tr_kernels_cpu(NULL);
-    const tr_stream_t s = { 2, rig_thread_pool() };
+    const tr_stream_t s = { 2, fixture_thread_pool() };
     const uint32_t rows = 7, heads = 3;
 
     (void) state;
@@ -746,8 +748,8 @@ test_add_bias(void **state)
 
     (void) state;
     memcpy(y, x, 37 * 70 * sizeof(float));
-    assert_int_equal(k->add_bias(&(tr_stream_t){ 2, rig_thread_pool() }, y, 70,
-                                 37, b, 67),
+    assert_int_equal(k->add_bias(&(tr_stream_t){ 2, fixture_thread_pool() }, y,
+                                 70, 37, b, 67),
                      0);
     for (uint32_t i = 0; i < 37 * 70; i++) {
         assert_true(y[i] == (i % 70 < 67 ? x[i] + b[i % 70] : x[i]));
@@ -776,6 +778,6 @@ main(void)
         cmocka_unit_test(test_add_bias),
     };
 
-    rng = rig_seed();
+    rng = rng_seed();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -27,13 +27,13 @@ test_sequences(void **state)
                     pay(b, s);
                     compress(b, s);
                     check_slot(b, s);
-                    left[s] = 40 + rig_below(&rng, 60);
+                    left[s] = 40 + rng_below(&rng, 60);
                     uncompressed = false;
                 } else if (left[s] == 0) {
-                    left[s] = 1 + rig_below(&rng, turn[s]++ ? 40 : 450);
+                    left[s] = 1 + rng_below(&rng, turn[s]++ ? 40 : 450);
                     uncompressed = true;
                 }
-                n[s] = uncompressed ? 1 + rig_below(&rng, 60) : 1;
+                n[s] = uncompressed ? 1 + rng_below(&rng, 60) : 1;
                 n[s] = n[s] < left[s] ? n[s] : left[s];
                 /* one token alone would be a step of a compressed slot */
                 if (uncompressed && b->seq[s].n_tiers
@@ -49,7 +49,7 @@ test_sequences(void **state)
             append(b, n);
             pay(b, round % SLOTS);
             if (round % 16 == 0) {
-                check_slot(b, rig_below(&rng, SLOTS));
+                check_slot(b, rng_below(&rng, SLOTS));
             }
         }
         for (uint32_t s = 0; s < SLOTS; s++) {
@@ -66,6 +66,6 @@ main(void)
         cmocka_unit_test(test_sequences),
     };
 
-    rng = rig_seed();
+    rng = rng_seed();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -308,6 +308,6 @@ main(void)
         cmocka_unit_test(test_bad_plans),
     };
 
-    rng = rig_seed();
+    rng = rng_seed();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -210,8 +210,8 @@ test_every_bit(void **state)
         for (size_t i = 0; i < 16; i++) {
             for (size_t g = 0; g < 4; g++) {
                 tr_kv_level_t v = { bits[i / 4], bits[i % 4],        1, 1,
-                                    0,           rig_below(&rng, 2), 0 };
-                bool brief = rig_below(&rng, 2);
+                                    0,           rng_below(&rng, 2), 0 };
+                bool brief = rng_below(&rng, 2);
                 tr_page_plan_t p;
 
                 if (g < 3) {
@@ -323,6 +323,6 @@ main(void)
         cmocka_unit_test(test_code_set),
     };
 
-    rng = rig_seed();
+    rng = rng_seed();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -30,12 +30,12 @@ codec_of(uint32_t i)
 static void
 numbers(float *x, uint32_t n, float scale)
 {
-    float offset = rig_below(&rng, 2) ? 0 : rig_normal(&rng) * scale;
-    bool outliers = rig_below(&rng, 4) == 0;
+    float offset = rng_below(&rng, 2) ? 0 : rng_normal(&rng) * scale;
+    bool outliers = rng_below(&rng, 4) == 0;
 
     for (uint32_t i = 0; i < n; i++) {
-        x[i] = offset + rig_normal(&rng) * scale;
-        if (outliers && rig_below(&rng, 16) == 0) {
+        x[i] = offset + rng_normal(&rng) * scale;
+        if (outliers && rng_below(&rng, 16) == 0) {
             x[i] *= 30;
         }
     }
@@ -44,7 +44,7 @@ numbers(float *x, uint32_t n, float scale)
 static float
 any_scale(void)
 {
-    return scales[rig_below(&rng, sizeof(scales) / sizeof(scales[0]))];
+    return scales[rng_below(&rng, sizeof(scales) / sizeof(scales[0]))];
 }
 
 /* One layout of its own, and a page full of NaN for it. */
@@ -62,11 +62,11 @@ level_of(uint32_t dim, uint32_t pair, uint32_t groups, bool channel)
                         .key_groups = 1,
                         .value_groups = 1,
                         .by_channel = channel,
-                        .scored = rig_below(&rng, 2) };
+                        .scored = rng_below(&rng, 2) };
 
     if (!channel) {
         v.key_groups = (uint8_t) groups;
-        v.narrow = rig_below(&rng, 2);
+        v.narrow = rng_below(&rng, 2);
     }
     v.value_groups = (uint8_t) (dim == 96 && groups == 4 ? 3 : groups);
     return v;
@@ -75,7 +75,7 @@ level_of(uint32_t dim, uint32_t pair, uint32_t groups, bool channel)
 static sheet_t
 sheet(uint32_t dim, tr_kv_level_t v)
 {
-    tr_page_spec_t spec = { dim, &v, 1, true, false, rig_below(&rng, 2) };
+    tr_page_spec_t spec = { dim, &v, 1, true, false, rng_below(&rng, 2) };
     sheet_t s;
 
     assert_int_equal(tr_page_plan(&spec, &s.plan), 0);
@@ -103,7 +103,7 @@ put_layout(const tr_kv_codec_t *codec, uint32_t dim, tr_kv_level_t v)
     assert_true(want && there);
     tr_kv_page_clear(s.page, l, s.plan.page_bytes);
     for (uint32_t n = 0; n < 2 * l->tokens; n++) {
-        uint32_t i = rig_below(&rng, l->tokens);
+        uint32_t i = rng_below(&rng, l->tokens);
         float key[TR_HEAD_DIM_MAX], value[TR_HEAD_DIM_MAX];
 
         numbers(key, dim, any_scale());
@@ -111,8 +111,8 @@ put_layout(const tr_kv_codec_t *codec, uint32_t dim, tr_kv_level_t v)
         tr_kv_put(codec, place(&s, i), key, value);
         model_quantise(l, false, key, &want[i].k);
         model_quantise(l, true, value, &want[i].v);
-        want[i].score = rig_normal(&rng);
-        want[i].position = rig_below(&rng, l->position_bytes == 2 ? TR_KV_SHORT
+        want[i].score = rng_normal(&rng);
+        want[i].position = rng_below(&rng, l->position_bytes == 2 ? TR_KV_SHORT
                                                                   : 1u << 30);
         tr_kv_put_stats(place(&s, i), want[i].score, want[i].position);
         there[i] = true;
@@ -139,7 +139,7 @@ test_put(void **state)
         for (uint32_t d = 0; codec_of(c) != NULL && d < 4; d++) {
             for (uint32_t pair = 0; pair < 16; pair++) {
                 put_layout(codec_of(c), dims[d],
-                           level_of(dims[d], pair, 1u << rig_below(&rng, 3),
+                           level_of(dims[d], pair, 1u << rng_below(&rng, 3),
                                     false));
             }
         }
@@ -162,7 +162,7 @@ move_between(const tr_kv_codec_t *codec, uint32_t dim, tr_kv_level_t a,
         return;
     }
     for (uint32_t n = 0; n < 6; n++) {
-        uint32_t i = rig_below(&rng, l->tokens), j = rig_below(&rng, m->tokens);
+        uint32_t i = rng_below(&rng, l->tokens), j = rng_below(&rng, m->tokens);
         float key[TR_HEAD_DIM_MAX], value[TR_HEAD_DIM_MAX];
         stored_t want = { 0 };
 
@@ -188,9 +188,9 @@ test_move(void **state)
     for (uint32_t d = 0; d < 4; d++) {
         for (uint32_t a = 0; a < 16; a++) {
             for (uint32_t b = 0; b < 16; b++) {
-                uint32_t c = rig_below(&rng, 3);
-                uint32_t g = 1u << rig_below(&rng, 3);
-                uint32_t h = rig_below(&rng, 2) ? g : 1u << rig_below(&rng, 3);
+                uint32_t c = rng_below(&rng, 3);
+                uint32_t g = 1u << rng_below(&rng, 3);
+                uint32_t h = rng_below(&rng, 2) ? g : 1u << rng_below(&rng, 3);
 
                 c = codec_of(c) != NULL ? c : 0;
                 move_between(codec_of(c), dims[d],
@@ -222,9 +222,9 @@ test_error(void **state)
 {
     (void) state;
     for (uint32_t n = 0; n < 400; n++) {
-        uint32_t dim = dims[rig_below(&rng, 4)], pair = rig_below(&rng, 16);
+        uint32_t dim = dims[rng_below(&rng, 4)], pair = rng_below(&rng, 16);
         sheet_t s = sheet(dim,
-                          level_of(dim, pair, 1u << rig_below(&rng, 3), false));
+                          level_of(dim, pair, 1u << rng_below(&rng, 3), false));
         const tr_kv_layout_t *l = &s.plan.layout[1];
         float x[2][TR_HEAD_DIM_MAX];
         stored_t is;
@@ -387,14 +387,14 @@ tile_case(const tr_kv_codec_t *codec, uint32_t dim, tr_kv_level_t a,
     const tr_kv_layout_t *l = &from.plan.layout[1], *m = &to.plan.layout[1];
     stored_t *want = calloc(32, sizeof(*want)), one;
     tr_kv_place_t source[32];
-    uint32_t first = rig_below(&rng, m->tokens / 32) * 32;
+    uint32_t first = rng_below(&rng, m->tokens / 32) * 32;
     float key[TR_HEAD_DIM_MAX], value[TR_HEAD_DIM_MAX];
 
     assert_non_null(want);
     tr_kv_page_clear(to.page, m, to.plan.page_bytes);
     for (uint32_t i = 0; i < 32; i++) {
         source[i] = place(&from, i * 5 % l->tokens); /* some more than once */
-        numbers(key, dim, scales[3 + rig_below(&rng, 2)]);
+        numbers(key, dim, scales[3 + rng_below(&rng, 2)]);
         numbers(value, dim, 1);
         tr_kv_put(codec, source[i], key, value);
     }
@@ -420,7 +420,7 @@ tile_case(const tr_kv_codec_t *codec, uint32_t dim, tr_kv_level_t a,
     model_check(last.page, &last.plan.layout[1], 2, &one);
     free(last.page);
     /* a whole tile keeps its codes; with fewer bits they are divided */
-    b.key_bits = rig_below(&rng, 2) ? b.key_bits : 2;
+    b.key_bits = rng_below(&rng, 2) ? b.key_bits : 2;
     last = sheet(dim, b);
     for (uint32_t i = 0; i < 32; i++) {
         source[i] = place(&to, first + i);
@@ -461,9 +461,9 @@ test_tiles(void **state)
     for (uint32_t c = 0; c < 3; c++) {
         for (uint32_t d = 0; codec_of(c) != NULL && d < 4; d++) {
             for (uint32_t key = 1; key < 4; key++) {
-                uint32_t value = dims[d] == 256 ? 3 : 1 + rig_below(&rng, 3);
+                uint32_t value = dims[d] == 256 ? 3 : 1 + rng_below(&rng, 3);
                 tr_kv_level_t a = {
-                    bits[rig_below(&rng, key + 1)], 16, 1, 1, 0, false, false
+                    bits[rng_below(&rng, key + 1)], 16, 1, 1, 0, false, false
                 };
                 tr_kv_level_t b = level_of(dims[d], key * 4 + value, 1, true);
 
@@ -482,6 +482,6 @@ main(void)
         cmocka_unit_test(test_odd_numbers), cmocka_unit_test(test_tiles),
     };
 
-    rng = rig_seed();
+    rng = rng_seed();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

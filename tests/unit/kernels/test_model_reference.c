@@ -16,13 +16,13 @@ static uint64_t rng;
 static uint32_t
 below(uint32_t n)
 {
-    return (uint32_t) (rig_next(&rng) >> 33) % n;
+    return (uint32_t) (fixture_next(&rng) >> 33) % n;
 }
 
 static double
 unit(void)
 {
-    return (double) (rig_next(&rng) >> 11) * 0x1p-53;
+    return (double) (fixture_next(&rng) >> 11) * 0x1p-53;
 }
 
 /* ---- 16-bit numbers ----------------------------------------------------- */
@@ -79,7 +79,7 @@ floats_are_rounded_to_nearest_even(void **state)
 {
     (void) state;
     for (uint32_t i = 0; i < 4000000; i++) {
-        uint64_t r = rig_next(&rng);
+        uint64_t r = fixture_next(&rng);
         uint32_t u = (uint32_t) (r >> 32);
         float x;
 
@@ -149,12 +149,12 @@ a_norm_is_that_of_the_cpu(void **state)
 
     (void) state;
     for (uint32_t i = 0; i < N; i++) {
-        bias[i] = rig_normal(&rng);
-        weight[i] = rig_normal(&rng);
+        bias[i] = rng_normal(&rng);
+        weight[i] = rng_normal(&rng);
     }
     for (uint32_t i = 0; i < ROWS * N; i++) {
-        hidden[i] = rig_normal(&rng);
-        delta[i] = tr_bf16_from_float(rig_normal(&rng));
+        hidden[i] = rng_normal(&rng);
+        delta[i] = tr_bf16_from_float(rng_normal(&rng));
         sum[i] = hidden[i] + tr_float_load(delta, i, TR_BF16) + bias[i % N];
     }
     assert_int_equal(k->rmsnorm(&(tr_stream_t){ 1, NULL }, sum, N, ROWS, 1, N,
@@ -232,18 +232,18 @@ few_rows_are_norm_product_and_gate(void **state)
 
     (void) state;
     for (uint32_t i = 0; i < N; i++) {
-        bias[i] = rig_normal(&rng);
-        weight[i] = rig_normal(&rng);
+        bias[i] = rng_normal(&rng);
+        weight[i] = rng_normal(&rng);
     }
     for (uint32_t i = 0; i < ROWS * N; i++) {
-        hidden[i] = same[i] = rig_normal(&rng);
-        x[i] = tr_bf16_from_float(rig_normal(&rng));
+        hidden[i] = same[i] = rng_normal(&rng);
+        x[i] = tr_bf16_from_float(rng_normal(&rng));
     }
     for (uint32_t i = 0; i < N * N; i++) {
-        w[i] = tr_bf16_from_float(rig_normal(&rng) / 8);
+        w[i] = tr_bf16_from_float(rng_normal(&rng) / 8);
     }
     for (uint32_t i = 0; i < 2 * INNER * N; i++) {
-        gate_up[i] = tr_bf16_from_float(rig_normal(&rng) / 8);
+        gate_up[i] = tr_bf16_from_float(rng_normal(&rng) / 8);
     }
     assert_int_equal(tr_ref_small_gemm(&plain), 0);
     assert_int_equal(tr_ref_norm(&norm), 0);
@@ -291,7 +291,7 @@ invent_logits(sampling_case_t *w)
     double scale = exp(unit() * 8 - 3);
 
     for (uint32_t i = 0; i < VOCAB; i++) {
-        w->logits[i] = rig_normal(&rng) * (float) scale;
+        w->logits[i] = rng_normal(&rng) * (float) scale;
         if (below(4) == 0) { /* equals */
             w->logits[i] = (float) (int32_t) below(5) - 2;
         }
@@ -317,7 +317,7 @@ invent_sampling(sampling_case_t *w)
     p->prompt_len = 1 + below(20);
     p->number = below(20);
     p->pos = p->prompt_len + p->number - 1;
-    p->seed = rig_next(&rng);
+    p->seed = fixture_next(&rng);
     p->temperature = below(4) ? (float) (0.05 + unit() * 1.95) : 0;
     p->top_p = below(2) ? (float) (0.02 + unit() * 0.98) : 1;
     p->min_p = below(3) ? 0 : (float) unit();
@@ -469,6 +469,6 @@ main(void)
         cmocka_unit_test(a_stalled_row_gives_no_token),
     };
 
-    rng = rig_seed();
+    rng = rng_seed();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -68,7 +68,7 @@ make(const tr_kv_policy_t *const *policies, uint32_t n, uint32_t heads,
                          .memory = 1u << 30,
                          .policies = policies,
                          .n_policies = n,
-                         .kernels = &rig_kernels };
+                         .kernels = &fixture_kernels };
     tr_kv_cache_t *kv;
     tr_error_t err;
 
@@ -89,10 +89,10 @@ score_prompt(const tr_kv_cache_t *kv, int32_t slot, uint32_t n)
     tr_kv_view(kv, &v);
     for (uint32_t head = 0; head < kv->heads; head++) {
         for (uint32_t pos = 0; pos < n; pos++) {
-            rig_put(rig_uncompressed(&v, &v.seq[slot],
+            fixture_put(
+                fixture_uncompressed(&v, &v.seq[slot],
                                      manager_row(&kv->m, slot, head), pos),
-                    significance_of(pos) / (float) n * (float) (n - 1 - pos),
-                    pos);
+                significance_of(pos) / (float) n * (float) (n - 1 - pos), pos);
         }
     }
 }
@@ -123,7 +123,7 @@ ceil_of(uint64_t n, uint32_t by)
 static void
 usage_counts_whole_pages(void **state)
 {
-    static const tr_kv_policy_t full = { .name = "full", .row = &rig_row };
+    static const tr_kv_policy_t full = { .name = "full", .row = &fixture_row };
     const tr_kv_policy_t *const policies[] = { &tens, &full };
     tr_kv_cache_t *kv = make(policies, 2, 3, 2000, 2000, 0);
     const tr_page_plan_t *plan = tr_kv_plan(kv);
@@ -172,7 +172,7 @@ usage_in_another_plan(void **state)
 {
     static const tr_kv_policy_t other = { .name = "other",
                                           .n_levels = 4,
-                                          .level = RIG_LEVELS,
+                                          .level = FIXTURE_LEVELS,
                                           .window = 3,
                                           .window_level = { 16, 16, 1, 1, 0,
                                                             1 },
@@ -250,7 +250,7 @@ usage_in_tokens(void **state)
 static void
 charge_for_admission(void **state)
 {
-    static const tr_kv_policy_t full = { .name = "full", .row = &rig_row };
+    static const tr_kv_policy_t full = { .name = "full", .row = &fixture_row };
     const tr_kv_policy_t *const policies[] = { &tens, &full };
     tr_kv_cache_t *kv = make(policies, 2, 3, 2000, 2000, 0);
     const tr_page_plan_t *plan = tr_kv_plan(kv);
@@ -315,7 +315,7 @@ longest_sequence_is_never_refused(void **state)
     (void) state;
     worst.kind = TR_KV_RULE_ALL;
     for (uint32_t round = 0; round < 300; round++) {
-        uint32_t pages = 30 + rig_random(300), len = 0, max;
+        uint32_t pages = 30 + random_below(300), len = 0, max;
         tr_kv_cache_t *kv;
         int32_t slot;
 
@@ -323,20 +323,20 @@ longest_sequence_is_never_refused(void **state)
                              ? (tr_kv_level_t) HIGH
                              : (tr_kv_level_t){ 16, 16, 1, 1, 0, 1, 0 };
         worst.window_level = worst.level[0];
-        worst.window = rig_random(40);
-        kv = make(policies, 1, 1 + rig_random(3), 4000, pages, 0);
+        worst.window = random_below(40);
+        kv = make(policies, 1, 1 + random_below(3), 4000, pages, 0);
         max = tr_kv_max_len(kv, NULL);
         assert_in_range(max, 1, 4000);
         slot = tr_kv_open(kv, NULL);
         while (len < max) {
-            uint32_t turn = 1 + rig_random(max - len), steps;
+            uint32_t turn = 1 + random_below(max - len), steps;
 
-            turn = rig_random(3) == 0 ? 1 : turn;
+            turn = random_below(3) == 0 ? 1 : turn;
             len += turn;
             tr_kv_prompt(kv, slot, len);
             assert_int_equal(tr_kv_reserve(kv, slot, len), TR_OK);
             assert_int_equal(tr_kv_compress(kv, slot, len), TR_OK);
-            for (steps = rig_random(30); steps > 0 && len < max; steps--) {
+            for (steps = random_below(30); steps > 0 && len < max; steps--) {
                 assert_int_equal(tr_kv_reserve(kv, slot, ++len), TR_OK);
             }
         }
@@ -396,7 +396,7 @@ swap_is_exact(void **state)
     (void) state;
     assert_true(before != NULL && after != NULL);
     for (uint64_t i = 0; i < size; i++) {
-        before[i] = (uint8_t) rig_random(256);
+        before[i] = (uint8_t) random_below(256);
     }
     assert_int_equal(slot_bytes(kv, a, before, NULL), pages);
     assert_int_equal(tr_kv_reserve(kv, a, 511), TR_OK); /* not executed */
@@ -526,9 +526,9 @@ set_score(tr_kv_cache_t *kv, int32_t slot, uint32_t pos, float score)
     tr_kv_view_t v;
 
     tr_kv_view(kv, &v);
-    memcpy(
-        rig_windowed(&v, &v.seq[slot], manager_row(&kv->m, slot, 0), pos).score,
-        &score, 4);
+    memcpy(fixture_windowed(&v, &v.seq[slot], manager_row(&kv->m, slot, 0), pos)
+               .score,
+           &score, 4);
 }
 
 static void
@@ -649,8 +649,8 @@ main(void)
     };
     const char *seed = getenv("TR_KV_SEED");
 
-    rig_random_state = seed != NULL ? strtoull(seed, NULL, 0)
-                                    : (uint64_t) time(NULL) << 16 | 1;
-    printf("TR_KV_SEED=%llu\n", (unsigned long long) rig_random_state);
+    random_state = seed != NULL ? strtoull(seed, NULL, 0)
+                                : (uint64_t) time(NULL) << 16 | 1;
+    printf("TR_KV_SEED=%llu\n", (unsigned long long) random_state);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

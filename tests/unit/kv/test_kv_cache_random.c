@@ -27,12 +27,12 @@ do_open(world_t *w, sequence_t *q)
 {
     tr_kv_usage_t u;
 
-    q->policy = rig_policy_list[rig_random(RIG_POLICIES)];
+    q->policy = fixture_policy_list[random_below(FIXTURE_POLICIES)];
     q->uncompressed = true;
     q->out = q->pending = false;
     q->len = q->base = q->window_from = 0;
     q->window = 0;
-    q->goal = 1 + rig_random(rig_random(4) == 0 ? 300 : 60);
+    q->goal = 1 + random_below(random_below(4) == 0 ? 300 : 60);
     for (uint32_t i = 0; i < w->n_kv; i++) {
         q->slot = tr_kv_open(w->kv[i], q->policy);
         REQUIRE(q->slot >= 0);
@@ -85,19 +85,19 @@ do_prompt(world_t *w, sequence_t *q)
     tr_status_t rc = TR_OK, other;
 
     if (left != 0) {
-        len = q->len + 1 + rig_random(left);
+        len = q->len + 1 + random_below(left);
         reserve(w, &q, &len, 1, &rc);
         if (rc == TR_OK) {
             q->len = len;
             store_uncompressed(w, q, from);
-        } else if (rig_random(3) == 0) {
+        } else if (random_below(3) == 0) {
             do_close(w, q);
         }
         return;
     }
     if (q->policy->n_levels == 0) { /* `full` decodes where it is */
         q->goal = q->len + 1 < LEN_MAX ? q->len + 1 : q->len;
-        if (q->goal == q->len || rig_random(40) == 0) {
+        if (q->goal == q->len || random_below(40) == 0) {
             do_close(w, q);
         }
         return;
@@ -110,7 +110,7 @@ do_prompt(world_t *w, sequence_t *q)
     }
     if (rc == TR_AGAIN) {
         require_unchanged(w);
-        if (rig_random(3) == 0) {
+        if (random_below(3) == 0) {
             do_close(w, q);
         }
         return;
@@ -124,7 +124,7 @@ do_prompt(world_t *w, sequence_t *q)
 static void
 do_turn(world_t *w, sequence_t *q)
 {
-    q->goal = q->len + 1 + rig_random(50);
+    q->goal = q->len + 1 + random_below(50);
     q->goal = q->goal < LEN_MAX ? q->goal : LEN_MAX;
     q->uncompressed = true;
     for (uint32_t i = 0; i < w->n_kv; i++) {
@@ -152,7 +152,7 @@ do_step(world_t *w, sequence_t *first)
     }
     for (uint32_t i = 0; i < w->n && n < 64; i++) {
         if (steps(&w->seq[i]) && !w->seq[i].pending
-            && (&w->seq[i] == first || rig_random(3) == 0)) {
+            && (&w->seq[i] == first || random_below(3) == 0)) {
             q[n] = &w->seq[i];
             lens[n++] = w->seq[i].len + 1;
         }
@@ -161,12 +161,12 @@ do_step(world_t *w, sequence_t *first)
     for (uint32_t i = 0; i < n; i++) {
         if (rc[i] == TR_OK) {
             record_step(w, q[i]);
-            if (rig_random(8) != 0) {
+            if (random_below(8) != 0) {
                 run_step(w, q[i]);
             }
         } else {
             REQUIRE(rc[i] == TR_AGAIN);
-            if (rig_random(6) == 0) {
+            if (random_below(6) == 0) {
                 do_close(w, q[i]);
             }
         }
@@ -212,7 +212,7 @@ do_swap(world_t *w, sequence_t *q)
 static void
 do_fork(world_t *w, sequence_t *from, sequence_t *to)
 {
-    uint32_t len = 1 + rig_random(from->len);
+    uint32_t len = 1 + random_below(from->len);
     tr_status_t rc = TR_OK, other;
 
     do_open(w, to);
@@ -228,7 +228,7 @@ do_fork(world_t *w, sequence_t *from, sequence_t *to)
         return;
     }
     to->len = len;
-    to->goal = len + rig_random(30);
+    to->goal = len + random_below(30);
     for (uint32_t i = 0; i < w->n_kv; i++) {
         tr_kv_prompt(w->kv[i], to->slot, to->goal);
     }
@@ -238,9 +238,9 @@ do_fork(world_t *w, sequence_t *from, sequence_t *to)
 static void
 operate(world_t *w)
 {
-    sequence_t *q = &w->seq[rig_random(w->n)];
-    sequence_t *other = &w->seq[rig_random(w->n)];
-    uint32_t dice = rig_random(100);
+    sequence_t *q = &w->seq[random_below(w->n)];
+    sequence_t *other = &w->seq[random_below(w->n)];
+    uint32_t dice = random_below(100);
 
     w->ops++;
     if (q->slot < 0) {
@@ -279,19 +279,19 @@ make_world(world_t *w, uint32_t n_kv, uint32_t layers, uint32_t kv_heads,
                          .slots = n,
                          .max_len = LEN_MAX,
                          .memory = 1u << 30,
-                         .policies = rig_policy_list,
-                         .n_policies = RIG_POLICIES,
-                         .kernels = &rig_kernels };
+                         .policies = fixture_policy_list,
+                         .n_policies = FIXTURE_POLICIES,
+                         .kernels = &fixture_kernels };
     tr_error_t err;
 
     /* At times with positions of four bytes, in worlds of few heads: of many,
      * the tables of such lengths take minutes to compare. */
-    if (layers * kv_heads < 16 && rig_random(3) == 0) {
+    if (layers * kv_heads < 16 && random_below(3) == 0) {
         c.max_len += TR_KV_SHORT;
     }
     memset(w, 0, sizeof(*w));
-    for (uint32_t i = 0; i < RIG_POLICIES; i++) {
-        rig_policy_list[i] = &rig_policies[i];
+    for (uint32_t i = 0; i < FIXTURE_POLICIES; i++) {
+        fixture_policy_list[i] = &fixture_policies[i];
     }
     assert_int_equal(tr_kv_cache_create(&c, &w->kv[0], &err), TR_OK);
     c.memory = pages * tr_kv_page_bytes(w->kv[0]);
@@ -413,10 +413,9 @@ main(void)
     struct timespec t;
 
     clock_gettime(CLOCK_REALTIME, &t);
-    rig_random_state = seed != NULL
-                           ? strtoull(seed, NULL, 0)
-                           : ((uint64_t) t.tv_sec << 20 ^ (uint64_t) t.tv_nsec)
-                                 | 1;
-    printf("TR_KV_SEED=%llu\n", (unsigned long long) rig_random_state);
+    random_state = seed != NULL
+                       ? strtoull(seed, NULL, 0)
+                       : ((uint64_t) t.tv_sec << 20 ^ (uint64_t) t.tv_nsec) | 1;
+    printf("TR_KV_SEED=%llu\n", (unsigned long long) random_state);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,8 +1,9 @@
 /*
  * A device's KV cache under a step loop that is ahead of it: random sequences
- * come, compute prompts, are compressed, generate, fork, go out and come in, are
- * closed while rows of theirs are under way, on a software device that runs late
- * (tests/soft), beside the CPU's cache.  See kv_device_fixture.h for what is held.
+ * come, compute prompts, are compressed, generate, fork, go out and come in,
+ * are closed while rows of theirs are under way, on a software device that runs
+ * late (tests/soft), beside the CPU's cache.  See kv_device_fixture.h for what
+ * is held.
  *
  *   TR_KV_ROUNDS=N  rounds (default 12; more until all that is rare was seen)
  *   TR_KV_SEED=N    the seed that a failure printed, for one round
@@ -21,13 +22,13 @@ typedef struct {
     uint32_t policy, computed, goal, under_way;
     uint64_t seed, life;
     bool first; /* turn */
-    bool stuck; /* its last row found no page, when rig_given was: */
+    bool stuck; /* its last row found no page, when fixture_given was: */
     uint64_t given;
 } who_t;
 
 typedef struct {
-    rig_t r;
-    who_t who[RIG_SEQS];
+    fixture_t r;
+    who_t who[FIXTURE_SEQS];
     uint64_t lives;
     bool pressed; /* somebody finds no page */
     uint64_t evictions, tokens, turns;
@@ -50,7 +51,7 @@ under_way(const play_t *p)
 static void
 collect(play_t *p)
 {
-    const rig_batch_t *b = rig_collect(&p->r);
+    const fixture_batch_t *b = fixture_collect(&p->r);
 
     for (uint32_t i = 0; i < b->n; i++) {
         who_t *w = &p->who[b->item[i].who];
@@ -70,9 +71,9 @@ collect(play_t *p)
 }
 
 static void
-submit_rows(play_t *p, rig_batch_t *b)
+submit_rows(play_t *p, fixture_batch_t *b)
 {
-    uint64_t seed[RIG_SEQS];
+    uint64_t seed[FIXTURE_SEQS];
 
     for (uint32_t i = 0; i < b->n; i++) {
         who_t *w = &p->who[b->item[i].who];
@@ -80,13 +81,13 @@ submit_rows(play_t *p, rig_batch_t *b)
         seed[i] = w->seed;
         w->under_way++;
     }
-    rig_submit(&p->r, b, seed);
+    fixture_submit(&p->r, b, seed);
 }
 
-static rig_batch_t *
+static fixture_batch_t *
 coming(play_t *p)
 {
-    rig_batch_t *b = &p->r.batch[p->r.g->next % TR_KV_DEVICE_TURNS];
+    fixture_batch_t *b = &p->r.batch[p->r.g->next % TR_KV_DEVICE_TURNS];
 
     b->n = b->rows = 0;
     return b;
@@ -111,7 +112,7 @@ drain(play_t *p)
 static void
 finish(play_t *p, who_t *w)
 {
-    rig_log(&p->r, RIG_CLOSE, w->slot, 0);
+    fixture_log(&p->r, FIXTURE_CLOSE, w->slot, 0);
     p->r.closes++;
     tr_kv_close(p->r.kv, w->slot);
     memset(w, 0, sizeof(*w));
@@ -121,8 +122,8 @@ finish(play_t *p, who_t *w)
 static bool
 take_slot(play_t *p, who_t *w, uint32_t goal)
 {
-    uint32_t policy = rig_random(p->r.n_policies);
-    bool usual = policy == 0 && rig_random(2);
+    uint32_t policy = random_below(p->r.n_policies);
+    bool usual = policy == 0 && random_below(2);
     int32_t slot = tr_kv_open(p->r.kv, usual ? NULL : p->r.policy[policy]);
 
     if (slot < 0) {
@@ -132,11 +133,11 @@ take_slot(play_t *p, who_t *w, uint32_t goal)
                   .slot = slot,
                   .policy = policy,
                   .goal = goal,
-                  .seed = rig_random(1u << 30),
+                  .seed = random_below(1u << 30),
                   .life = ++p->lives,
                   .first = true };
-    rig_log(&p->r, RIG_OPEN, slot, 0)->policy = policy;
-    rig_log(&p->r, RIG_PROMPT, slot, goal);
+    fixture_log(&p->r, FIXTURE_OPEN, slot, 0)->policy = policy;
+    fixture_log(&p->r, FIXTURE_PROMPT, slot, goal);
     tr_kv_prompt(p->r.kv, slot, goal);
     return true;
 }
@@ -147,13 +148,14 @@ arrive(play_t *p, who_t *w)
     const tr_kv_policy_t *policy;
     uint32_t most;
 
-    if (!take_slot(p, w, 1 + rig_random(p->r.max_len / 2))) {
+    if (!take_slot(p, w, 1 + random_below(p->r.max_len / 2))) {
         return;
     }
     policy = policy_of(p, w);
     most = tr_kv_max_len(p->r.kv, policy);
     if (w->goal > most
-        || (rig_random(2) && rig_reserve(&p->r, w->slot, w->goal) != TR_OK)) {
+        || (random_below(2)
+            && fixture_reserve(&p->r, w->slot, w->goal) != TR_OK)) {
         finish(p, w);
     }
 }
@@ -164,7 +166,7 @@ split(play_t *p, who_t *w, const who_t *from)
 {
     const tr_kv_policy_t *a = policy_of(p, from), *b;
     uint32_t len = from->computed;
-    rig_entry_t *e;
+    fixture_entry_t *e;
     uint64_t bound;
     tr_status_t rc;
     bool exact;
@@ -184,13 +186,13 @@ split(play_t *p, who_t *w, const who_t *from)
     rc = tr_kv_fork(p->r.kv, from->slot, w->slot, len);
     if (rc != TR_OK) {
         assert_int_equal(rc, TR_AGAIN);
-        e = rig_log(&p->r, RIG_REFUSED, w->slot, len);
+        e = fixture_log(&p->r, FIXTURE_REFUSED, w->slot, len);
         e->bound = bound;
         e->exact = exact;
         finish(p, w);
         return;
     }
-    rig_log(&p->r, RIG_FORK, w->slot, len)->other = from->slot;
+    fixture_log(&p->r, FIXTURE_FORK, w->slot, len)->other = from->slot;
     w->computed = len;
     p->r.forks++;
 }
@@ -204,7 +206,7 @@ swap(play_t *p, who_t *w)
 
     assert_true(rc == TR_OK || rc == TR_AGAIN);
     if (rc == TR_OK) {
-        rig_log(&p->r, out ? RIG_IN : RIG_OUT, w->slot, 0);
+        fixture_log(&p->r, out ? FIXTURE_IN : FIXTURE_OUT, w->slot, 0);
         w->state = out ? DECODE : OUT;
         p->r.swaps++;
     }
@@ -219,10 +221,10 @@ turn(play_t *p, who_t *w)
     if (w->under_way != 0 || w->computed + 2 > most) {
         return;
     }
-    w->goal = w->computed + 1 + rig_random(most - w->computed);
+    w->goal = w->computed + 1 + random_below(most - w->computed);
     w->state = PROMPT;
     w->first = false;
-    rig_log(&p->r, RIG_PROMPT, w->slot, w->goal);
+    fixture_log(&p->r, FIXTURE_PROMPT, w->slot, w->goal);
     tr_kv_prompt(p->r.kv, w->slot, w->goal);
 }
 
@@ -230,15 +232,15 @@ turn(play_t *p, who_t *w)
 static void
 evict(play_t *p)
 {
-    uint32_t first = rig_random(RIG_SEQS);
+    uint32_t first = random_below(FIXTURE_SEQS);
 
-    for (uint32_t i = 0; i < RIG_SEQS; i++) {
-        who_t *w = &p->who[(first + i) % RIG_SEQS];
+    for (uint32_t i = 0; i < FIXTURE_SEQS; i++) {
+        who_t *w = &p->who[(first + i) % FIXTURE_SEQS];
 
         if (w->state == FREE || w->state == OUT) {
             continue;
         }
-        if (w->state == DECODE && rig_random(2)) {
+        if (w->state == DECODE && random_below(2)) {
             swap(p, w);
         }
         if (w->state != OUT) {
@@ -252,13 +254,13 @@ evict(play_t *p)
 static void
 happen(play_t *p)
 {
-    who_t *w = &p->who[rig_random(RIG_SEQS)];
+    who_t *w = &p->who[random_below(FIXTURE_SEQS)];
     const who_t *from = w;
-    uint32_t dice = rig_random(24);
+    uint32_t dice = random_below(24);
 
     if (w->state == FREE) {
         if (dice < 12) {
-            for (uint32_t i = 0; i < RIG_SEQS; i++) {
+            for (uint32_t i = 0; i < FIXTURE_SEQS; i++) {
                 from = p->who[i].state == PROMPT ? &p->who[i] : from;
             }
             split(p, w, from);
@@ -277,9 +279,9 @@ happen(play_t *p)
 /* ---- batches ------------------------------------------------------------ */
 
 static void
-add_row(rig_batch_t *b, const play_t *p, who_t *w, uint32_t n)
+add_row(fixture_batch_t *b, const play_t *p, who_t *w, uint32_t n)
 {
-    rig_item_t *item = &b->item[b->n++];
+    fixture_item_t *item = &b->item[b->n++];
 
     item->row = (tr_kv_device_row_t){ w->slot, w->computed, n };
     item->who = (uint32_t) (w - p->who);
@@ -296,35 +298,36 @@ asked(play_t *p, tr_status_t rc)
 }
 
 static void
-compose_prompt(play_t *p, rig_batch_t *b, who_t *w)
+compose_prompt(play_t *p, fixture_batch_t *b, who_t *w)
 {
-    uint32_t n = 1 + rig_random(25), left = RIG_ROWS - b->rows;
+    uint32_t n = 1 + random_below(25), left = FIXTURE_ROWS - b->rows;
 
     n = n < w->goal - w->computed ? n : w->goal - w->computed;
     n = n < left ? n : left;
-    if (n != 0 && asked(p, rig_reserve(&p->r, w->slot, w->computed + n))) {
+    if (n != 0 && asked(p, fixture_reserve(&p->r, w->slot, w->computed + n))) {
         add_row(b, p, w, n);
     }
 }
 
 static void
-compose_next(play_t *p, rig_batch_t *b, who_t *w)
+compose_next(play_t *p, fixture_batch_t *b, who_t *w)
 {
-    tr_status_t rc = rig_reserve(&p->r, w->slot, w->computed + 1);
+    tr_status_t rc = fixture_reserve(&p->r, w->slot, w->computed + 1);
 
     /* as long as nothing was given back it would stall again */
-    assert_true(!w->stuck || w->given != rig_given(&p->r) || rc == TR_AGAIN);
-    if (asked(p, rc) && rig_random(12) != 0) {
+    assert_true(!w->stuck || w->given != fixture_given(&p->r)
+                || rc == TR_AGAIN);
+    if (asked(p, rc) && random_below(12) != 0) {
         add_row(b, p, w, 1);
     }
 }
 
 static void
-compose_one(play_t *p, rig_batch_t *b, who_t *w)
+compose_one(play_t *p, fixture_batch_t *b, who_t *w)
 {
     const tr_kv_policy_t *policy;
 
-    if (w->state == FREE || w->state == OUT || rig_random(10) == 0) {
+    if (w->state == FREE || w->state == OUT || random_below(10) == 0) {
         return;
     }
     policy = policy_of(p, w);
@@ -332,7 +335,7 @@ compose_one(play_t *p, rig_batch_t *b, who_t *w)
         w->state = policy->n_levels != 0 ? COMPLETE : DECODE;
     }
     if (w->state == COMPLETE
-        && asked(p, rig_compress(&p->r, w->slot, w->computed))) {
+        && asked(p, fixture_compress(&p->r, w->slot, w->computed))) {
         w->state = DECODE;
     }
     if (w->state == PROMPT) {
@@ -340,7 +343,7 @@ compose_one(play_t *p, rig_batch_t *b, who_t *w)
     } else if (w->state == DECODE) {
         if (w->computed >= tr_kv_max_len(p->r.kv, policy)) {
             finish(p, w);
-        } else if (b->rows < RIG_ROWS) {
+        } else if (b->rows < FIXTURE_ROWS) {
             compose_next(p, b, w);
         }
     }
@@ -351,10 +354,10 @@ compose_one(play_t *p, rig_batch_t *b, who_t *w)
 static void
 close_tried(play_t *p)
 {
-    for (uint32_t i = 0; i < RIG_SEQS; i++) {
+    for (uint32_t i = 0; i < FIXTURE_SEQS; i++) {
         who_t *w = &p->who[i];
 
-        if (w->state == COMPLETE && rig_random(4) == 0
+        if (w->state == COMPLETE && random_below(4) == 0
             && p->r.g->mirror[w->slot].trial == TR_KV_TRIED) {
             finish(p, w);
         }
@@ -364,22 +367,23 @@ close_tried(play_t *p)
 static void
 one_turn(play_t *p)
 {
-    uint32_t first = rig_random(RIG_SEQS), n = rig_random(4);
-    rig_batch_t *b;
+    uint32_t first = random_below(FIXTURE_SEQS), n = random_below(4);
+    fixture_batch_t *b;
 
     while (n-- > 0) {
         happen(p);
     }
     b = coming(p);
     p->pressed = false;
-    for (uint32_t i = 0; i < RIG_SEQS; i++) {
-        compose_one(p, b, &p->who[(first + i) % RIG_SEQS]);
+    for (uint32_t i = 0; i < FIXTURE_SEQS; i++) {
+        compose_one(p, b, &p->who[(first + i) % FIXTURE_SEQS]);
     }
     if (b->n != 0 || !tr_kv_settled(p->r.kv)) {
         submit_rows(p, b);
     }
     close_tried(p);
-    while (under_way(p) > rig_random(2) || under_way(p) == TR_KV_DEVICE_TURNS) {
+    while (under_way(p) > random_below(2)
+           || under_way(p) == TR_KV_DEVICE_TURNS) {
         collect(p);
     }
     if (p->pressed) {
@@ -392,28 +396,28 @@ static void
 round_of(play_t *p, uint64_t seed)
 {
     memset(p, 0, sizeof(*p));
-    rig_state = seed * 0x9e3779b97f4a7c15u + 88172645463325252u;
+    fixture_state = seed * 0x9e3779b97f4a7c15u + 88172645463325252u;
     for (uint32_t i = 0; i < 8; i++) {
-        rig_random(2);
+        random_below(2);
     }
-    rig_create(&p->r, 4 * (12 + rig_random(40)));
+    fixture_create(&p->r, 4 * (12 + random_below(40)));
     for (uint32_t i = 0; i < TURNS; i++) {
         one_turn(p);
-        if (rig_random(12) == 0) {
+        if (random_below(12) == 0) {
             drain(p);
-            rig_compare(&p->r);
+            fixture_compare(&p->r);
         }
     }
-    for (uint32_t i = 0; i < RIG_SEQS; i++) {
+    for (uint32_t i = 0; i < FIXTURE_SEQS; i++) {
         if (p->who[i].state != FREE) {
             finish(p, &p->who[i]);
         }
     }
     drain(p);
-    rig_compare(&p->r);
+    fixture_compare(&p->r);
     assert_int_equal(tr_kv_free_pages(p->r.kv), tr_kv_pages(p->r.kv));
     assert_int_equal(p->r.g->n_free_ids, p->r.kv->swap.n);
-    rig_destroy(&p->r);
+    fixture_destroy(&p->r);
 }
 
 /* What all rounds together have seen. */
@@ -477,7 +481,8 @@ test_same_as_cpu(void **state)
 
 /* One batch of these rows, from beginning to end. */
 static void
-batch_of(rig_t *r, const tr_kv_device_row_t *rows, uint32_t n, bool *stalled)
+batch_of(fixture_t *r, const tr_kv_device_row_t *rows, uint32_t n,
+         bool *stalled)
 {
     assert_int_equal(tr_kv_device_begin(r->kv, rows, n), 0);
     assert_int_equal(tr_kv_device_step(r->kv, n), 0);
@@ -489,13 +494,13 @@ batch_of(rig_t *r, const tr_kv_device_row_t *rows, uint32_t n, bool *stalled)
 static void
 test_fork_history(void **state)
 {
-    static rig_t r;
+    static fixture_t r;
     int32_t *text, a, b;
     uint32_t len;
 
     (void) state;
-    rig_state = 88172645463325252u;
-    rig_create(&r, 400);
+    fixture_state = 88172645463325252u;
+    fixture_create(&r, 400);
     text = cuda->pin(2ul * r.max_len * sizeof(*text));
     for (uint32_t i = 0; i < r.max_len; i++) {
         text[i] = (int32_t) i * 7 + 1;
@@ -523,42 +528,42 @@ test_fork_history(void **state)
     tr_kv_close(r.kv, a);
     tr_kv_close(r.kv, b);
     cuda->unpin(text);
-    rig_destroy(&r);
+    fixture_destroy(&r);
 }
 
 /* A batch whose report never came, because a launch failed, is no success. */
 static void
 test_no_report(void **state)
 {
-    static rig_t r;
-    bool stalled[RIG_SEQS];
+    static fixture_t r;
+    bool stalled[FIXTURE_SEQS];
 
     (void) state;
-    rig_state = 88172645463325252u;
-    rig_create(&r, 400);
+    fixture_state = 88172645463325252u;
+    fixture_create(&r, 400);
     batch_of(&r, NULL, 0, NULL);
     batch_of(&r, NULL, 0, NULL);
     assert_int_equal(tr_kv_device_begin(r.kv, NULL, 0), 0);
     assert_int_equal(tr_kv_device_settle(r.kv, stalled), TR_ERR_INTERNAL);
     assert_false(tr_kv_sound(r.kv));
     assert_int_equal(tr_kv_device_begin(r.kv, NULL, 0), TR_CUDA_FAILED);
-    rig_destroy(&r);
+    fixture_destroy(&r);
 }
 
 /* What does not fit is refused, with numbers. */
 static void
 test_sizes(void **state)
 {
-    static rig_t r;
+    static fixture_t r;
     tr_kv_device_t d = { .cuda = cuda, .max_seqs = 4, .max_prompts = 2 };
     tr_kv_config_t c;
     tr_kv_cache_t *kv;
     tr_error_t err;
 
     (void) state;
-    rig_state = 88172645463325252u;
-    rig_create(&r, 400);
-    c = rig_config(&r);
+    fixture_state = 88172645463325252u;
+    fixture_create(&r, 400);
+    c = fixture_config(&r);
     d.stream = &r.stream;
     c.memory = 100000;
     assert_int_equal(tr_kv_device_create(&c, &d, &kv, &err), TR_ERR_INVALID);
@@ -576,7 +581,7 @@ test_sizes(void **state)
     assert_int_equal(tr_kv_device_create(&c, &d, &kv, &err), TR_ERR_INVALID);
     d.max_prompts = 2;
     assert_null(kv);
-    rig_destroy(&r);
+    fixture_destroy(&r);
 }
 
 static int

@@ -92,11 +92,11 @@ typedef struct {
     uint32_t recent_from; /* queries from here on count as recent */
     pattern_t pattern;
     oracle_t *oracle;
-} rig_t;
+} fixture_t;
 
 /* Stores tokens [from, to), as a model's layers would. */
 static void
-append(rig_t *r, uint32_t from, uint32_t to)
+append(fixture_t *r, uint32_t from, uint32_t to)
 {
     static float k[TOKENS_MAX * KV_HEADS * DIM], v[TOKENS_MAX * KV_HEADS * DIM],
         angles[TOKENS_MAX * DIM];
@@ -129,7 +129,7 @@ append(rig_t *r, uint32_t from, uint32_t to)
 /* The page and the place in it of a token of a head: tier l, the window
  * (position) or uncompressed pages (position). */
 static uint8_t *
-page_of(const rig_t *r, uint32_t head, int place, uint32_t i,
+page_of(const fixture_t *r, uint32_t head, int place, uint32_t i,
         const tr_kv_layout_t **layout, uint32_t *at)
 {
     const tr_kv_view_t *v = &r->view;
@@ -156,8 +156,8 @@ page_of(const rig_t *r, uint32_t head, int place, uint32_t i,
 }
 
 static void
-pay(const rig_t *r, uint8_t *page, uint32_t score, uint32_t at, uint32_t head,
-    uint32_t t, uint32_t n)
+pay(const fixture_t *r, uint8_t *page, uint32_t score, uint32_t at,
+    uint32_t head, uint32_t t, uint32_t n)
 {
     float sum, more = (float) paid(r->pattern, head, t, n) * 0x1p-16f;
 
@@ -176,7 +176,7 @@ position_of(const uint8_t *page, const tr_kv_layout_t *layout, uint32_t at)
 
 /* The tiers of one head: pays their tokens and finds their candidates. */
 static void
-attend_tiers(rig_t *r, uint32_t head, uint32_t n)
+attend_tiers(fixture_t *r, uint32_t head, uint32_t n)
 {
     const tr_kv_view_t *v = &r->view;
     size_t base = tr_kv_head(v, r->slot, head / KV_HEADS, head % KV_HEADS)
@@ -214,7 +214,7 @@ attend_tiers(rig_t *r, uint32_t head, uint32_t n)
 
 /* The query at position n attends; the oracle's tokens get the same. */
 static void
-attend(rig_t *r, uint32_t n)
+attend(fixture_t *r, uint32_t n)
 {
     const tr_kv_seq_t *q = &r->view.seq[r->slot];
     const tr_kv_layout_t *layout;
@@ -251,7 +251,7 @@ attend(rig_t *r, uint32_t n)
 /* A tier without positions: takes those that the oracle has there, and says
  * how many they are. */
 static uint32_t
-find_all(const rig_t *r, uint32_t head, int l, int *found)
+find_all(const fixture_t *r, uint32_t head, int l, int *found)
 {
     uint32_t n = 0;
 
@@ -267,7 +267,7 @@ find_all(const rig_t *r, uint32_t head, int l, int *found)
 
 /* Is every token where the oracle has it? */
 static void
-compare(const rig_t *r, const char *when)
+compare(const fixture_t *r, const char *when)
 {
     const tr_kv_view_t *v = &r->view;
     const tr_kv_seq_t *q = &v->seq[r->slot];
@@ -320,7 +320,7 @@ compare(const rig_t *r, const char *when)
 
 /* Tokens [from, to) are a prompt (or a later turn's). */
 static void
-prompt(rig_t *r, uint32_t from, uint32_t to, uint32_t chunk)
+prompt(fixture_t *r, uint32_t from, uint32_t to, uint32_t chunk)
 {
     uint32_t observe = r->policy->observe;
 
@@ -345,7 +345,7 @@ prompt(rig_t *r, uint32_t from, uint32_t to, uint32_t chunk)
 }
 
 static void
-generate(rig_t *r, uint32_t steps)
+generate(fixture_t *r, uint32_t steps)
 {
     for (uint32_t i = 0; i < steps; i++) {
         uint32_t n = r->oracle->length;
@@ -391,7 +391,8 @@ oracle_of(const tr_kv_policy_t *p, oracle_t *o)
 }
 
 static void
-open_rig(rig_t *r, const char *levels, uint32_t window, pattern_t pattern)
+open_fixture(fixture_t *r, const char *levels, uint32_t window,
+             pattern_t pattern)
 {
     char spec[200];
     static oracle_t oracle;
@@ -442,7 +443,7 @@ open_rig(rig_t *r, const char *levels, uint32_t window, pattern_t pattern)
 }
 
 static void
-close_rig(rig_t *r)
+close_fixture(fixture_t *r)
 {
     tr_kv_close(r->kv, r->slot);
     assert_int_equal(tr_kv_free_pages(r->kv), tr_kv_pages(r->kv));
@@ -467,14 +468,14 @@ static void
 conversation(const char *levels, pattern_t pattern, uint32_t length,
              uint32_t window)
 {
-    rig_t r;
+    fixture_t r;
 
-    open_rig(&r, levels, window, pattern);
+    open_fixture(&r, levels, window, pattern);
     prompt(&r, 0, length, length > 64 ? 64 : 7);
     generate(&r, (window == NO_SETTING ? 60 : window) + 40);
     prompt(&r, r.oracle->length, r.oracle->length + length / 2 + 1, 50);
     generate(&r, 20);
-    close_rig(&r);
+    close_fixture(&r);
 }
 
 static void
@@ -572,14 +573,14 @@ test_long(void **state)
 {
     (void) state;
     for (int pattern = 0; pattern < PATTERNS; pattern++) {
-        rig_t r;
+        fixture_t r;
 
-        open_rig(&r, "diffkv:alpha_high=1.5,alpha_low=0.4", 64,
-                 (pattern_t) pattern);
+        open_fixture(&r, "diffkv:alpha_high=1.5,alpha_low=0.4", 64,
+                     (pattern_t) pattern);
         prompt(&r, 0, 400, 128);
         r.pattern = (pattern_t) ((pattern + 2) % PATTERNS);
         generate(&r, 230);
-        close_rig(&r);
+        close_fixture(&r);
     }
     account(10000);
 }

@@ -103,22 +103,24 @@ stress(const family_t *f, const outlier_t *s)
 static void
 run(bool equalise, tr_equalise_t *table, float *logits)
 {
-    fixture_t rig;
+    fixture_t fixture;
     int32_t tokens[LEN];
 
-    rig_open_with(&rig, dir, "auto", NULL, 2, LEN, equalise, 0);
+    fixture_open_with(&fixture, dir, "auto", NULL, 2, LEN, equalise, 0);
     for (uint32_t i = 0; i < LEN; i++) {
         tokens[i] = (int32_t) (i * 37 % VOCAB);
     }
-    rig_step(&rig, &(rig_item_t){ tr_kv_open(rig.kv, NULL), 0, LEN, tokens }, 1,
-             logits);
+    fixture_step(&fixture,
+                 &(fixture_item_t){ tr_kv_open(fixture.kv, NULL), 0, LEN,
+                                    tokens },
+                 1, logits);
     if (equalise) {
-        assert_non_null(rig.model->equalise);
-        *table = *rig.model->equalise; /* but what it points to */
+        assert_non_null(fixture.model->equalise);
+        *table = *fixture.model->equalise; /* but what it points to */
     } else {
-        assert_null(rig.model->equalise);
+        assert_null(fixture.model->equalise);
     }
-    rig_close(&rig);
+    fixture_close(&fixture);
 }
 
 static const family_t families[] = {
@@ -274,6 +276,6 @@ main(void)
         cmocka_unit_test(test_bounded),
     };
 
-    rng = rig_seed();
+    rng = rng_seed();
     return cmocka_run_group_tests(tests, make_dir, remove_dir);
 }

@@ -187,22 +187,22 @@ compare_family(const family_t *f, const char *isa)
     static float logits[VOCAB];
     double want[VOCAB], size, worst = 0;
     int32_t tokens[LEN], slot;
-    fixture_t rig;
+    fixture_t fixture;
 
-    rig_open(&rig, dir, "auto", isa, 2, LEN);
-    slot = tr_kv_open(rig.kv, NULL);
+    fixture_open(&fixture, dir, "auto", isa, 2, LEN);
+    slot = tr_kv_open(fixture.kv, NULL);
     for (uint32_t i = 0; i < LEN; i++) {
-        tokens[i] = (int32_t) rig_below(&rng, VOCAB);
+        tokens[i] = (int32_t) rng_below(&rng, VOCAB);
     }
     for (uint32_t i = 0; i < LEN; i++) {
         naive_token(f, tokens[i], i, want);
         if (i < 20) { /* the rest token by token */
             continue;
         }
-        rig_step(&rig,
-                 i == 20 ? &(rig_item_t){ slot, 0, 21, tokens }
-                         : &(rig_item_t){ slot, i, 1, tokens + i },
-                 1, logits);
+        fixture_step(&fixture,
+                     i == 20 ? &(fixture_item_t){ slot, 0, 21, tokens }
+                             : &(fixture_item_t){ slot, i, 1, tokens + i },
+                     1, logits);
         size = 0;
         for (uint32_t j = 0; j < VOCAB; j++) {
             size = fmax(size, fabs(want[j]));
@@ -218,7 +218,7 @@ compare_family(const family_t *f, const char *isa)
         }
     }
     print_message("%s%s %s: worst %.2g\n", f->name, f->config, isa, worst);
-    rig_close(&rig);
+    fixture_close(&fixture);
 }
 
 #define LLAMA3                                                          \
@@ -333,7 +333,7 @@ test_mismatch(void **state)
 static void
 dummy_logits(uint64_t seed, float *logits)
 {
-    fixture_t rig;
+    fixture_t fixture;
     tr_model_options_t o = { .dir = dir,
                              .load_format = "dummy",
                              .dummy_seed = seed,
@@ -348,20 +348,22 @@ dummy_logits(uint64_t seed, float *logits)
         .slots = 1,
         .max_len = LEN,
         .memory = 8u << 20,
-        .policies = (const tr_kv_policy_t *const *) &rig.policy,
+        .policies = (const tr_kv_policy_t *const *) &fixture.policy,
         .n_policies = 1
     };
     int32_t tokens[9] = { 1, 5, 9, 13, 17, 21, 25, 29, 33 };
     tr_error_t err;
 
-    assert_int_equal(tr_model_open(&o, &rig.model, &err), TR_OK);
-    assert_int_equal(tr_kv_policy_create("full", LAYERS, 2, 32, &rig.policy,
+    assert_int_equal(tr_model_open(&o, &fixture.model, &err), TR_OK);
+    assert_int_equal(tr_kv_policy_create("full", LAYERS, 2, 32, &fixture.policy,
                                          &err),
                      TR_OK);
-    assert_int_equal(tr_kv_cache_create(&kc, &rig.kv, &err), TR_OK);
-    rig_step(&rig, &(rig_item_t){ tr_kv_open(rig.kv, NULL), 0, 9, tokens }, 1,
-             logits);
-    rig_close(&rig);
+    assert_int_equal(tr_kv_cache_create(&kc, &fixture.kv, &err), TR_OK);
+    fixture_step(&fixture,
+                 &(fixture_item_t){ tr_kv_open(fixture.kv, NULL), 0, 9,
+                                    tokens },
+                 1, logits);
+    fixture_close(&fixture);
 }
 
 /* No weight file is needed; the seed decides. */
@@ -397,6 +399,6 @@ main(void)
         cmocka_unit_test(test_dummy),
     };
 
-    rng = rig_seed();
+    rng = rng_seed();
     return cmocka_run_group_tests(tests, make_dir, remove_dir);
 }

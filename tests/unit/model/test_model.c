@@ -86,7 +86,7 @@ check_top5(const float *x, json_t *top5)
         }
         worst = error > worst ? error : worst;
     }
-    assert_int_equal(rig_argmax(x, VOCAB),
+    assert_int_equal(fixture_argmax(x, VOCAB),
                      json_integer_value(
                          json_array_get(json_array_get(top5, 0), 0)));
     return worst;
@@ -95,38 +95,41 @@ check_top5(const float *x, json_t *top5)
 static void
 golden_with(const char *dir, const char *isa, bool equalise, uint32_t rotate)
 {
-    fixture_t rig;
+    fixture_t fixture;
     double worst = 0;
 
-    rig_open_with(&rig, dir, "auto", isa, 2, MAX_LEN, equalise, rotate);
-    assert_true((equalise && rig.model->equalise->largest != 0)
+    fixture_open_with(&fixture, dir, "auto", isa, 2, MAX_LEN, equalise, rotate);
+    assert_true((equalise && fixture.model->equalise->largest != 0)
                 == (equalise && strcmp(dir, POCKET) != 0));
     for (uint32_t i = 0; i < n_goldens; i++) {
         const golden_t *g = &goldens[i];
-        int32_t slot = tr_kv_open(rig.kv, NULL);
+        int32_t slot = tr_kv_open(fixture.kv, NULL);
         uint32_t at = 0;
 
         /* the first positions one by one, the rest of the prompt at once */
         for (; at < json_array_size(g->first); at++) {
-            rig_item_t item = { slot, at, 1, g->ids + at };
+            fixture_item_t item = { slot, at, 1, g->ids + at };
 
-            rig_step(&rig, &item, 1, logits);
+            fixture_step(&fixture, &item, 1, logits);
             worst = fmax(worst,
                          check_top5(logits, json_array_get(g->first, at)));
         }
-        rig_step(&rig, &(rig_item_t){ slot, at, g->n_prompt - at, g->ids + at },
-                 1, logits);
+        fixture_step(&fixture,
+                     &(fixture_item_t){ slot, at, g->n_prompt - at,
+                                        g->ids + at },
+                     1, logits);
         worst = fmax(worst, check_top5(logits, g->last));
         for (at = g->n_prompt; at < g->n_all; at++) {
-            assert_int_equal(rig_argmax(logits, VOCAB), g->ids[at]);
-            rig_step(&rig, &(rig_item_t){ slot, at, 1, g->ids + at }, 1,
-                     logits);
+            assert_int_equal(fixture_argmax(logits, VOCAB), g->ids[at]);
+            fixture_step(&fixture,
+                         &(fixture_item_t){ slot, at, 1, g->ids + at }, 1,
+                         logits);
         }
-        tr_kv_close(rig.kv, slot);
+        tr_kv_close(fixture.kv, slot);
     }
     print_message("%s, %s: worst relative error %.2g\n", dir,
-                  rig.model->kernels->name, worst);
-    rig_close(&rig);
+                  fixture.model->kernels->name, worst);
+    fixture_close(&fixture);
 }
 
 static void
@@ -198,13 +201,14 @@ fill_nan(tr_kv_cache_t *kv)
 
 /* All logits of one sequence, alone, prefilled at once. */
 static void
-compute_alone(fixture_t *rig, sequence_t *q)
+compute_alone(fixture_t *fixture, sequence_t *q)
 {
     uint32_t rows[SEQ_LEN];
-    tr_model_t *m = rig->model;
+    tr_model_t *m = fixture->model;
 
-    q->slot = tr_kv_open(rig->kv, NULL);
-    rig_step(rig, &(rig_item_t){ q->slot, 0, SEQ_LEN, q->tokens }, 1, logits);
+    q->slot = tr_kv_open(fixture->kv, NULL);
+    fixture_step(fixture, &(fixture_item_t){ q->slot, 0, SEQ_LEN, q->tokens },
+                 1, logits);
     for (uint32_t i = 0; i < SEQ_LEN; i++) {
         rows[i] = i;
     }
@@ -217,16 +221,16 @@ compute_alone(fixture_t *rig, sequence_t *q)
                    m->logits + j * m->ld_logits, VOCAB * sizeof(float));
         }
     }
-    tr_kv_close(rig->kv, q->slot);
+    tr_kv_close(fixture->kv, q->slot);
     q->slot = -1;
 }
 
 /* One step of a random mixture; some sequences are preempted and start over.
  * Returns the number of rows compared. */
 static uint32_t
-mixed_step(fixture_t *rig, sequence_t *seqs, uint64_t *rng)
+mixed_step(fixture_t *fixture, sequence_t *seqs, uint64_t *rng)
 {
-    rig_item_t items[SEQS];
+    fixture_item_t items[SEQS];
     sequence_t *who[SEQS];
     uint32_t n = 0, budget = 512;
 
@@ -234,31 +238,31 @@ mixed_step(fixture_t *rig, sequence_t *seqs, uint64_t *rng)
         sequence_t *q = &seqs[i];
         uint32_t left, take;
 
-        if (q->slot >= 0 && (q->at == SEQ_LEN || rig_below(rng, 12) == 0)) {
-            tr_kv_close(rig->kv, q->slot);
+        if (q->slot >= 0 && (q->at == SEQ_LEN || rng_below(rng, 12) == 0)) {
+            tr_kv_close(fixture->kv, q->slot);
             q->slot = -1;
         }
-        if (rig_below(rng, 4) == 0) {
+        if (rng_below(rng, 4) == 0) {
             continue;
         }
         if (q->slot < 0) {
-            q->slot = tr_kv_open(rig->kv, NULL);
+            q->slot = tr_kv_open(fixture->kv, NULL);
             q->at = 0;
         }
         left = SEQ_LEN - q->at;
-        take = rig_below(rng, 2) ? 1 : 1 + rig_below(rng, left);
+        take = rng_below(rng, 2) ? 1 : 1 + rng_below(rng, left);
         take = take < budget ? take : budget;
         if (take > 0) {
             who[n] = q;
-            items[n++] = (rig_item_t){ q->slot, q->at, take,
-                                       q->tokens + q->at };
+            items[n++] = (fixture_item_t){ q->slot, q->at, take,
+                                           q->tokens + q->at };
             budget -= take;
         }
     }
     if (n == 0) {
         return 0;
     }
-    rig_step(rig, items, n, logits);
+    fixture_step(fixture, items, n, logits);
     for (uint32_t i = 0; i < n; i++) {
         who[i]->at += items[i].n;
         if (memcmp(logits + i * VOCAB,
@@ -266,8 +270,9 @@ mixed_step(fixture_t *rig, sequence_t *seqs, uint64_t *rng)
                    VOCAB * sizeof(float))) {
             fail_msg("%s, %d threads: position %u, chunk of %u, row %u of %u: "
                      "other bits than alone",
-                     rig->model->kernels->name, rig->model->stream.threads,
-                     who[i]->at - 1, items[i].n, i, n);
+                     fixture->model->kernels->name,
+                     fixture->model->stream.threads, who[i]->at - 1, items[i].n,
+                     i, n);
         }
     }
     return n;
@@ -277,35 +282,35 @@ static void
 invariant_with(const char *isa, int steps, uint64_t *rng)
 {
     static sequence_t seqs[SEQS];
-    fixture_t rig;
+    fixture_t fixture;
     uint32_t compared = 0;
 
-    rig_open(&rig, POCKET, "auto", isa, 3, MAX_LEN);
-    fill_nan(rig.kv);
+    fixture_open(&fixture, POCKET, "auto", isa, 3, MAX_LEN);
+    fill_nan(fixture.kv);
     for (uint32_t i = 0; i < SEQS; i++) {
         seqs[i].want = malloc((size_t) SEQ_LEN * VOCAB * sizeof(float));
         assert_non_null(seqs[i].want);
         for (uint32_t j = 0; j < SEQ_LEN; j++) {
-            seqs[i].tokens[j] = (int32_t) rig_below(rng, VOCAB);
+            seqs[i].tokens[j] = (int32_t) rng_below(rng, VOCAB);
         }
-        compute_alone(&rig, &seqs[i]);
+        compute_alone(&fixture, &seqs[i]);
         assert_false(isnan(seqs[i].want[(size_t) SEQ_LEN * VOCAB - 1]));
     }
     for (int i = 0; i < steps; i++) {
-        rig.model->stream.threads = 1 + i % 3;
-        compared += mixed_step(&rig, seqs, rng);
+        fixture.model->stream.threads = 1 + i % 3;
+        compared += mixed_step(&fixture, seqs, rng);
     }
     assert_true(compared > (uint32_t) steps);
     for (uint32_t i = 0; i < SEQS; i++) {
         free(seqs[i].want);
     }
-    rig_close(&rig);
+    fixture_close(&fixture);
 }
 
 static void
 test_batch_invariance(void **state)
 {
-    uint64_t rng = rig_seed();
+    uint64_t rng = rng_seed();
 
     (void) state;
     invariant_with(NULL, 60, &rng);

@@ -117,9 +117,9 @@ compare_all(const float *logits, const prompt_t *p, const char *what)
 
 /* Logits of rows [first, first + n) of the last forward. */
 static void
-take_logits(fixture_t *rig, uint32_t first, uint32_t n, float *out)
+take_logits(fixture_t *fixture, uint32_t first, uint32_t n, float *out)
 {
-    tr_model_t *m = rig->model;
+    tr_model_t *m = fixture->model;
 
     for (uint32_t i = 0; i < n; i++) {
         uint32_t row = first + i;
@@ -131,30 +131,31 @@ take_logits(fixture_t *rig, uint32_t first, uint32_t n, float *out)
 
 /* A slot for a sequence of n tokens. */
 static int32_t
-open_slot(fixture_t *rig, uint32_t n)
+open_slot(fixture_t *fixture, uint32_t n)
 {
-    uint32_t from = tr_recipe_long_from(&rig->model->config.recipe);
-    int32_t slot = tr_kv_open(rig->kv, NULL);
+    uint32_t from = tr_recipe_long_from(&fixture->model->config.recipe);
+    int32_t slot = tr_kv_open(fixture->kv, NULL);
 
     assert_true(slot >= 0);
-    rig->is_long[slot] = from != 0 && n > from;
+    fixture->is_long[slot] = from != 0 && n > from;
     return slot;
 }
 
 /* A prompt alone, whole, then in pieces of random lengths: the same bits. */
 static double
-alone(fixture_t *rig, const prompt_t *p, bool whole, const char *what)
+alone(fixture_t *fixture, const prompt_t *p, bool whole, const char *what)
 {
     static float logits[LEN * VOCAB], in_one[LEN * VOCAB], last[VOCAB];
     size_t size = (size_t) p->n * VOCAB * sizeof(float);
-    int32_t slot = open_slot(rig, p->n);
+    int32_t slot = open_slot(fixture, p->n);
     double worst;
 
     for (uint32_t at = 0; at < p->n;) {
-        uint32_t n = whole ? p->n : 1 + rig_below(&rng, p->n - at);
+        uint32_t n = whole ? p->n : 1 + rng_below(&rng, p->n - at);
 
-        rig_step(rig, &(rig_item_t){ slot, at, n, p->ids + at }, 1, last);
-        take_logits(rig, 0, n, logits + (size_t) at * VOCAB);
+        fixture_step(fixture, &(fixture_item_t){ slot, at, n, p->ids + at }, 1,
+                     last);
+        take_logits(fixture, 0, n, logits + (size_t) at * VOCAB);
         at += n;
     }
     worst = compare_all(logits, p, what);
@@ -163,42 +164,42 @@ alone(fixture_t *rig, const prompt_t *p, bool whole, const char *what)
     } else if (memcmp(in_one, logits, size) != 0) {
         fail_msg("%s: other bits in pieces than in one", what);
     }
-    tr_kv_close(rig->kv, slot);
+    tr_kv_close(fixture->kv, slot);
     return worst;
 }
 
 /* The token at `at` of a prompt's continuation; all up to it where the sequence
  * becomes a long one. */
-static rig_item_t
-again(fixture_t *rig, int32_t slot, const prompt_t *p, uint32_t at)
+static fixture_item_t
+again(fixture_t *fixture, int32_t slot, const prompt_t *p, uint32_t at)
 {
-    int32_t other = open_slot(rig, at + 1);
+    int32_t other = open_slot(fixture, at + 1);
 
-    if (rig->is_long[other] != rig->is_long[slot]) {
-        tr_kv_close(rig->kv, slot);
-        return (rig_item_t){ other, 0, at + 1, p->ids };
+    if (fixture->is_long[other] != fixture->is_long[slot]) {
+        tr_kv_close(fixture->kv, slot);
+        return (fixture_item_t){ other, 0, at + 1, p->ids };
     }
-    tr_kv_close(rig->kv, other);
-    return (rig_item_t){ slot, at, 1, p->ids + at };
+    tr_kv_close(fixture->kv, other);
+    return (fixture_item_t){ slot, at, 1, p->ids + at };
 }
 
 /* All prompts side by side, then their continuations in one batch. */
 static void
-together(fixture_t *rig, const prompt_t *prompts, const char *what)
+together(fixture_t *fixture, const prompt_t *prompts, const char *what)
 {
     static float logits[LEN * VOCAB], last[PROMPTS * VOCAB];
-    rig_item_t items[PROMPTS];
+    fixture_item_t items[PROMPTS];
     uint32_t row = 0, steps;
     bool follows[PROMPTS];
 
     for (uint32_t i = 0; i < PROMPTS; i++) {
-        items[i] = (rig_item_t){ open_slot(rig, prompts[i].n), 0, prompts[i].n,
-                                 prompts[i].ids };
+        items[i] = (fixture_item_t){ open_slot(fixture, prompts[i].n), 0,
+                                     prompts[i].n, prompts[i].ids };
         follows[i] = true;
     }
-    rig_step(rig, items, PROMPTS, last);
+    fixture_step(fixture, items, PROMPTS, last);
     for (uint32_t i = 0; i < PROMPTS; i++) {
-        take_logits(rig, row, prompts[i].n, logits);
+        take_logits(fixture, row, prompts[i].n, logits);
         compare_all(logits, &prompts[i], what);
         row += prompts[i].n;
     }
@@ -208,19 +209,19 @@ together(fixture_t *rig, const prompt_t *prompts, const char *what)
         for (uint32_t i = 0; i < PROMPTS; i++) {
             const prompt_t *p = &prompts[i];
             json_t *margins = json_object_get(p->json, "margins");
-            int32_t id = rig_argmax(last + (size_t) i * VOCAB, VOCAB);
+            int32_t id = fixture_argmax(last + (size_t) i * VOCAB, VOCAB);
 
             follows[i] = json_number_value(json_array_get(margins, s)) > MARGIN;
             if (follows[i] && id != p->ids[p->n + s]) {
                 fail_msg("%s: prompt %u, token %u is %d, golden %d", what, i, s,
                          id, p->ids[p->n + s]);
             }
-            items[i] = again(rig, items[i].slot, p, p->n + s);
+            items[i] = again(fixture, items[i].slot, p, p->n + s);
         }
-        rig_step(rig, items, PROMPTS, last);
+        fixture_step(fixture, items, PROMPTS, last);
     }
     for (uint32_t i = 0; i < PROMPTS; i++) {
-        tr_kv_close(rig->kv, items[i].slot);
+        tr_kv_close(fixture->kv, items[i].slot);
     }
 }
 
@@ -230,26 +231,26 @@ one_model(const char *name, const char *isa)
     char dir[300], what[320];
     prompt_t prompts[PROMPTS];
     json_t *root;
-    fixture_t rig;
+    fixture_t fixture;
     double worst = 0;
 
     snprintf(dir, sizeof(dir), MODELS "/%s", name);
     snprintf(what, sizeof(what), "%s, %s", name, isa);
     root = load_prompts(dir, prompts);
-    rig_open(&rig, dir, "auto", isa, 2, LEN);
+    fixture_open(&fixture, dir, "auto", isa, 2, LEN);
     for (uint32_t i = 0; i < PROMPTS; i++) {
-        worst = fmax(worst, alone(&rig, &prompts[i], true, what));
-        worst = fmax(worst, alone(&rig, &prompts[i], false, what));
+        worst = fmax(worst, alone(&fixture, &prompts[i], true, what));
+        worst = fmax(worst, alone(&fixture, &prompts[i], false, what));
     }
-    together(&rig, prompts, what);
+    together(&fixture, prompts, what);
     print_message("%s: worst error %.2g\n", what, worst);
-    rig_close(&rig);
+    fixture_close(&fixture);
     tolerance = ROTATED_TOLERANCE;
-    rig_open_with(&rig, dir, "auto", isa, 2, LEN, true,
-                  TR_ROTATE_KEYS | TR_ROTATE_VALUES);
-    worst = alone(&rig, &prompts[0], true, what);
+    fixture_open_with(&fixture, dir, "auto", isa, 2, LEN, true,
+                      TR_ROTATE_KEYS | TR_ROTATE_VALUES);
+    worst = alone(&fixture, &prompts[0], true, what);
     print_message("%s: rotated %.2g\n", what, worst);
-    rig_close(&rig);
+    fixture_close(&fixture);
     tolerance = TOLERANCE;
     json_decref(root);
 }
@@ -271,7 +272,7 @@ test_equalised(void **state)
         const tr_recipe_t *c;
         uint32_t pairs = 0;
         json_t *root;
-        fixture_t rig;
+        fixture_t fixture;
 
         snprintf(text, sizeof(text),
                  "python3 models/pocket/stress.py %s --keys 16 --values 8 "
@@ -280,17 +281,17 @@ test_equalised(void **state)
         assert_int_equal(system(text), 0);
         snprintf(text, sizeof(text), "%s/%s", dir, names[i]);
         root = load_prompts(text, prompts);
-        rig_open(&rig, text, "auto", NULL, 2, LEN);
-        c = &rig.model->config.recipe;
+        fixture_open(&fixture, text, "auto", NULL, 2, LEN);
+        c = &fixture.model->config.recipe;
         for (uint32_t l = 0; l < c->layers; l++) { /* two alone for a pair */
             pairs += c->layer[l].rope == TR_ROPE_NONE ? 2 : 1;
         }
-        assert_int_equal(rig.model->equalise->pairs, pairs * c->kv_heads);
-        assert_int_equal(rig.model->equalise->channels,
+        assert_int_equal(fixture.model->equalise->pairs, pairs * c->kv_heads);
+        assert_int_equal(fixture.model->equalise->channels,
                          c->layers * c->kv_heads);
         print_message("%s, equalised: worst error %.2g\n", names[i],
-                      alone(&rig, &prompts[0], true, text));
-        rig_close(&rig);
+                      alone(&fixture, &prompts[0], true, text));
+        fixture_close(&fixture);
         json_decref(root);
     }
     snprintf(text, sizeof(text), "rm -r %s", dir);
@@ -335,6 +336,6 @@ main(void)
         cmocka_unit_test(test_equalised),
     };
 
-    rng = rig_seed();
+    rng = rng_seed();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -14,19 +14,21 @@
 static void
 run(const char *format, uint32_t rotate, float *logits)
 {
-    fixture_t rig;
+    fixture_t fixture;
     int32_t tokens[LEN], slot;
 
-    rig_open_with(&rig, dir, format, NULL, 2, LEN, true, rotate);
+    fixture_open_with(&fixture, dir, format, NULL, 2, LEN, true, rotate);
     for (uint32_t i = 0; i < LEN; i++) {
         tokens[i] = (int32_t) (i * 37 % VOCAB);
     }
-    slot = tr_kv_open(rig.kv, NULL);
-    rig_step(&rig, &(rig_item_t){ slot, 0, LEN - 9, tokens }, 1, logits);
+    slot = tr_kv_open(fixture.kv, NULL);
+    fixture_step(&fixture, &(fixture_item_t){ slot, 0, LEN - 9, tokens }, 1,
+                 logits);
     for (uint32_t i = LEN - 9; i < LEN; i++) {
-        rig_step(&rig, &(rig_item_t){ slot, i, 1, tokens + i }, 1, logits);
+        fixture_step(&fixture, &(fixture_item_t){ slot, i, 1, tokens + i }, 1,
+                     logits);
     }
-    rig_close(&rig);
+    fixture_close(&fixture);
 }
 
 /* Pages of 16 bits are rounded in another basis; other than that it is the same
@@ -168,6 +170,6 @@ main(void)
         cmocka_unit_test(test_refused),
     };
 
-    rng = rig_seed();
+    rng = rng_seed();
     return cmocka_run_group_tests(tests, make_dir, remove_dir);
 }

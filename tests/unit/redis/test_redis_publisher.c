@@ -68,7 +68,7 @@ test_a_request(void **state)
     (void) state;
     bench_start(&b, "name", "one", "redis_prefix", "x.", NULL);
     fake_wait(&b.redis, 0, "HSET", "x.engine:{one}", "state", "ready");
-    raw_open(&r, &b.rig, 65536);
+    raw_open(&r, &b.fixture, 65536);
     submit(&r, TR_ID(0, 1), ID_A, TR_SUBMIT_RESUMABLE, SHORT_BODY, false);
     do {
         rec = raw_next(&r);
@@ -104,7 +104,7 @@ test_a_request(void **state)
     fake_wait(&b.redis, 0, "ZADD", "x.engines", NULL, NULL);
     fake_wait(&b.redis, 0, "XADD", "x.metrics:{one}", NULL, NULL);
     raw_close(&r);
-    rig_stop(&b.rig);
+    fixture_stop(&b.fixture);
     fake_wait(&b.redis, 0, "DEL", "x.engine:{one}", NULL, NULL);
     fake_stop(&b.redis);
 }
@@ -145,7 +145,7 @@ test_progress(void **state)
 
     (void) state;
     bench_start(&b, "null_rate", "30", NULL);
-    raw_open(&r, &b.rig, 65536);
+    raw_open(&r, &b.fixture, 65536);
     fake_wait(&b.redis, 0, "HSET", "tr:engine:{main}", "state", "ready");
     submit(&r, TR_ID(0, 1), ID_A, 0, SLOW_BODY, false);
     at = wait_progress(&b, 0, &first);
@@ -195,7 +195,7 @@ test_what_is_not_told(void **state)
 
     (void) state;
     bench_start(&b, NULL);
-    raw_open(&r, &b.rig, 65536);
+    raw_open(&r, &b.fixture, 65536);
     raw_submit(&r, TR_ID(0, 1), SHORT_BODY, TR_BODY_UNKNOWN, false);
     raw_end(&r, TR_ID(0, 1));
     submit(&r, TR_ID(1, 1), ID_A, 0, SHORT_BODY, false);
@@ -217,7 +217,7 @@ test_a_refused_request(void **state)
 
     (void) state;
     bench_start(&b, NULL);
-    raw_open(&r, &b.rig, 65536);
+    raw_open(&r, &b.fixture, 65536);
     submit(&r, TR_ID(0, 1), ID_A, TR_SUBMIT_RESUMABLE,
            "{\"prompt\":[5],\"temperature\":9}", false);
     assert_int_equal(next_error(&r), TR_ERR_INVALID);
@@ -244,7 +244,7 @@ test_batches(void **state)
 
     (void) state;
     bench_start(&b, "null_rate", "500", NULL);
-    raw_open(&r, &b.rig, 1 << 20);
+    raw_open(&r, &b.fixture, 1 << 20);
     fake_wait(&b.redis, 0, "ZADD", "tr:engines", NULL, NULL);
     commands = fake_now(&b.redis);
     batches = fake_batches(&b.redis);
@@ -298,7 +298,7 @@ test_detached(void **state)
 
     (void) state;
     bench_start(&b, "null_rate", "60", NULL);
-    raw_open(&r, &b.rig, 65536);
+    raw_open(&r, &b.fixture, 65536);
     submit(&r, TR_ID(0, 1), ID_A, DETACHABLE, SLOW_BODY, false);
     while (raw_next(&r).type != TR_RECORD_DELTA) {
     }
@@ -325,7 +325,7 @@ test_detach_must_be_allowed(void **state)
 
     (void) state;
     bench_start(&b, NULL);
-    raw_open(&r, &b.rig, 65536);
+    raw_open(&r, &b.fixture, 65536);
     submit(&r, TR_ID(0, 1), ID_A, TR_SUBMIT_RESUMABLE, LONG_BODY, false);
     assert_int_equal(raw_next(&r).type, TR_RECORD_ACCEPTED);
     raw_command(&r, TR_ID(0, 1), TR_CONTROL_DETACH);
@@ -347,7 +347,7 @@ test_detached_by_a_lost_channel(void **state)
     bench_start(&b, "max_num_seqs", "1", "null_rate", "100", NULL);
 
     /* one runs, one waits behind it, one is only half here */
-    raw_open(&r, &b.rig, 65536);
+    raw_open(&r, &b.fixture, 65536);
     submit(&r, TR_ID(0, 1), ID_B, DETACHABLE, SLOW_BODY, false);
     submit(&r, TR_ID(1, 1), ID_A, DETACHABLE, SLOW_BODY, false);
     submit(&r, TR_ID(2, 1), "00000000000000000000000000000002", DETACHABLE,
@@ -364,7 +364,7 @@ test_detached_by_a_lost_channel(void **state)
               "state", "cancelled");
 
     /* one whose channel goes as soon as it is known */
-    raw_open(&r, &b.rig, 65536);
+    raw_open(&r, &b.fixture, 65536);
     submit(&r, TR_ID(0, 1), "00000000000000000000000000000003", DETACHABLE,
            SLOW_BODY, false);
     fake_wait(&b.redis, 0, "HSET", "tr:req:{00000000000000000000000000000003}",
@@ -372,7 +372,7 @@ test_detached_by_a_lost_channel(void **state)
     raw_close(&r);
     fake_wait(&b.redis, 0, "HSET", "tr:req:{00000000000000000000000000000003}",
               "state", "done");
-    rig_check_alive(&b.rig);
+    fixture_check_alive(&b.fixture);
     bench_stop(&b);
 }
 
@@ -386,7 +386,7 @@ test_detached_needs_no_room(void **state)
 
     (void) state;
     bench_start(&b, "null_rate", "20000", "channel_stall_timeout", "60s", NULL);
-    raw_open(&r, &b.rig, 65536);
+    raw_open(&r, &b.fixture, 65536);
     /* fill the ring of responses with another request's output */
     submit(&r, TR_ID(0, 1), ID_B, 0,
            "{\"prompt\":[5],\"max_tokens\":30000,\"stream\":true}", false);
@@ -412,7 +412,7 @@ test_detached_needs_no_room(void **state)
     assert_true(i < 3000);
     raw_close(&r);
     wait_state(&b, 0, "done");
-    rig_check_alive(&b.rig);
+    fixture_check_alive(&b.fixture);
     bench_stop(&b);
 }
 
@@ -437,7 +437,7 @@ test_cancel(void **state)
 
     (void) state;
     bench_start(&b, "max_num_seqs", "1", "null_rate", "20", NULL);
-    raw_open(&r, &b.rig, 65536);
+    raw_open(&r, &b.fixture, 65536);
     fake_wait(&b.redis, 0, "SUBSCRIBE", "tr:ctl:{main}", NULL, NULL);
 
     /* in the middle of its body */
@@ -481,7 +481,7 @@ test_cancel(void **state)
     wait_state(&b, at, "detached");
     cancel(&b, ID_A);
     wait_state(&b, at, "cancelled");
-    rig_check_alive(&b.rig);
+    fixture_check_alive(&b.fixture);
     bench_stop(&b);
 }
 
@@ -514,7 +514,7 @@ test_hostile_messages(void **state)
     (void) state;
     assert_non_null(large);
     bench_start(&b, "null_rate", "50", NULL);
-    raw_open(&r, &b.rig, 65536);
+    raw_open(&r, &b.fixture, 65536);
     fake_wait(&b.redis, 0, "SUBSCRIBE", "tr:ctl:{main}", NULL, NULL);
     submit(&r, TR_ID(0, 1), ID_A, 0, LONG_BODY, false);
     wait_state(&b, 0, "decode");

@@ -14,7 +14,7 @@ counter(publisher_fixture_t *b, size_t offset)
     uint64_t value;
     raw_t r;
 
-    raw_open(&r, &b->rig, 65536);
+    raw_open(&r, &b->fixture, 65536);
     assert_int_equal(tr_status_attach(r.fds[TR_FD_STATUS], &page), TR_OK);
     memcpy(&value, (const uint8_t *) &page->counters + offset, sizeof(value));
     tr_status_unmap(page);
@@ -48,7 +48,7 @@ test_refused_writes_wait(void **state)
     atomic_store(&b.redis.refusal,
                  "-OOM command not allowed when used memory > 'maxmemory'."
                  "\r\n");
-    raw_open(&r, &b.rig, 65536);
+    raw_open(&r, &b.fixture, 65536);
     submit(&r, TR_ID(0, 1), ID_A, TR_SUBMIT_RESUMABLE, SHORT_BODY, false);
     assert_int_equal(raw_next(&r).type, TR_RECORD_ACCEPTED);
     assert_int_equal(raw_end(&r, TR_ID(0, 1)), TR_FINISH_LENGTH);
@@ -79,25 +79,25 @@ test_wrong_password(void **state)
     bench_start(&b, "redis_user", "me", "redis_password", "sesame", NULL);
     fake_wait(&b.redis, 0, "AUTH", "me", NULL, NULL);
     wait_up(&b, 1);
-    rig_stop(&b.rig);
+    fixture_stop(&b.fixture);
 
     /* an answer that repeats the password does not get it into the log */
     atomic_store(&b.redis.no_auth,
                  "-ERR unknown command `AUTH`, with args beginning with: "
                  "`me`, `sesame`, \r\n");
     snprintf(log, sizeof(log), "/proc/self/fd/%d", fds[1]);
-    rig_start(&b.rig, "redis", b.address, "redis_user", "me", "redis_password",
-              "sesame", NULL);
+    fixture_start(&b.fixture, "redis", b.address, "redis_user", "me",
+                  "redis_password", "sesame", NULL);
     tr_log_open(log, TR_LEVEL_DEBUG);
     for (i = 0; i < 3000 && COUNTER(&b, redis_outages) == 0; i++) {
         usleep(10000);
     }
     usleep(500000); /* and a second one, of which nothing is said */
-    rig_check_alive(&b.rig);
+    fixture_check_alive(&b.fixture);
     assert_int_equal(COUNTER(&b, redis_up), 0);
     assert_int_equal(COUNTER(&b, redis_outages), 1);
     tr_log_open("stderr", TR_LEVEL_ERROR);
-    rig_stop(&b.rig);
+    fixture_stop(&b.fixture);
     (void) !write(fds[1], "end", 3);
     n = read(fds[0], log, sizeof(log) - 1);
     assert_true(n >= 3);
@@ -121,7 +121,7 @@ test_a_silent_redis(void **state)
     wait_up(&b, 1);
     before = fake_connections(&b.redis);
     atomic_store(&b.redis.deaf, true);
-    rig_check_alive(&b.rig);
+    fixture_check_alive(&b.fixture);
     wait_up(&b, 0);
     while (fake_connections(&b.redis) < before + 3) {
         usleep(10000);
@@ -143,7 +143,7 @@ test_cut_connections(void **state)
 
     (void) state;
     bench_start(&b, "null_rate", "100", NULL);
-    raw_open(&r, &b.rig, 65536);
+    raw_open(&r, &b.fixture, 65536);
     wait_up(&b, 1);
     submit(&r, TR_ID(0, 1), ID_A, TR_SUBMIT_RESUMABLE, ENDLESS_BODY, false);
     wait_state(&b, 0, "decode");

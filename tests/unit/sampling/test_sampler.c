@@ -39,7 +39,8 @@ some_logit(uint32_t i)
 }
 
 static void
-rig_begin(fixture_t *r, uint64_t seed, const int32_t *prompt, uint32_t n_prompt)
+fixture_begin(fixture_t *r, uint64_t seed, const int32_t *prompt,
+              uint32_t n_prompt)
 {
     size_t size = tr_sampler_counts_size(&r->p, VOCAB);
 
@@ -54,7 +55,7 @@ rig_begin(fixture_t *r, uint64_t seed, const int32_t *prompt, uint32_t n_prompt)
 }
 
 static void
-rig_end(fixture_t *r)
+fixture_end(fixture_t *r)
 {
     free(r->counts);
     free(r->scratch);
@@ -148,12 +149,12 @@ greedy_takes_the_largest_and_of_equals_the_lowest(void **state)
 
     (void) state;
     r.p.temperature = 0;
-    rig_begin(&r, 1, NULL, 0);
+    fixture_begin(&r, 1, NULL, 0);
     r.logits[40] = r.logits[7] = r.logits[63] = 9;
     assert_int_equal(sample(&r), 7);
     r.logits[0] = 10;
     assert_int_equal(sample(&r), 0);
-    rig_end(&r);
+    fixture_end(&r);
 }
 
 static void
@@ -190,9 +191,9 @@ draws_follow_the_distribution(void **state)
         r.p.top_p = cases[i].top_p;
         r.p.min_p = cases[i].min_p;
         r.p.top_k = cases[i].top_k;
-        rig_begin(&r, 1000 + i, NULL, 0);
+        fixture_begin(&r, 1000 + i, NULL, 0);
         check_draws(&r, 20000);
-        rig_end(&r);
+        fixture_end(&r);
     }
 }
 
@@ -204,7 +205,7 @@ ties_at_the_border_go_to_the_lower_ids(void **state)
 
     (void) state;
     r.p.top_k = 10;
-    rig_begin(&r, 5, NULL, 0);
+    fixture_begin(&r, 5, NULL, 0);
     for (uint32_t i = 0; i < VOCAB; i++) {
         r.logits[i] = i >= 60 ? 1.0f : 0.0f;
     }
@@ -212,7 +213,7 @@ ties_at_the_border_go_to_the_lower_ids(void **state)
     r.p.top_k = 0;
     r.p.top_p = 0.4f;
     check_draws(&r, 20000);
-    rig_end(&r);
+    fixture_end(&r);
 }
 
 static void
@@ -223,7 +224,7 @@ a_token_depends_on_seed_and_position_alone(void **state)
     uint32_t differ = 0;
 
     (void) state;
-    rig_begin(&r, 42, NULL, 0);
+    fixture_begin(&r, 42, NULL, 0);
     for (uint32_t i = 0; i < 200; i++) {
         r.s.n_output = i;
         first[i] = sample(&r);
@@ -239,7 +240,7 @@ a_token_depends_on_seed_and_position_alone(void **state)
         differ += sample(&r) != first[i];
     }
     assert_true(differ > 150);
-    rig_end(&r);
+    fixture_end(&r);
 }
 
 /* Neighbouring seeds and positions must not be related: pairs of tokens of
@@ -252,7 +253,7 @@ neighbours_are_independent(void **state)
     fixture_t r = { .p = defaults };
 
     (void) state;
-    rig_begin(&r, 0, NULL, 0);
+    fixture_begin(&r, 0, NULL, 0);
     for (uint32_t i = 0; i < VOCAB; i++) {
         r.logits[i] = i < 4 ? 0 : -INFINITY;
     }
@@ -278,7 +279,7 @@ neighbours_are_independent(void **state)
         }
         assert_true(chi < 15 + 5 * sqrt(30));
     }
-    rig_end(&r);
+    fixture_end(&r);
 }
 
 static void
@@ -293,7 +294,7 @@ penalties_follow_their_formulas(void **state)
     r.p.presence_penalty = 0.5f;
     r.p.frequency_penalty = -0.25f;
     r.p.repetition_penalty = 1.3f;
-    rig_begin(&r, 7, prompt, 4);
+    fixture_begin(&r, 7, prompt, 4);
     for (int i = 0; i < 4; i++) {
         tr_sampler_accept(&r.s, output[i]);
     }
@@ -316,7 +317,7 @@ penalties_follow_their_formulas(void **state)
         want -= -0.25f * n;
         assert_true(fabsf(logits[i] - want) < 1e-6f);
     }
-    rig_end(&r);
+    fixture_end(&r);
 }
 
 static void
@@ -341,12 +342,12 @@ logit_bias_is_added(void **state)
     (void) state;
     r.p.bias = bias;
     r.p.n_bias = 4;
-    rig_begin(&r, 7, NULL, 0);
+    fixture_begin(&r, 7, NULL, 0);
     for (int i = 0; i < 50; i++) {
         r.s.n_output = (uint32_t) i;
         assert_int_equal(sample(&r), 12);
     }
-    rig_end(&r);
+    fixture_end(&r);
 }
 
 static void
@@ -360,7 +361,7 @@ min_tokens_bars_eos_and_stop_tokens(void **state)
     r.p.stop_tokens = stop;
     r.p.n_stop_tokens = 1;
     r.p.temperature = 0;
-    rig_begin(&r, 7, NULL, 0);
+    fixture_begin(&r, 7, NULL, 0);
     r.s.eos = eos;
     r.s.n_eos = 2;
     r.logits[1] = 12;
@@ -372,7 +373,7 @@ min_tokens_bars_eos_and_stop_tokens(void **state)
     assert_int_equal(sample(&r), 4);
     tr_sampler_accept(&r.s, 4);
     assert_int_equal(sample(&r), 1);
-    rig_end(&r);
+    fixture_end(&r);
 }
 
 /* Logprobs are of the raw logits, whatever was done to them for sampling. */
@@ -390,7 +391,7 @@ logprobs_are_of_the_raw_logits(void **state)
     r.p.bias = bias;
     r.p.n_bias = 1;
     r.p.temperature = 0.3f;
-    rig_begin(&r, 7, NULL, 0);
+    fixture_begin(&r, 7, NULL, 0);
     r.logits[30] = r.logits[31] = 5; /* a tie: the lower id first */
     r.logits[50] = -INFINITY;
     memcpy(logits, r.logits, sizeof(logits));
@@ -414,7 +415,7 @@ logprobs_are_of_the_raw_logits(void **state)
                      TR_OK);
     assert_true(out.logprob == -9999.0f);
     assert_int_equal(out.n_top, 0);
-    rig_end(&r);
+    fixture_end(&r);
 }
 
 static void
@@ -426,7 +427,7 @@ logits_that_are_no_numbers_are_an_error(void **state)
     tr_sampled_t out;
 
     (void) state;
-    rig_begin(&r, 7, NULL, 0);
+    fixture_begin(&r, 7, NULL, 0);
     for (int i = 0; i < 2 * VOCAB; i++) {
         memcpy(logits, r.logits, sizeof(logits));
         logits[i / 2] = bad[i % 2];
@@ -447,7 +448,7 @@ logits_that_are_no_numbers_are_an_error(void **state)
         assert_int_equal(out.token, i);
         logits[i] = -INFINITY;
     }
-    rig_end(&r);
+    fixture_end(&r);
 }
 
 /* A mask bars before everything else, and logprobs do not know of it. */

@@ -21,9 +21,9 @@ make_tokenizer(void **state)
     static char vocab[16384];
 
     (void) state;
-    rig_byte_vocab(vocab, sizeof(vocab), more_tokens);
-    tokenizer = rig_make((rig_parts_t){
-        .pre_tokenizer = RIG_BYTE_LEVEL,
+    fixture_byte_vocab(vocab, sizeof(vocab), more_tokens);
+    tokenizer = fixture_make((fixture_parts_t){
+        .pre_tokenizer = FIXTURE_BYTE_LEVEL,
         .vocab = vocab,
         .added = "{\"id\": 264, \"content\": \"<end>\", \"special\": true}" });
     return 0;

@@ -20,24 +20,24 @@ random_ask(ask_t *ask, uint32_t i, uint64_t *state)
 {
     tr_sampling_params_t *p = &ask->params;
 
-    ask->prompt_len = 1 + rig_below(state, i % 6 == 0 ? MOST_PROMPT : 60);
-    ask->n = i % 4 == 0 ? 1 + rig_below(state, CHOICES) : 1;
-    ask->echo = rig_below(state, 6) == 0;
-    *p = plain(i, 1 + rig_below(state, i % 3 != 0 ? MOST_TOKENS : 30));
-    p->temperature = rig_below(state, 3) == 0 ? 0 : 1.2f;
-    p->top_k = rig_below(state, 3) == 0 ? 20 : 0;
-    p->top_p = rig_below(state, 3) == 0 ? 0.9f : 1;
-    if (rig_below(state, 3) == 0) { /* counts of what was said */
+    ask->prompt_len = 1 + rng_below(state, i % 6 == 0 ? MOST_PROMPT : 60);
+    ask->n = i % 4 == 0 ? 1 + rng_below(state, CHOICES) : 1;
+    ask->echo = rng_below(state, 6) == 0;
+    *p = plain(i, 1 + rng_below(state, i % 3 != 0 ? MOST_TOKENS : 30));
+    p->temperature = rng_below(state, 3) == 0 ? 0 : 1.2f;
+    p->top_k = rng_below(state, 3) == 0 ? 20 : 0;
+    p->top_p = rng_below(state, 3) == 0 ? 0.9f : 1;
+    if (rng_below(state, 3) == 0) { /* counts of what was said */
         p->presence_penalty = 0.7f;
         p->frequency_penalty = 0.4f;
         p->repetition_penalty = 1.3f;
     }
-    p->ignore_eos = rig_below(state, 3) != 0;
-    p->min_tokens = rig_below(state, 3) == 0 ? p->max_tokens / 2 : 0;
+    p->ignore_eos = rng_below(state, 3) != 0;
+    p->min_tokens = rng_below(state, 3) == 0 ? p->max_tokens / 2 : 0;
     p->stop = stops;
-    p->n_stop = rig_below(state, 3) == 0 ? 1 + rig_below(state, 3) : 0;
-    if (rig_below(state, 4) == 0) {
-        p->logprobs = (int32_t) rig_below(state, 4);
+    p->n_stop = rng_below(state, 3) == 0 ? 1 + rng_below(state, 3) : 0;
+    if (rng_below(state, 4) == 0) {
+        p->logprobs = (int32_t) rng_below(state, 4);
     }
 }
 

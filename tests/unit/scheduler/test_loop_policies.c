@@ -17,9 +17,9 @@ run_policy(const char *spec, uint64_t memory)
     uint64_t state = seed;
 
     for (uint32_t i = 0; i < CROWD; i++) {
-        asks[i].prompt_len = 1 + rig_below(&state, i % 4 == 0 ? 450 : 120);
-        asks[i].params = plain(i, 40 + rig_below(&state, 60));
-        asks[i].n = i % 5 == 0 ? 1 + rig_below(&state, CHOICES) : 1;
+        asks[i].prompt_len = 1 + rng_below(&state, i % 4 == 0 ? 450 : 120);
+        asks[i].params = plain(i, 40 + rng_below(&state, 60));
+        asks[i].n = i % 5 == 0 ? 1 + rng_below(&state, CHOICES) : 1;
     }
     run_alone(spec, asks, CROWD);
     for (int late = 0; late < 2; late++) {
@@ -66,8 +66,8 @@ test_without_swap(void **state)
 
     (void) state;
     for (uint32_t i = 0; i < CROWD; i++) {
-        asks[i].prompt_len = 1 + rig_below(&random, 100);
-        asks[i].params = plain(i, 60 + rig_below(&random, 60));
+        asks[i].prompt_len = 1 + rng_below(&random, 100);
+        asks[i].params = plain(i, 60 + rng_below(&random, 60));
         asks[i].n = 1;
     }
     for (int late = 0; late < 2; late++) {
@@ -85,7 +85,7 @@ test_without_swap(void **state)
 #define POOL 24u /* pages a head */
 
 static void
-until_said(rig_loop_t *l, ask_t *asks, uint32_t i, uint32_t tokens)
+until_said(fixture_loop_t *l, ask_t *asks, uint32_t i, uint32_t tokens)
 {
     while (asks[i].crowd[0].tokens < tokens) {
         assert_non_null(l->request[i]);
@@ -94,7 +94,7 @@ until_said(rig_loop_t *l, ask_t *asks, uint32_t i, uint32_t tokens)
 }
 
 static uint64_t
-swapped(rig_loop_t *l)
+swapped(fixture_loop_t *l)
 {
     tr_status_admission_t a;
 
@@ -103,7 +103,7 @@ swapped(rig_loop_t *l)
 }
 
 static void
-set_control(rig_loop_t *l, uint32_t i, uint32_t control)
+set_control(fixture_loop_t *l, uint32_t i, uint32_t control)
 {
     atomic_store(&l->request[i]->control, control);
     tr_loop_wake(l->loop);
@@ -123,7 +123,7 @@ test_lost_slots_are_counted(void **state)
     tr_page_plan_t plan;
     tr_error_t err;
     uint32_t page, i;
-    rig_loop_t l;
+    fixture_loop_t l;
 
     (void) state;
     assert_int_equal(tr_kv_policy_create(c.kv_policy, 8, 2, 64, &quest, &err),

@@ -57,8 +57,8 @@ static int
 make_tokenizer(void **state)
 {
     (void) state;
-    tokenizer = rig_make((rig_parts_t){ .pre_tokenizer = RIG_BYTE_LEVEL,
-                                        .added = added_tokens });
+    tokenizer = fixture_make((fixture_parts_t){
+        .pre_tokenizer = FIXTURE_BYTE_LEVEL, .added = added_tokens });
     return 0;
 }
 
@@ -82,14 +82,14 @@ load(const char *config, const char *jinja, const char *name,
     memset(err, 0, sizeof(*err));
     assert_non_null(mkdtemp(dir));
     if (config != NULL) {
-        rig_write(dir, "tokenizer_config.json", config, strlen(config));
+        fixture_write(dir, "tokenizer_config.json", config, strlen(config));
     }
     if (jinja != NULL) {
-        rig_write(dir, "chat_template.jinja", jinja, strlen(jinja));
+        fixture_write(dir, "chat_template.jinja", jinja, strlen(jinja));
     }
     rc = tr_chat_template_load(dir, name, tokenizer, out, err);
-    rig_remove(dir, "tokenizer_config.json");
-    rig_remove(dir, "chat_template.jinja");
+    fixture_remove(dir, "tokenizer_config.json");
+    fixture_remove(dir, "chat_template.jinja");
     rmdir(dir);
     return rc;
 }
@@ -514,7 +514,8 @@ messages_cannot_forge_marks(void **state)
 }
 
 /* A client's bytes are followed through whatever a template does to them: none
- * of these makes a special token of them, and the template's own still count. */
+ * of these makes a special token of them, and the template's own still
+ * count. */
 static void
 operations_keep_where_bytes_come_from(void **state)
 {
@@ -613,8 +614,8 @@ a_role_may_stand_in_a_mark(void **state)
 static void
 marks_of_a_chat_are_an_assistants(void **state)
 {
-    tr_tokenizer_t *own = rig_make((rig_parts_t){
-        .pre_tokenizer = RIG_BYTE_LEVEL,
+    tr_tokenizer_t *own = fixture_make((fixture_parts_t){
+        .pre_tokenizer = FIXTURE_BYTE_LEVEL,
         .added = "{\"id\": 300, \"content\": \"<think>\", \"special\": false, "
                  "\"normalized\": false}, "
                  "{\"id\": 301, \"content\": \"<other>\", \"special\": false, "

@@ -41,7 +41,7 @@ decode(const tr_tokenizer_t *t, const char *ids, bool skip_special)
 static void
 byte_fallback_and_first_space(void **state)
 {
-    tr_tokenizer_t *t = rig_make((rig_parts_t){
+    tr_tokenizer_t *t = fixture_make((fixture_parts_t){
         .decoder = LLAMA_DECODER,
         .vocab = "\"<s>\": 0, \"" LOWER "a\": 1, \"b\": 2, \"<0xE4>\": 3, "
                  "\"<0xBD>\": 4, \"<0xa0>\": 5, \"" LOWER LOWER "\": 6, "
@@ -72,15 +72,15 @@ static void
 no_decoder(void **state)
 {
     static const char *const byte_level[] = {
-        RIG_BYTE_LEVEL,
+        FIXTURE_BYTE_LEVEL,
         "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Split\", "
         "\"pattern\": {\"String\": \" \"}, \"behavior\": \"Isolated\"}, "
-        RIG_BYTE_LEVEL "]}"
+        FIXTURE_BYTE_LEVEL "]}"
     };
 
     (void) state;
     for (size_t i = 0; i < 2; i++) {
-        tr_tokenizer_t *t = rig_make((rig_parts_t){
+        tr_tokenizer_t *t = fixture_make((fixture_parts_t){
             .pre_tokenizer = byte_level[i], .decoder = "null" });
 
         assert_string_equal(decode(t, "97 32 195 169", false), "a \xc3\xa9");
@@ -108,8 +108,8 @@ broken_characters_become_replacements(void **state)
         { "245 255 254", REPLACEMENT REPLACEMENT REPLACEMENT },
         { "226 130 226 130 172", REPLACEMENT "\xe2\x82\xac" },
     };
-    tr_tokenizer_t *t = rig_make((rig_parts_t){
-        .pre_tokenizer = RIG_BYTE_LEVEL });
+    tr_tokenizer_t *t = fixture_make((fixture_parts_t){
+        .pre_tokenizer = FIXTURE_BYTE_LEVEL });
 
     (void) state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -121,8 +121,8 @@ broken_characters_become_replacements(void **state)
 static void
 token_bytes_are_those_of_the_text(void **state)
 {
-    tr_tokenizer_t *t = rig_make((rig_parts_t){
-        .pre_tokenizer = RIG_BYTE_LEVEL,
+    tr_tokenizer_t *t = fixture_make((fixture_parts_t){
+        .pre_tokenizer = FIXTURE_BYTE_LEVEL,
         .added = ADDED(256, "\xc4\xa0 \xe2\x82\xac", "") });
     uint32_t len;
 

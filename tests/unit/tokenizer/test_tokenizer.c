@@ -126,10 +126,10 @@ static const struct {
     { "{\"type\": \"ByteLevel\", \"add_prefix_space\": true}",
       "it's 12  ok\n", " it|'s| 12| | ok|\n" },
     { "{\"type\": \"ByteLevel\"}", "it's ok", "it|'s| ok" },
-    { RIG_BYTE_LEVEL, "it's ok", "it's ok" },
+    { FIXTURE_BYTE_LEVEL, "it's ok", "it's ok" },
     { "{\"type\": \"Sequence\", \"pretokenizers\": ["
       SPLIT(DIGIT, "Isolated", "false") ", "
-      SPLIT(SPACE, "MergedWithNext", "false") ", " RIG_BYTE_LEVEL "]}",
+      SPLIT(SPACE, "MergedWithNext", "false") ", " FIXTURE_BYTE_LEVEL "]}",
       "a b1 c", "a| b|1| c" },
 };
 
@@ -138,7 +138,7 @@ text_is_split_into_words(void **state)
 {
     (void) state;
     for (size_t i = 0; i < sizeof(splits) / sizeof(splits[0]); i++) {
-        tr_tokenizer_t *t = rig_make((rig_parts_t){
+        tr_tokenizer_t *t = fixture_make((fixture_parts_t){
             .pre_tokenizer = splits[i].pre_tokenizer });
         const char *text = splits[i].text;
         const tr_spans_t *words;
@@ -202,7 +202,7 @@ text_is_normalised(void **state)
 {
     (void) state;
     for (size_t i = 0; i < sizeof(forms) / sizeof(forms[0]); i++) {
-        tr_tokenizer_t *t = rig_make((rig_parts_t){
+        tr_tokenizer_t *t = fixture_make((fixture_parts_t){
             .normalizer = forms[i].normalizer });
         const char *text = forms[i].text;
         size_t len = strlen(text);
@@ -237,7 +237,7 @@ merges_go_by_rank_then_from_the_left(void **state)
 
     (void) state;
     for (int i = 0; i < 2; i++) {
-        tr_tokenizer_t *t = rig_make((rig_parts_t){ .vocab = PIECES,
+        tr_tokenizer_t *t = fixture_make((fixture_parts_t){ .vocab = PIECES,
                                                     .merges = both[i] });
 
         assert_string_equal(encode(t, "abc", 0), "1 5"); /* a bc: no merge */
@@ -252,16 +252,16 @@ merges_go_by_rank_then_from_the_left(void **state)
 static void
 ignore_merges_takes_whole_words(void **state)
 {
-    rig_parts_t parts = { .vocab = PIECES, .merges = "\"b c\"",
+    fixture_parts_t parts = { .vocab = PIECES, .merges = "\"b c\"",
                           .options = "\"ignore_merges\": true" };
-    tr_tokenizer_t *t = rig_make(parts);
+    tr_tokenizer_t *t = fixture_make(parts);
 
     (void) state;
     assert_string_equal(encode(t, "cabc", 0), "11");
     assert_string_equal(encode(t, "cabca", 0), "3 1 5 1");
     tr_tokenizer_free(t);
     parts.options = NULL;
-    t = rig_make(parts);
+    t = fixture_make(parts);
     assert_string_equal(encode(t, "cabc", 0), "3 1 5");
     tr_tokenizer_free(t);
 }
@@ -282,7 +282,7 @@ what_is_unknown_becomes_bytes_or_unk_or_nothing(void **state)
 
     (void) state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        tr_tokenizer_t *t = rig_make((rig_parts_t){
+        tr_tokenizer_t *t = fixture_make((fixture_parts_t){
             .vocab = PIECES, .options = cases[i].options });
 
         assert_string_equal(encode(t, "a\xc3\xa9\xc3\xbf\xc3\xbf"
@@ -365,7 +365,7 @@ random_merges(uint32_t *x)
                                l ? ", " : "", merges[i]);
         memmove(merges[i], merges[m - 1], sizeof(merges[0]));
     }
-    return rig_make((rig_parts_t){ .vocab = vocab, .merges = list });
+    return fixture_make((fixture_parts_t){ .vocab = vocab, .merges = list });
 }
 
 static void
@@ -407,8 +407,8 @@ merging_equals_its_definition(void **state)
 static void
 added_tokens_are_found_the_longest_first(void **state)
 {
-    tr_tokenizer_t *t = rig_make((rig_parts_t){
-        .pre_tokenizer = RIG_BYTE_LEVEL,
+    tr_tokenizer_t *t = fixture_make((fixture_parts_t){
+        .pre_tokenizer = FIXTURE_BYTE_LEVEL,
         .added = ADDED(300, "<a>", ", \"special\": true") ", "
                  ADDED(301, "<a>b", "") ", "
                  ADDED(302, "b<", ", \"special\": true") });
@@ -434,8 +434,8 @@ added_tokens_are_found_the_longest_first(void **state)
 static void
 added_tokens_take_space_and_stand_alone(void **state)
 {
-    tr_tokenizer_t *t = rig_make((rig_parts_t){
-        .pre_tokenizer = RIG_BYTE_LEVEL,
+    tr_tokenizer_t *t = fixture_make((fixture_parts_t){
+        .pre_tokenizer = FIXTURE_BYTE_LEVEL,
         .added = ADDED(300, "<l>", ", \"lstrip\": true") ", "
                  ADDED(301, "<r>", ", \"rstrip\": true") ", "
                  ADDED(302, "wv", ", \"single_word\": true") });
@@ -455,9 +455,9 @@ added_tokens_take_space_and_stand_alone(void **state)
 static void
 normalized_added_tokens_are_sought_after_normalising(void **state)
 {
-    tr_tokenizer_t *t = rig_make((rig_parts_t){
+    tr_tokenizer_t *t = fixture_make((fixture_parts_t){
         .normalizer = "{\"type\": \"Lowercase\"}",
-        .pre_tokenizer = RIG_BYTE_LEVEL,
+        .pre_tokenizer = FIXTURE_BYTE_LEVEL,
         .added = ADDED(300, "<Raw>", ", \"normalized\": false") ", "
                  ADDED(301, "<Norm>", ", \"normalized\": true") });
 
@@ -470,7 +470,7 @@ normalized_added_tokens_are_sought_after_normalising(void **state)
 static void
 a_first_prefix_is_for_the_first_stretch(void **state)
 {
-    tr_tokenizer_t *t = rig_make((rig_parts_t){
+    tr_tokenizer_t *t = fixture_make((fixture_parts_t){
         .pre_tokenizer = METASPACE(", \"prepend_scheme\": \"first\""),
         .vocab = "\"a\": 0, \"" LOWER "\": 1",
         .added = ADDED(2, "<x>", "") });
@@ -510,8 +510,8 @@ templates_surround_the_text(void **state)
 
     (void) state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        tr_tokenizer_t *t = rig_make((rig_parts_t){
-            .pre_tokenizer = RIG_BYTE_LEVEL,
+        tr_tokenizer_t *t = fixture_make((fixture_parts_t){
+            .pre_tokenizer = FIXTURE_BYTE_LEVEL,
             .post_processor = cases[i].post_processor });
 
         assert_string_equal(encode(t, "a", TR_ENCODE_SPECIAL), cases[i].ids);
@@ -537,8 +537,8 @@ invalid_utf8_is_refused_with_its_place(void **state)
         { "\xf5\x80\x80\x80", "offset 0" },
         { "\xf0\x9f\x98\x80\xf0\x9f\x98", "offset 4" },
     };
-    tr_tokenizer_t *t = rig_make((rig_parts_t){
-        .pre_tokenizer = RIG_BYTE_LEVEL });
+    tr_tokenizer_t *t = fixture_make((fixture_parts_t){
+        .pre_tokenizer = FIXTURE_BYTE_LEVEL });
 
     (void) state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -569,14 +569,14 @@ a_megabyte_of_anything_ends(void **state)
     char *text = malloc(SIZE);
 
     (void) state;
-    t[0] = rig_make((rig_parts_t){
+    t[0] = fixture_make((fixture_parts_t){
         .normalizer = "{\"type\": \"NFC\"}",
         .pre_tokenizer = "{\"type\": \"Sequence\", \"pretokenizers\": ["
             SPLIT("{\"Regex\": \"[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?\\\\p{L}+|"
                   "\\\\s*[\\\\r\\\\n]+|\\\\s+(?!\\\\S)|\\\\s+\"}", "Isolated",
-                  "false") ", " RIG_BYTE_LEVEL "]}",
+                  "false") ", " FIXTURE_BYTE_LEVEL "]}",
         .added = ADDED(300, "<<<<<<>", "") });
-    t[1] = rig_make((rig_parts_t){
+    t[1] = fixture_make((fixture_parts_t){
         .vocab = "\"<unk>\": 0, \"a\": 1, \"aa\": 2, \"aaaa\": 3, "
                  "\"aaaaaaaa\": 4, \" \": 5, \"  \": 6, \"    \": 7",
         .merges = "\"a a\", \"aa aa\", \"aaaa aaaa\", [\" \", \" \"], "
@@ -607,7 +607,7 @@ a_megabyte_of_anything_ends(void **state)
 static void
 a_pattern_without_end_is_an_error(void **state)
 {
-    tr_tokenizer_t *t = rig_make((rig_parts_t){
+    tr_tokenizer_t *t = fixture_make((fixture_parts_t){
         .pre_tokenizer = SPLIT("{\"Regex\": \"^(a|aa)+z?$\"}",
                                "Isolated", "false") });
     char text[200];

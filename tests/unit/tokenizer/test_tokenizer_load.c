@@ -69,7 +69,7 @@ static const struct {
 
 /* What stands in one place of an otherwise good file. */
 static const struct {
-    rig_parts_t parts;
+    fixture_parts_t parts;
     tr_status_t status;
     const char *text;
 } parts[] = {
@@ -132,7 +132,7 @@ static const struct {
       TR_ERR_UNSUPPORTED,
       "prepend_scheme of pre_tokenizer Metaspace \"often\"" },
     { { .pre_tokenizer = "{\"type\": \"Sequence\", \"pretokenizers\": "
-                         "[" RIG_BYTE_LEVEL ", {\"type\": \"Digits\"}]}" },
+                         "[" FIXTURE_BYTE_LEVEL ", {\"type\": \"Digits\"}]}" },
       TR_ERR_UNSUPPORTED,
       "after ByteLevel" },
     { { .post_processor = "{\"type\": \"BertProcessing\"}" },
@@ -195,8 +195,8 @@ bad_files_are_errors(void **state)
     for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
         tr_tokenizer_t *t;
         tr_error_t err;
-        tr_status_t rc = rig_load(files[i].json, strlen(files[i].json), &t,
-                                  &err);
+        tr_status_t rc = fixture_load(files[i].json, strlen(files[i].json), &t,
+                                      &err);
 
         check(rc, &err, files[i].status, files[i].text);
     }
@@ -209,7 +209,7 @@ bad_parts_are_errors(void **state)
     for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
         tr_tokenizer_t *t;
         tr_error_t err;
-        tr_status_t rc = rig_build(&parts[i].parts, &t, &err);
+        tr_status_t rc = fixture_build(&parts[i].parts, &t, &err);
 
         check(rc, &err, parts[i].status, parts[i].text);
     }
@@ -246,7 +246,7 @@ long_pieces_are_refused(void **state)
                  MODEL("\"vocab\": {\"%s\": 0}, "
                        "\"merges\": []"),
                  piece);
-    check(rig_load(json, (size_t) n, &t, &err), &err, TR_ERR_FORMAT,
+    check(fixture_load(json, (size_t) n, &t, &err), &err, TR_ERR_FORMAT,
           "is 4097 bytes long, at most 4096");
 }
 
@@ -297,17 +297,17 @@ damaged_files_do_not_crash(void **state)
     uint32_t loaded = 0;
 
     (void) state;
-    assert_int_equal(rig_load(good, sizeof(good) - 1, &t, &err), TR_OK);
+    assert_int_equal(fixture_load(good, sizeof(good) - 1, &t, &err), TR_OK);
     try_encoding(t);
     for (size_t i = 0; i < sizeof(good) - 1; i += 7) {
-        assert_int_not_equal(rig_load(good, i, &t, &err), TR_OK);
+        assert_int_not_equal(fixture_load(good, i, &t, &err), TR_OK);
     }
     for (size_t i = 0; i < sizeof(good) - 1; i++) {
         static const char by[] = "\"0{x]:9";
 
         memcpy(json, good, sizeof(good));
         json[i] = by[i % 7];
-        if (rig_load(json, sizeof(good) - 1, &t, &err) == TR_OK) {
+        if (fixture_load(json, sizeof(good) - 1, &t, &err) == TR_OK) {
             try_encoding(t);
             loaded++;
         }
