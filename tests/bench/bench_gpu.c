@@ -39,9 +39,9 @@
  *   decode_ms     mix: a step without prompts; prefill_ms: what those with them
  *                 add to the mean step
  *   share         prefill: of the matrix peak.  Operations are those of the
- *                 matrices for every token, of causal attention (once, also when
- *                 there is a second pass for scores), and of the head for the
- *                 last token; the time is the prompt's whole wall time
+ *                 matrices for every token, of causal attention (once, also
+ *                 when there is a second pass for scores), and of the head for
+ *                 the last token; the time is the prompt's whole wall time
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -61,7 +61,7 @@ static struct {
     uint32_t batch, context, answer, steps, side;
 } o = { .answer = 2048, .side = 8192 };
 
-static bed_t bed;
+static fixture_t fixture;
 static uint64_t stalls;
 
 /* ---- options ------------------------------------------------------------ */
@@ -71,8 +71,9 @@ set(const char *key, const char *value)
 {
     tr_error_t err;
 
-    if (tr_config_set(&bed.config, "bench_gpu", key, value, &err) != TR_OK) {
-        bed_die("option", err.text);
+    if (tr_config_set(&fixture.config, "bench_gpu", key, value, &err)
+        != TR_OK) {
+        fixture_die("option", err.text);
     }
 }
 
@@ -83,7 +84,7 @@ number(const char *text, uint32_t most)
     unsigned long v = strtoul(text, &end, 10);
 
     if (*end != '\0' || v == 0 || v > most) {
-        bed_die("not a number in range", text);
+        fixture_die("not a number in range", text);
     }
     return (uint32_t) v;
 }
@@ -94,7 +95,7 @@ set_pair(char *text)
     char *equals = strchr(text, '=');
 
     if (equals == NULL) {
-        bed_die("--set expects KEY=VALUE", text);
+        fixture_die("--set expects KEY=VALUE", text);
     }
     *equals = '\0';
     set(text, equals + 1);
@@ -108,13 +109,13 @@ read_option(const char *name, char *value)
     } else if (strcmp(name, "--policy") == 0) {
         set("kv_policy", value);
     } else if (strcmp(name, "--batch") == 0) {
-        o.batch = number(value, BED_SEQS_MAX);
+        o.batch = number(value, FIXTURE_SEQS_MAX);
     } else if (strcmp(name, "--context") == 0) {
         o.context = number(value, 1u << 20);
     } else if (strcmp(name, "--answer") == 0) {
         o.answer = number(value, 1u << 20);
         if (o.answer < 2) {
-            bed_die("--answer", "expected at least 2");
+            fixture_die("--answer", "expected at least 2");
         }
     } else if (strcmp(name, "--steps") == 0) {
         o.steps = number(value, 1u << 16);
@@ -123,7 +124,7 @@ read_option(const char *name, char *value)
     } else if (strcmp(name, "--set") == 0) {
         set_pair(value);
     } else {
-        bed_die("no such option", name);
+        fixture_die("no such option", name);
     }
 }
 
@@ -139,7 +140,7 @@ read_options(int argc, char **argv)
     o.batch = mix || strcmp(o.mode, "fit") == 0 ? 2047 : 64;
     o.context = mix ? 2048 : 4096;
     o.steps = mix ? 400 : 64;
-    tr_config_defaults(&bed.config);
+    tr_config_defaults(&fixture.config);
     set("backend", "cuda");
     set("load_format", "dummy");
     set("model", "tests/bench/shapes/llama-3-8b");
@@ -149,7 +150,7 @@ read_options(int argc, char **argv)
     set("swap_memory", "0");
     for (int i = 2; i < argc; i += 2) {
         if (i + 1 == argc) {
-            bed_die("an option without its value", argv[i]);
+            fixture_die("an option without its value", argv[i]);
         }
         read_option(argv[i], argv[i + 1]);
     }
@@ -163,29 +164,30 @@ read_options(int argc, char **argv)
 static uint32_t
 fill(uint32_t most)
 {
-    int32_t base = tr_kv_open(bed.e->kv, NULL);
+    int32_t base = tr_kv_open(fixture.e->kv, NULL);
     uint32_t n = 0, leave;
 
-    tr_kv_prompt(bed.e->kv, base, o.context);
-    if (!bed_compute(&bed, base, 0, o.context, NULL)) {
-        bed_die("fill", "the pool does not hold one prompt");
+    tr_kv_prompt(fixture.e->kv, base, o.context);
+    if (!fixture_compute(&fixture, base, 0, o.context, NULL)) {
+        fixture_die("fill", "the pool does not hold one prompt");
     }
-    while (n < most && bed_add(&bed, &bed.seqs[n], base, o.context)) {
+    while (n < most
+           && fixture_add(&fixture, &fixture.seqs[n], base, o.context)) {
         n++;
     }
-    tr_kv_close(bed.e->kv, base);
+    tr_kv_close(fixture.e->kv, base);
     if (n == 0) {
-        bed_die("fill",
-                "the pool does not hold one sequence beside its prompt");
+        fixture_die("fill",
+                    "the pool does not hold one sequence beside its prompt");
     }
     if (n < most && strcmp(o.mode, "fit") != 0) {
-        bed_die("fill", "the pool does not hold the batch");
+        fixture_die("fill", "the pool does not hold the batch");
     }
     leave = n < most ? 1 + n * (WARM_STEPS + o.steps + 1) / o.context : 0;
     while (leave-- > 0 && n > 1) {
-        tr_kv_close(bed.e->kv, bed.seqs[--n].slot);
+        tr_kv_close(fixture.e->kv, fixture.seqs[--n].slot);
     }
-    bed_settle(&bed);
+    fixture_settle(&fixture);
     return n;
 }
 
@@ -194,9 +196,9 @@ static void
 keep(uint32_t n, uint32_t stay)
 {
     while (n > stay) {
-        tr_kv_close(bed.e->kv, bed.seqs[--n].slot);
+        tr_kv_close(fixture.e->kv, fixture.seqs[--n].slot);
     }
-    bed_settle(&bed);
+    fixture_settle(&fixture);
 }
 
 /* Of n sequences, as many as have the pages that were not there when some
@@ -204,15 +206,15 @@ keep(uint32_t n, uint32_t stay)
 static uint32_t
 missing(uint32_t n)
 {
-    const tr_recipe_t *c = &bed.x->model->config.recipe;
+    const tr_recipe_t *c = &fixture.x->model->config.recipe;
     uint64_t pages = stalls * c->layers * c->kv_heads;
     tr_kv_usage_t one;
 
     if (stalls == 0) { /* the host knew */
         return 1 + n / 100;
     }
-    tr_kv_usage(bed.e->kv, bed.seqs[0].slot, &one);
-    return 1 + (uint32_t) (pages * tr_kv_page_bytes(bed.e->kv) / one.bytes);
+    tr_kv_usage(fixture.e->kv, fixture.seqs[0].slot, &one);
+    return 1 + (uint32_t) (pages * tr_kv_page_bytes(fixture.e->kv) / one.bytes);
 }
 
 /* ---- decode ------------------------------------------------------------- */
@@ -221,30 +223,30 @@ missing(uint32_t n)
 static bool
 compose(uint32_t n, uint32_t step, tr_batch_item_t *item)
 {
-    static int32_t slot[BED_SEQS_MAX];
-    static uint32_t len[BED_SEQS_MAX];
-    static tr_status_t rc[BED_SEQS_MAX];
+    static int32_t slot[FIXTURE_SEQS_MAX];
+    static uint32_t len[FIXTURE_SEQS_MAX];
+    static tr_status_t rc[FIXTURE_SEQS_MAX];
 
     for (uint32_t i = 0; i < n; i++) {
-        slot[i] = bed.seqs[i].slot;
-        len[i] = bed.seqs[i].len + 1;
+        slot[i] = fixture.seqs[i].slot;
+        len[i] = fixture.seqs[i].len + 1;
     }
-    tr_kv_reserve_batch(bed.e->kv, slot, len, n, rc);
+    tr_kv_reserve_batch(fixture.e->kv, slot, len, n, rc);
     for (uint32_t i = 0; i < n; i++) {
         if (rc[i] != TR_OK) {
             return false;
         }
     }
     for (uint32_t i = 0; i < n; i++) {
-        bed_seq_t *q = &bed.seqs[i];
-        const int32_t *token = bed_token(&bed, q);
+        fixture_seq_t *q = &fixture.seqs[i];
+        const int32_t *token = fixture_token(&fixture, q);
 
         item[i] = (tr_batch_item_t){ .kv_slot = q->slot,
                                      .pos = q->len++,
                                      .n = 1,
                                      .tokens = token,
                                      .sample = true,
-                                     .sampler = &bed.sampler,
+                                     .sampler = &fixture.sampler,
                                      .number = q->number++,
                                      .out = &q->out[step % 2] };
     }
@@ -254,12 +256,12 @@ compose(uint32_t n, uint32_t step, tr_batch_item_t *item)
 static void
 collect(const tr_batch_t *batch)
 {
-    bed_must(bed.e->complete(bed.e, batch), "a decode step");
+    fixture_must(fixture.e->complete(fixture.e, batch), "a decode step");
     for (uint32_t i = 0; i < batch->n_items; i++) {
         if (batch->items[i].status == TR_AGAIN) {
             stalls++;
         } else {
-            bed_must(batch->items[i].status, "a row");
+            fixture_must(batch->items[i].status, "a row");
         }
     }
 }
@@ -276,7 +278,7 @@ decode(uint32_t n, pace_t *pace)
 {
     tr_batch_t batch[TR_CUDA_SLOTS];
     uint32_t first = o.steps < FIRST_STEPS ? o.steps : FIRST_STEPS;
-    const tr_cuda_times_t *times = &bed.x->times;
+    const tr_cuda_times_t *times = &fixture.x->times;
     double begun = 0, device = 0, joules = 0, asked = 0, ended, done;
     uint64_t before = 0;
 
@@ -284,7 +286,7 @@ decode(uint32_t n, pace_t *pace)
     for (uint32_t step = 0; step <= WARM_STEPS + o.steps; step++) {
         tr_batch_t *b = &batch[step % 2];
 
-        *b = (tr_batch_t){ bed.items[step % 2], n, n };
+        *b = (tr_batch_t){ fixture.items[step % 2], n, n };
         if (!compose(n, step, b->items)) {
             const uint64_t seen = stalls;
 
@@ -294,32 +296,32 @@ decode(uint32_t n, pace_t *pace)
             stalls = seen > 0 ? seen : stalls; /* it has the same ones again */
             return false;
         }
-        bed_must(bed.e->submit(bed.e, b), "submit");
+        fixture_must(fixture.e->submit(fixture.e, b), "submit");
         if (step > 0) {
             collect(&batch[(step + 1) % 2]);
         }
         if (step == WARM_STEPS - 2) {
             /* it takes longer than a step: early enough for both sides' times
              * to begin with the same one */
-            asked = bed_now_ms();
-            joules = bed_joules();
+            asked = fixture_now_ms();
+            joules = fixture_joules();
         } else if (step == WARM_STEPS) {
-            begun = bed_now_ms();
+            begun = fixture_now_ms();
             device = times->device_us;
             before = times->steps;
         } else if (step == WARM_STEPS + first) {
-            pace->first = (bed_now_ms() - begun)
+            pace->first = (fixture_now_ms() - begun)
                           / (double) (times->steps - before);
         }
     }
-    ended = bed_now_ms();
+    ended = fixture_now_ms();
     done = (double) (times->steps - before); /* as the device counts them */
     pace->wall = (ended - begun) / done;
     pace->first = first == o.steps ? pace->wall : pace->first;
     pace->device = (times->device_us - device) / 1e3 / done;
     pace->watts = ended - begun < 1e3 || joules == 0
                       ? 0
-                      : (bed_joules() - joules) / (ended - asked) * 1e3;
+                      : (fixture_joules() - joules) / (ended - asked) * 1e3;
     collect(&batch[(WARM_STEPS + o.steps) % 2]);
     return stalls == 0;
 }
@@ -330,8 +332,9 @@ static void
 say_run(const char *what)
 {
     printf("bench=%s model=%s policy=\"%s\" gpu=\"%s\" context=%u", what,
-           bed.config.served_model_name, bed.e->policies[0].policy->spec,
-           bed.x->info.name, o.context);
+           fixture.config.served_model_name,
+           fixture.e->policies[0].policy->spec, fixture.x->info.name,
+           o.context);
 }
 
 /* A step of n sequences. */
@@ -354,19 +357,19 @@ measure(uint32_t n, measured_t *r)
         return false;
     }
     r->n = n;
-    r->attention = bed_attention_ms(&bed, n);
-    r->products = bed_products_ms(&bed, n);
-    bed_settle(&bed);
-    tr_kv_totals(bed.e->kv, &totals);
+    r->attention = fixture_attention_ms(&fixture, n);
+    r->products = fixture_products_ms(&fixture, n);
+    fixture_settle(&fixture);
+    tr_kv_totals(fixture.e->kv, &totals);
     r->kv_bytes = 0;
     for (uint32_t i = 0; i < TR_KV_LAYOUTS_MAX; i++) {
         r->kv_bytes += (double) totals.pages[i]
-                       * (double) tr_kv_page_bytes(bed.e->kv);
+                       * (double) tr_kv_page_bytes(fixture.e->kv);
     }
     r->full_bytes = (double) totals.full_bytes;
-    r->speed = bed_copy_speed(&bed);
-    r->steps = bed.x->times.steps;
-    r->graphs = bed.x->times.graphs;
+    r->speed = fixture_copy_speed(&fixture);
+    r->steps = fixture.x->times.steps;
+    r->graphs = fixture.x->times.graphs;
     r->stalls = stalls;
     return true;
 }
@@ -392,15 +395,16 @@ say_parts(const measured_t *r, double peak)
     }
     printf(" products_ms=%.3f weights_ms=%.3f flop_ms=%.3f attention_ms=%.3f"
            " kv_ms=%.3f rest_ms=%.3f peak_tflop_s=%.0f limit=%s\n",
-           r->products, bed_weight_bytes(&bed) / r->speed * 1e3,
-           bed_products_work(&bed, r->n) / peak * 1e3, r->attention, kv, rest,
-           peak * 1e-12, part[most].name);
+           r->products, fixture_weight_bytes(&fixture) / r->speed * 1e3,
+           fixture_products_work(&fixture, r->n) / peak * 1e3, r->attention, kv,
+           rest, peak * 1e-12, part[most].name);
 }
 
 static void
 say_step(const char *what, const measured_t *r, double peak)
 {
-    double roof = (r->kv_bytes + bed_weight_bytes(&bed)) / r->speed * 1e3;
+    double roof = (r->kv_bytes + fixture_weight_bytes(&fixture)) / r->speed
+                  * 1e3;
     const pace_t *p = &r->pace;
 
     say_run(what);
@@ -411,10 +415,10 @@ say_step(const char *what, const measured_t *r, double peak)
            " graphs=%llu of=%llu",
            r->n, o.steps, p->wall, p->first, p->device, 1 - p->device / p->wall,
            r->n / p->wall * 1e3, r->kv_bytes * 0x1p-30,
-           r->kv_bytes / r->full_bytes, bed_weight_bytes(&bed) * 0x1p-30,
-           r->speed * 1e-9, roof, p->wall / roof,
-           (unsigned long long) r->stalls, (unsigned long long) r->graphs,
-           (unsigned long long) r->steps);
+           r->kv_bytes / r->full_bytes,
+           fixture_weight_bytes(&fixture) * 0x1p-30, r->speed * 1e-9, roof,
+           p->wall / roof, (unsigned long long) r->stalls,
+           (unsigned long long) r->graphs, (unsigned long long) r->steps);
     if (p->watts > 0) {
         printf(" watts=%.0f token_mj=%.2f", p->watts,
                p->watts * p->wall / r->n);
@@ -428,8 +432,8 @@ graph_below(uint32_t n)
 {
     uint32_t best = 0;
 
-    for (uint32_t b = 0; b < bed.x->n_buckets; b++) {
-        best = bed.x->bucket[b] <= n ? bed.x->bucket[b] : best;
+    for (uint32_t b = 0; b < fixture.x->n_buckets; b++) {
+        best = fixture.x->bucket[b] <= n ? fixture.x->bucket[b] : best;
     }
     return best;
 }
@@ -440,9 +444,9 @@ run_decode(void)
     measured_t r;
 
     if (!measure(fill(o.batch), &r)) {
-        bed_die("decode", "the pool is full: fewer --steps");
+        fixture_die("decode", "the pool is full: fewer --steps");
     }
-    say_step(o.mode, &r, bed_peak(&bed, o.side));
+    say_step(o.mode, &r, fixture_peak(&fixture, o.side));
 }
 
 /* The largest batch that fits; then smaller ones, as long as they give more
@@ -451,12 +455,12 @@ static void
 run_fit(void)
 {
     uint32_t n = fill(o.batch), next;
-    double peak = bed_peak(&bed, o.side);
+    double peak = fixture_peak(&fixture, o.side);
     measured_t r, best;
 
     for (int tries = 1; !measure(n, &r); tries++) {
         if (tries == TRIES) {
-            bed_die("fit", "the pool is full: fewer --steps");
+            fixture_die("fit", "the pool is full: fewer --steps");
         }
         next = missing(n);
         keep(n, 0);
@@ -482,13 +486,13 @@ run_fit(void)
 static double
 prompt_work(void)
 {
-    const tr_recipe_t *c = &bed.x->model->config.recipe;
+    const tr_recipe_t *c = &fixture.x->model->config.recipe;
     tr_part_shape_t s = tr_part_shape(c, TR_PART_EMBED, 0);
     double head = 2.0 * s.rows * s.columns;
     double pairs = 0.5 * o.context * (o.context + 1.0) * c->query_heads
                    * c->layers;
 
-    return bed_products_work(&bed, o.context) - head * (o.context - 1.0)
+    return fixture_products_work(&fixture, o.context) - head * (o.context - 1.0)
            + pairs * 4 * c->head_dim;
 }
 
@@ -499,32 +503,34 @@ run_prefill(void)
     tr_sampled_t out;
 
     for (int i = 0; i <= ROUNDS; i++) { /* the first is a warm-up */
-        int32_t slot = tr_kv_open(bed.e->kv, NULL);
-        double begun = bed_now_ms(), device = bed.x->times.device_us, ended;
+        int32_t slot = tr_kv_open(fixture.e->kv, NULL);
+        double begun = fixture_now_ms(), device = fixture.x->times.device_us,
+               ended;
 
-        tr_kv_prompt(bed.e->kv, slot, o.context);
-        if (!bed_compute(&bed, slot, 0, o.context, &out)) {
-            bed_die("prefill", "the pool does not hold the prompt");
+        tr_kv_prompt(fixture.e->kv, slot, o.context);
+        if (!fixture_compute(&fixture, slot, 0, o.context, &out)) {
+            fixture_die("prefill", "the pool does not hold the prompt");
         }
-        ended = bed_now_ms();
-        device = (bed.x->times.device_us - device) / 1e3;
-        if (!bed_compress(&bed, slot, o.context)) {
-            bed_die("prefill", "the pool does not hold the compressed prompt");
+        ended = fixture_now_ms();
+        device = (fixture.x->times.device_us - device) / 1e3;
+        if (!fixture_compress(&fixture, slot, o.context)) {
+            fixture_die("prefill",
+                        "the pool does not hold the compressed prompt");
         }
-        bed_settle(&bed);
+        fixture_settle(&fixture);
         if (i == 1 || (i > 1 && ended - begun < ms)) {
             ms = ended - begun;
             device_ms = device;
-            compress_ms = bed_now_ms() - ended;
+            compress_ms = fixture_now_ms() - ended;
         }
-        tr_kv_close(bed.e->kv, slot);
-        bed_settle(&bed);
+        tr_kv_close(fixture.e->kv, slot);
+        fixture_settle(&fixture);
     }
-    peak = bed_peak(&bed, o.side);
+    peak = fixture_peak(&fixture, o.side);
     say_run("prefill");
     printf(" ttft_ms=%.2f device_ms=%.2f compress_ms=%.2f scored=%d"
            " tflop=%.1f tflop_s=%.0f peak_tflop_s=%.0f share=%.3f\n",
-           ms, device_ms, compress_ms, bed.e->policies[0].policy->scored,
+           ms, device_ms, compress_ms, fixture.e->policies[0].policy->scored,
            work * 1e-12, work / ms * 1e-9, peak * 1e-12,
            work / ms * 1e3 / peak);
 }
@@ -532,13 +538,13 @@ run_prefill(void)
 static void
 run_mix(void)
 {
-    const bed_mix_t a = { .prompt = o.context,
-                          .answer = o.answer,
-                          .batch = o.batch,
-                          .warm = WARM_STEPS,
-                          .steps = o.steps };
+    const fixture_mix_t a = { .prompt = o.context,
+                              .answer = o.answer,
+                              .batch = o.batch,
+                              .warm = WARM_STEPS,
+                              .steps = o.steps };
 
-    bed_mix(&bed, &a);
+    fixture_mix(&fixture, &a);
 }
 
 static const struct {
@@ -573,11 +579,12 @@ main(int argc, char **argv)
         i++;
     }
     if (i == n) {
-        bed_die("usage", "bench_gpu decode|fit|prefill|mix [options]; see its "
-                         "file");
+        fixture_die("usage",
+                    "bench_gpu decode|fit|prefill|mix [options]; see its "
+                    "file");
     }
-    bed_open(&bed, longest());
+    fixture_open(&fixture, longest());
     modes[i].run();
-    bed_close(&bed);
+    fixture_close(&fixture);
     return 0;
 }

@@ -71,7 +71,7 @@ typedef struct {
     int8_t *dest;
     float *k, *v, *angles;
     void *work;
-} bed_t;
+} fixture_t;
 
 static void *
 some(size_t n)
@@ -96,7 +96,7 @@ expect(int rc, const char *what)
 }
 
 static void
-bed_tables(bed_t *b)
+fixture_tables(fixture_t *b)
 {
     tr_kv_view_t *v = &b->kv;
     uint32_t heads = v->layers * v->kv_heads, least = b->plan.layout[0].tokens;
@@ -119,10 +119,11 @@ bed_tables(bed_t *b)
     }
 }
 
-static bed_t
-bed_open(const shape_t *shape, const tr_kernels_t *kernels, tr_stream_t stream)
+static fixture_t
+fixture_open(const shape_t *shape, const tr_kernels_t *kernels,
+             tr_stream_t stream)
 {
-    bed_t b = { .shape = shape, .kernels = kernels, .stream = stream };
+    fixture_t b = { .shape = shape, .kernels = kernels, .stream = stream };
     bool own = !tr_kv_level_equal(&shape->window, &shape->tier[0]);
     tr_kv_level_t levels[3] = { shape->tier[0], shape->tier[1], shape->window };
     tr_page_spec_t spec = { shape->dim, levels, 2 + own, true, false, true };
@@ -138,7 +139,7 @@ bed_open(const shape_t *shape, const tr_kernels_t *kernels, tr_stream_t stream)
                            .kv_heads = shape->kv_heads,
                            .head_dim = shape->dim,
                            .n_layouts = b.plan.n };
-    bed_tables(&b);
+    fixture_tables(&b);
     b.count = some(2ul * heads * TR_KV_TIERS_MAX * sizeof(uint32_t));
     b.move = some(2ul * heads * sizeof(tr_kv_move_t));
     b.dest = some((size_t) heads * PROMPT);
@@ -164,7 +165,7 @@ bed_open(const shape_t *shape, const tr_kernels_t *kernels, tr_stream_t stream)
 }
 
 static void
-bed_close(bed_t *b)
+fixture_close(fixture_t *b)
 {
     free(b->kv.pool);
     free(b->tables);
@@ -179,7 +180,7 @@ bed_close(bed_t *b)
 
 /* Rows [pos, pos + n) of one slot in all layers. */
 static void
-append(bed_t *b, int32_t slot, uint32_t pos, uint32_t n)
+append(fixture_t *b, int32_t slot, uint32_t pos, uint32_t n)
 {
     uint32_t row_pos[CHUNK], seq_row[2] = { 0, n };
     tr_rows_t rows = { n, 1, row_pos, &slot, seq_row };
@@ -196,7 +197,7 @@ append(bed_t *b, int32_t slot, uint32_t pos, uint32_t n)
 }
 
 static double
-bench_uncompressed(bed_t *b)
+bench_uncompressed(fixture_t *b)
 {
     double start = now();
 
@@ -208,7 +209,7 @@ bench_uncompressed(bed_t *b)
 
 /* Steps that each move two tokens of every head. */
 static double
-bench_move(bed_t *b)
+bench_move(fixture_t *b)
 {
     uint32_t heads = b->kv.layers * b->kv.kv_heads;
     tr_kv_seq_t *q = &b->seq[1];
@@ -241,7 +242,7 @@ bench_move(bed_t *b)
 }
 
 static double
-bench_prompt(bed_t *b)
+bench_prompt(fixture_t *b)
 {
     double start = now();
 
@@ -252,7 +253,7 @@ bench_prompt(bed_t *b)
 }
 
 static double
-bench_compress(bed_t *b)
+bench_compress(fixture_t *b)
 {
     uint32_t heads = b->kv.layers * b->kv.kv_heads;
     tr_kv_seq_t to = b->seq[1];
@@ -281,10 +282,11 @@ static void
 bench_shape(const shape_t *shape, const tr_kernels_t *kernels,
             tr_stream_t stream, int rounds)
 {
-    static double (*const run[])(bed_t *) = { bench_uncompressed, bench_move,
-                                              bench_prompt, bench_compress };
+    static double (*const run[])(fixture_t *) = { bench_uncompressed,
+                                                  bench_move, bench_prompt,
+                                                  bench_compress };
     double seen[4][ROUNDS_MAX];
-    bed_t b = bed_open(shape, kernels, stream);
+    fixture_t b = fixture_open(shape, kernels, stream);
 
     b.kv.layout = b.plan.layout;
     b.kv.seq = b.seq;
@@ -298,7 +300,7 @@ bench_shape(const shape_t *shape, const tr_kernels_t *kernels,
     printf("  %-34s %8.0f %8.0f %10.0f %10.0f\n", shape->name,
            median(seen[0], rounds), median(seen[1], rounds),
            median(seen[2], rounds), median(seen[3], rounds));
-    bed_close(&b);
+    fixture_close(&b);
 }
 
 int

@@ -12,7 +12,7 @@ static const tr_sampling_params_t params = {
 };
 
 double
-bed_now_ms(void)
+fixture_now_ms(void)
 {
     struct timespec t;
 
@@ -21,24 +21,24 @@ bed_now_ms(void)
 }
 
 void
-bed_die(const char *what, const char *why)
+fixture_die(const char *what, const char *why)
 {
     fprintf(stderr, "bench_gpu: %s: %s\n", what, why);
     exit(1);
 }
 
 void
-bed_must(tr_status_t rc, const char *what)
+fixture_must(tr_status_t rc, const char *what)
 {
     if (rc != TR_OK) {
-        bed_die(what, tr_status_info(rc).name);
+        fixture_die(what, tr_status_info(rc).name);
     }
 }
 
 /* ---- opening ------------------------------------------------------------ */
 
 void
-bed_open(bed_t *b, uint32_t max_len)
+fixture_open(fixture_t *b, uint32_t max_len)
 {
     tr_config_t *c = &b->config;
     tr_error_t err;
@@ -50,16 +50,17 @@ bed_open(bed_t *b, uint32_t max_len)
     }
     if (tr_config_finish(c, &err) != TR_OK
         || tr_executor_cuda_open(c, &b->e, &err) != TR_OK) {
-        bed_die("open", err.text);
+        fixture_die("open", err.text);
     }
     b->x = (tr_executor_cuda_t *) b->e;
     if (b->e->max_model_len < max_len) {
-        bed_die("open", "the pool is too small for one sequence; the log says "
-                        "so");
+        fixture_die("open",
+                    "the pool is too small for one sequence; the log says "
+                    "so");
     }
     b->prompt = calloc(max_len, sizeof(*b->prompt));
     if (b->prompt == NULL) {
-        bed_die("open", "out of memory");
+        fixture_die("open", "out of memory");
     }
     b->prompt_len = max_len;
     for (uint32_t i = 0; i < max_len; i++) {
@@ -68,11 +69,11 @@ bed_open(bed_t *b, uint32_t max_len)
     }
     tr_sampler_init(&b->sampler, &params, 1, b->e->vocab, NULL, NULL, 0, NULL,
                     0);
-    bed_copy_speed(b);
+    fixture_copy_speed(b);
 }
 
 void
-bed_close(bed_t *b)
+fixture_close(fixture_t *b)
 {
     b->e->free(b->e);
     free(b->prompt);
@@ -81,28 +82,28 @@ bed_close(bed_t *b)
 /* ---- sequences ---------------------------------------------------------- */
 
 void
-bed_settle(bed_t *b)
+fixture_settle(fixture_t *b)
 {
     const tr_batch_t none = { b->items[0], 0, 0 };
 
     do {
-        bed_must(tr_executor_run(b->e, &none), "an empty step");
+        fixture_must(tr_executor_run(b->e, &none), "an empty step");
     } while (!tr_kv_settled(b->e->kv));
 }
 
 static bool
-reserve(bed_t *b, int32_t slot, uint32_t len)
+reserve(fixture_t *b, int32_t slot, uint32_t len)
 {
     if (tr_kv_reserve(b->e->kv, slot, len) == TR_OK) {
         return true;
     }
-    bed_settle(b);
+    fixture_settle(b);
     return tr_kv_reserve(b->e->kv, slot, len) == TR_OK;
 }
 
 bool
-bed_compute(bed_t *b, int32_t slot, uint32_t from, uint32_t to,
-            tr_sampled_t *out)
+fixture_compute(fixture_t *b, int32_t slot, uint32_t from, uint32_t to,
+                tr_sampled_t *out)
 {
     while (from < to) {
         uint32_t n = to - from, most = b->config.max_batch_tokens;
@@ -121,7 +122,7 @@ bed_compute(bed_t *b, int32_t slot, uint32_t from, uint32_t to,
         if (!reserve(b, slot, from + n)) {
             return false;
         }
-        bed_must(tr_executor_run(b->e, &batch), "a prompt's step");
+        fixture_must(tr_executor_run(b->e, &batch), "a prompt's step");
         if (item->status != TR_OK) {
             return false;
         }
@@ -131,22 +132,22 @@ bed_compute(bed_t *b, int32_t slot, uint32_t from, uint32_t to,
 }
 
 bool
-bed_compress(bed_t *b, int32_t slot, uint32_t len)
+fixture_compress(fixture_t *b, int32_t slot, uint32_t len)
 {
     for (int tries = 0; tries < 4; tries++) {
         tr_status_t rc = tr_kv_compress(b->e->kv, slot, len);
 
         if (rc != TR_AGAIN) {
-            bed_must(rc, "compress");
+            fixture_must(rc, "compress");
             return true;
         }
-        bed_settle(b);
+        fixture_settle(b);
     }
     return false;
 }
 
 bool
-bed_add(bed_t *b, bed_seq_t *q, int32_t base, uint32_t len)
+fixture_add(fixture_t *b, fixture_seq_t *q, int32_t base, uint32_t len)
 {
     tr_status_t rc;
 
@@ -157,11 +158,11 @@ bed_add(bed_t *b, bed_seq_t *q, int32_t base, uint32_t len)
     tr_kv_prompt(b->e->kv, q->slot, len);
     rc = tr_kv_fork(b->e->kv, base, q->slot, len);
     if (rc == TR_AGAIN) {
-        bed_settle(b);
+        fixture_settle(b);
         rc = tr_kv_fork(b->e->kv, base, q->slot, len);
     }
-    if (rc == TR_OK && bed_compress(b, q->slot, len)) {
-        bed_settle(b);
+    if (rc == TR_OK && fixture_compress(b, q->slot, len)) {
+        fixture_settle(b);
         q->len = len;
         q->number = 1;
         q->given = true;
@@ -172,7 +173,7 @@ bed_add(bed_t *b, bed_seq_t *q, int32_t base, uint32_t len)
 }
 
 const int32_t *
-bed_token(const bed_t *b, bed_seq_t *q)
+fixture_token(const fixture_t *b, fixture_seq_t *q)
 {
     const int32_t *token = q->given ? &b->prompt[q->len] : NULL;
 

@@ -9,7 +9,7 @@
 
 #include "engine/executor/executor_cuda.h"
 
-#define BED_SEQS_MAX 4096u
+#define FIXTURE_SEQS_MAX 4096u
 
 /* ---- gpu_fixture.c: the executor and its sequences -------------------------- */
 
@@ -19,7 +19,7 @@ typedef struct {
     uint32_t number; /* tokens of the answer that are known */
     bool given;      /* its next token is the prompt's at len */
     tr_sampled_t out[TR_CUDA_SLOTS];
-} bed_seq_t;
+} fixture_seq_t;
 
 typedef struct {
     tr_config_t config;
@@ -28,33 +28,33 @@ typedef struct {
     tr_sampler_t sampler;  /* greedy */
     int32_t *prompt;       /* random ids */
     uint32_t prompt_len;
-    bed_seq_t seqs[BED_SEQS_MAX];
-    tr_batch_item_t items[TR_CUDA_SLOTS][BED_SEQS_MAX];
+    fixture_seq_t seqs[FIXTURE_SEQS_MAX];
+    tr_batch_item_t items[TR_CUDA_SLOTS][FIXTURE_SEQS_MAX];
     double copy_speed; /* the best seen */
-} bed_t;
+} fixture_t;
 
-double bed_now_ms(void);
-void bed_die(const char *what, const char *why);
-void bed_must(tr_status_t rc, const char *what);
+double fixture_now_ms(void);
+void fixture_die(const char *what, const char *why);
+void fixture_must(tr_status_t rc, const char *what);
 
 /* Settings are in b->config; the longest sequence has max_len tokens. */
-void bed_open(bed_t *b, uint32_t max_len);
-void bed_close(bed_t *b);
+void fixture_open(fixture_t *b, uint32_t max_len);
+void fixture_close(fixture_t *b);
 
 /* Runs empty steps until the device has answered for all that the cache was
  * asked. */
-void bed_settle(bed_t *b);
+void fixture_settle(fixture_t *b);
 
 /* Computes positions [from, to) of the prompt; the last one is sampled into out
  * if that is not NULL.  False: the pool is full. */
-bool bed_compute(bed_t *b, int32_t slot, uint32_t from, uint32_t to,
-                 tr_sampled_t *out);
-bool bed_compress(bed_t *b, int32_t slot, uint32_t len);
+bool fixture_compute(fixture_t *b, int32_t slot, uint32_t from, uint32_t to,
+                     tr_sampled_t *out);
+bool fixture_compress(fixture_t *b, int32_t slot, uint32_t len);
 
 /* A sequence that has cached the first len tokens of `base`, compressed. */
-bool bed_add(bed_t *b, bed_seq_t *q, int32_t base, uint32_t len);
+bool fixture_add(fixture_t *b, fixture_seq_t *q, int32_t base, uint32_t len);
 /* Its next token, before len counts it; NULL: the device knows it. */
-const int32_t *bed_token(const bed_t *b, bed_seq_t *q);
+const int32_t *fixture_token(const fixture_t *b, fixture_seq_t *q);
 
 /* ---- gpu_mix.c ---------------------------------------------------------- */
 
@@ -62,38 +62,38 @@ typedef struct {
     uint32_t prompt, answer; /* tokens of each sequence, answer >= 2 */
     uint32_t batch;          /* sequences at most */
     uint32_t warm, steps;
-} bed_mix_t;
+} fixture_mix_t;
 
 /* Measures a full pool in its steady state, and prints a line. */
-void bed_mix(bed_t *b, const bed_mix_t *a);
+void fixture_mix(fixture_t *b, const fixture_mix_t *a);
 
 /* ---- gpu_limits.c: what the device can ----------------------------------- */
 
-/* Bytes read and written a second by a copy: the best of all calls, bed_open's
- * first, since those behind steps came out up to 7% apart. */
-double bed_copy_speed(bed_t *b);
+/* Bytes read and written a second by a copy: the best of all calls,
+ * fixture_open's first, since those behind steps came out up to 7% apart. */
+double fixture_copy_speed(fixture_t *b);
 
 /* Operations a second of the largest of the model's products, and of one of
  * square matrices of random numbers, whichever is faster. */
-double bed_peak(bed_t *b, uint32_t side);
+double fixture_peak(fixture_t *b, uint32_t side);
 
 /* Milliseconds of a step's matrix products for so many rows, alone. */
-double bed_products_ms(bed_t *b, uint32_t rows);
+double fixture_products_ms(fixture_t *b, uint32_t rows);
 /* Their operations, all rows' logits included. */
-double bed_products_work(const bed_t *b, uint32_t rows);
+double fixture_products_work(const fixture_t *b, uint32_t rows);
 
 /* Milliseconds of decode attention as the last step had it, of n sequences,
  * with its plan; nothing may have been submitted since.  0: this policy's
  * needs the generic kernel. */
-double bed_attention_ms(bed_t *b, uint32_t n);
+double fixture_attention_ms(fixture_t *b, uint32_t n);
 
 /* Bytes of all weights that a step reads: all but the embedding, of which it
  * reads some rows. */
-double bed_weight_bytes(const bed_t *b);
+double fixture_weight_bytes(const fixture_t *b);
 
 /* ---- gpu_power.c -------------------------------------------------------- */
 
 /* What the device has drawn so far, to 0.1 s or so; 0: nobody knows. */
-double bed_joules(void);
+double fixture_joules(void);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * What the device can by itself (gpu_fixture.h), timed by its events, the best of a
- * few rounds; by this a step is judged.
+ * What the device can by itself (gpu_fixture.h), timed by its events, the best
+ * of a few rounds; by this a step is judged.
  */
 #include "gpu_fixture.h"
 
@@ -11,7 +11,7 @@
 
 /* Microseconds. */
 static double
-timed(bed_t *b, int (*work)(bed_t *, void *), void *arg)
+timed(fixture_t *b, int (*work)(fixture_t *, void *), void *arg)
 {
     const tr_device_t *cuda = b->x->cuda;
     tr_cuda_slot_t *t = &b->x->slots[0];
@@ -23,7 +23,7 @@ timed(bed_t *b, int (*work)(bed_t *, void *), void *arg)
             || cuda->event_record(&b->x->stream, t->done) != 0
             || cuda->event_wait(t->done) != 0
             || cuda->event_time(t->begun, t->done, &us) != 0) {
-            bed_die("device", cuda->reason());
+            fixture_die("device", cuda->reason());
         }
         best = i == 0 || us < best ? us : best;
     }
@@ -38,7 +38,7 @@ typedef struct {
 } copying_t;
 
 static int
-copy_once(bed_t *b, void *arg)
+copy_once(fixture_t *b, void *arg)
 {
     const copying_t *c = arg;
 
@@ -47,7 +47,7 @@ copy_once(bed_t *b, void *arg)
 }
 
 double
-bed_copy_speed(bed_t *b)
+fixture_copy_speed(fixture_t *b)
 {
     copying_t c = { NULL, COPY_BYTES };
     double speed;
@@ -55,7 +55,7 @@ bed_copy_speed(bed_t *b)
     while ((c.memory = b->x->cuda->alloc(2 * c.bytes)) == NULL) {
         c.bytes /= 2;
         if (c.bytes == 0) {
-            bed_die("copy", b->x->cuda->reason());
+            fixture_die("copy", b->x->cuda->reason());
         }
     }
     speed = 2.0 * (double) c.bytes / timed(b, copy_once, &c) * 1e6;
@@ -72,7 +72,7 @@ typedef struct {
 } multiplying_t;
 
 static int
-multiply_once(bed_t *b, void *arg)
+multiply_once(fixture_t *b, void *arg)
 {
     const multiplying_t *m = arg;
 
@@ -87,7 +87,7 @@ work_of(const tr_cuda_product_t *p)
 
 /* A square product of random numbers; 0: there is no memory for it. */
 static double
-square_speed(bed_t *b, uint32_t side)
+square_speed(fixture_t *b, uint32_t side)
 {
     const tr_device_t *cuda = b->x->cuda;
     const tr_cuda_stream_t *s = &b->x->stream;
@@ -113,7 +113,7 @@ square_speed(bed_t *b, uint32_t side)
     if (cuda->fill_random(s, memory, 2 * each, m.product.type, 1, 0, 1) != 0
         || cuda->matmul_open(s->device, side, &products) != 0
         || cuda->matmul_choose(products, s, &m.product, &m.product.w, 1) != 0) {
-        bed_die("a square product", cuda->reason());
+        fixture_die("a square product", cuda->reason());
     }
     m.of = products;
     us = timed(b, multiply_once, &m);
@@ -123,7 +123,7 @@ square_speed(bed_t *b, uint32_t side)
 }
 
 double
-bed_peak(bed_t *b, uint32_t side)
+fixture_peak(fixture_t *b, uint32_t side)
 {
     const tr_model_cuda_t *m = b->x->model;
     multiplying_t largest = {
@@ -139,7 +139,7 @@ bed_peak(bed_t *b, uint32_t side)
 }
 
 static int
-multiply_layers(bed_t *b, uint32_t n)
+multiply_layers(fixture_t *b, uint32_t n)
 {
     tr_model_cuda_t *m = b->x->model;
     const tr_cuda_stream_t *s = &b->x->stream;
@@ -177,7 +177,7 @@ multiply_layers(bed_t *b, uint32_t n)
 
 /* The products of all layers, and of the head in as many parts as a step's. */
 static int
-multiply_all(bed_t *b, void *arg)
+multiply_all(fixture_t *b, void *arg)
 {
     const tr_model_cuda_t *m = b->x->model;
     const tr_cuda_stream_t *s = &b->x->stream;
@@ -196,13 +196,13 @@ multiply_all(bed_t *b, void *arg)
 }
 
 double
-bed_products_ms(bed_t *b, uint32_t rows)
+fixture_products_ms(fixture_t *b, uint32_t rows)
 {
     return timed(b, multiply_all, &rows) / 1e3;
 }
 
 double
-bed_products_work(const bed_t *b, uint32_t rows)
+fixture_products_work(const fixture_t *b, uint32_t rows)
 {
     const tr_recipe_t *c = &b->x->model->config.recipe;
     tr_part_shape_t head = tr_part_shape(c, TR_PART_EMBED, 0);
@@ -217,7 +217,7 @@ bed_products_work(const bed_t *b, uint32_t rows)
 }
 
 double
-bed_weight_bytes(const bed_t *b)
+fixture_weight_bytes(const fixture_t *b)
 {
     const tr_model_cuda_t *m = b->x->model;
     tr_part_shape_t s = tr_part_shape(&m->config.recipe, TR_PART_EMBED, 0);
@@ -230,7 +230,7 @@ bed_weight_bytes(const bed_t *b)
 
 /* As model_cuda_step.c launches it, on what the last step has left. */
 static int
-attend_all(bed_t *b, void *arg)
+attend_all(fixture_t *b, void *arg)
 {
     const tr_executor_cuda_t *x = b->x;
     tr_model_cuda_t *m = x->model;
@@ -262,7 +262,7 @@ attend_all(bed_t *b, void *arg)
 }
 
 double
-bed_attention_ms(bed_t *b, uint32_t n)
+fixture_attention_ms(fixture_t *b, uint32_t n)
 {
     uint32_t bucket = 0;
 
@@ -273,7 +273,7 @@ bed_attention_ms(bed_t *b, uint32_t n)
         bucket++;
     }
     if (bucket == b->x->n_buckets) {
-        bed_die("attention", "no step has so many sequences");
+        fixture_die("attention", "no step has so many sequences");
     }
     return timed(b, attend_all, &b->x->bucket[bucket]) / 1e3;
 }

@@ -27,11 +27,11 @@ typedef struct {
 } counts_t;
 
 static struct {
-    bed_t *b;
+    fixture_t *b;
     uint32_t prompt, answer, n;
-    state_t state[BED_SEQS_MAX];
-    uint32_t held[BED_SEQS_MAX];               /* no row before this step */
-    uint32_t who[TR_CUDA_SLOTS][BED_SEQS_MAX]; /* of the rows of a batch */
+    state_t state[FIXTURE_SEQS_MAX];
+    uint32_t held[FIXTURE_SEQS_MAX];               /* no row before this step */
+    uint32_t who[TR_CUDA_SLOTS][FIXTURE_SEQS_MAX]; /* of the rows of a batch */
     tr_batch_t batch[TR_CUDA_SLOTS];
     bool mixed[TR_CUDA_SLOTS]; /* the batch has rows of prompts */
     counts_t c;
@@ -52,31 +52,31 @@ age_of(uint32_t i)
 static void
 fill(uint32_t most)
 {
-    bed_t *b = m.b;
+    fixture_t *b = m.b;
     tr_kv_cache_t *kv = b->e->kv;
     uint64_t keep = 4 * tr_kv_pages_for(kv, NULL, m.prompt)
                     + tr_kv_pages(kv) / 100;
     int32_t base = tr_kv_open(kv, NULL);
 
     tr_kv_prompt(kv, base, m.prompt + m.answer);
-    if (!bed_compute(b, base, 0, m.prompt + m.answer, NULL)) {
-        bed_die("mix", "the pool does not hold one sequence");
+    if (!fixture_compute(b, base, 0, m.prompt + m.answer, NULL)) {
+        fixture_die("mix", "the pool does not hold one sequence");
     }
     while (m.n < most) {
-        bed_seq_t *q = &b->seqs[m.n];
+        fixture_seq_t *q = &b->seqs[m.n];
         uint32_t age = age_of(m.n);
 
-        if (!bed_add(b, q, base, m.prompt + age)) {
+        if (!fixture_add(b, q, base, m.prompt + age)) {
             break;
         }
         q->number = age + 1; /* tokens of its answer that are known */
         m.state[m.n++] = DECODES;
     }
     tr_kv_close(kv, base);
-    bed_settle(b);
+    fixture_settle(b);
     while (m.n > 1 && tr_kv_free_pages(kv) < keep) {
         tr_kv_close(kv, b->seqs[--m.n].slot);
-        bed_settle(b);
+        fixture_settle(b);
     }
 }
 
@@ -86,7 +86,7 @@ static void
 begin_prompt(uint32_t i)
 {
     tr_kv_cache_t *kv = m.b->e->kv;
-    bed_seq_t *q = &m.b->seqs[i];
+    fixture_seq_t *q = &m.b->seqs[i];
     int32_t slot;
 
     if (tr_kv_pages_for(kv, NULL, m.prompt) > tr_kv_free_pages(kv)
@@ -109,7 +109,7 @@ try_compress(uint32_t i)
     tr_status_t rc = tr_kv_compress(m.b->e->kv, m.b->seqs[i].slot, m.prompt);
 
     if (rc != TR_AGAIN) {
-        bed_must(rc, "compress");
+        fixture_must(rc, "compress");
         m.state[i] = DECODES;
     }
 }
@@ -118,10 +118,10 @@ try_compress(uint32_t i)
 static uint32_t
 compose_decode(uint32_t step, tr_batch_item_t *item, uint32_t *who)
 {
-    static int32_t slot[BED_SEQS_MAX];
-    static uint32_t len[BED_SEQS_MAX], of[BED_SEQS_MAX];
-    static tr_status_t rc[BED_SEQS_MAX];
-    bed_t *b = m.b;
+    static int32_t slot[FIXTURE_SEQS_MAX];
+    static uint32_t len[FIXTURE_SEQS_MAX], of[FIXTURE_SEQS_MAX];
+    static tr_status_t rc[FIXTURE_SEQS_MAX];
+    fixture_t *b = m.b;
     uint32_t asked = 0, k = 0;
 
     for (uint32_t i = 0; i < m.n; i++) {
@@ -134,14 +134,14 @@ compose_decode(uint32_t step, tr_batch_item_t *item, uint32_t *who)
     }
     tr_kv_reserve_batch(b->e->kv, slot, len, asked, rc);
     for (uint32_t a = 0; a < asked; a++) {
-        bed_seq_t *q = &b->seqs[of[a]];
+        fixture_seq_t *q = &b->seqs[of[a]];
         const int32_t *token;
 
         if (rc[a] != TR_OK) {
             m.c.stalls++;
             continue;
         }
-        token = bed_token(b, q);
+        token = fixture_token(b, q);
         who[k] = of[a];
         item[k++] = (tr_batch_item_t){ .kv_slot = q->slot,
                                        .pos = q->len++,
@@ -159,11 +159,11 @@ compose_decode(uint32_t step, tr_batch_item_t *item, uint32_t *who)
 static uint32_t
 compose_prompts(uint32_t step, uint32_t k, tr_batch_item_t *item, uint32_t *who)
 {
-    bed_t *b = m.b;
+    fixture_t *b = m.b;
     uint32_t left = b->config.max_batch_tokens - k;
 
     for (uint32_t i = 0; i < m.n && left > 0; i++) {
-        bed_seq_t *q = &b->seqs[i];
+        fixture_seq_t *q = &b->seqs[i];
         uint32_t n;
 
         if (m.state[i] == WAITS) {
@@ -191,7 +191,7 @@ compose_prompts(uint32_t step, uint32_t k, tr_batch_item_t *item, uint32_t *who)
 static void
 submit(uint32_t step)
 {
-    bed_t *b = m.b;
+    fixture_t *b = m.b;
     uint32_t turn = step % 2, *who = m.who[turn], decoding;
     tr_batch_t *batch = &m.batch[turn];
 
@@ -207,7 +207,7 @@ submit(uint32_t step)
     for (uint32_t k = 0; k < batch->n_items; k++) {
         batch->n_tokens += batch->items[k].n;
     }
-    bed_must(b->e->submit(b->e, batch), "submit");
+    fixture_must(b->e->submit(b->e, batch), "submit");
     for (uint32_t k = decoding; k < batch->n_items; k++) {
         if (b->seqs[who[k]].len == m.prompt) {
             b->seqs[who[k]].number = 1;
@@ -219,7 +219,7 @@ submit(uint32_t step)
 static void
 take_row(uint32_t i, const tr_batch_item_t *item, uint32_t step)
 {
-    bed_seq_t *q = &m.b->seqs[i];
+    fixture_seq_t *q = &m.b->seqs[i];
 
     if (item->status == TR_AGAIN
         && item->pos >= m.prompt) { /* again, behind what is under way */
@@ -231,7 +231,7 @@ take_row(uint32_t i, const tr_batch_item_t *item, uint32_t step)
         m.held[i] = step + 2;
         return;
     }
-    bed_must(item->status, "a row");
+    fixture_must(item->status, "a row");
     m.c.tokens += item->sample;
     if (item->pos < m.prompt) {
         m.c.prompt_tokens += item->n;
@@ -246,12 +246,12 @@ take_row(uint32_t i, const tr_batch_item_t *item, uint32_t step)
 static void
 collect(uint32_t step)
 {
-    bed_t *b = m.b;
+    fixture_t *b = m.b;
     uint32_t turn = step % 2;
     const tr_batch_t *batch = &m.batch[turn];
     double us = b->x->times.device_us;
 
-    bed_must(b->e->complete(b->e, batch), "a step");
+    fixture_must(b->e->complete(b->e, batch), "a step");
     us = b->x->times.device_us - us;
     if (m.mixed[turn]) {
         m.c.n_mixed++;
@@ -273,8 +273,8 @@ say_parts(const counts_t *c, double kv_bytes)
 {
     double pure = c->n_pure > 0 ? c->pure_us / c->n_pure / 1e3 : 0;
     double step = (c->mixed_us + c->pure_us) / 1e3 / (c->n_mixed + c->n_pure);
-    double products = bed_products_ms(m.b, m.n);
-    double kv = kv_bytes / bed_copy_speed(m.b) * 1e3;
+    double products = fixture_products_ms(m.b, m.n);
+    double kv = kv_bytes / fixture_copy_speed(m.b) * 1e3;
     const struct {
         const char *name;
         double ms;
@@ -296,7 +296,7 @@ say_parts(const counts_t *c, double kv_bytes)
 static void
 report(const counts_t *c, double seconds)
 {
-    bed_t *b = m.b;
+    fixture_t *b = m.b;
     uint32_t steps = c->n_mixed + c->n_pure;
     double bytes = 0, pages = (double) tr_kv_pages(b->e->kv);
     tr_kv_totals_t totals;
@@ -325,7 +325,7 @@ report(const counts_t *c, double seconds)
 }
 
 void
-bed_mix(bed_t *b, const bed_mix_t *a)
+fixture_mix(fixture_t *b, const fixture_mix_t *a)
 {
     double begun = 0;
     counts_t measured;
@@ -340,13 +340,13 @@ bed_mix(bed_t *b, const bed_mix_t *a)
             collect(step - 1);
         }
         if (step == a->warm) {
-            begun = bed_now_ms();
+            begun = fixture_now_ms();
             m.c = (counts_t){ 0 };
         }
     }
-    begun = bed_now_ms() - begun;
+    begun = fixture_now_ms() - begun;
     measured = m.c;
     collect(a->warm + a->steps);
-    bed_settle(b);
+    fixture_settle(b);
     report(&measured, begun / 1e3);
 }

@@ -55,7 +55,7 @@ open_once(void)
 }
 
 double
-bed_joules(void)
+fixture_joules(void)
 {
     unsigned long long mj = 0;
 

@@ -27,7 +27,7 @@ typedef struct {
     float *k[SLOTS], *v[SLOTS]; /* [len][kv_heads * dim], keys before RoPE */
     float *q[SLOTS];            /* [len][heads * dim] */
     float *inv_freq;
-} bed_t;
+} kv_fixture_t;
 
 static float *
 floats(size_t n)
@@ -62,7 +62,7 @@ uncompressed_layout(uint32_t dim, uint32_t tokens)
 
 /* A pool of NaN whose pages are dealt to the tables in random order. */
 static void
-bed_pool(bed_t *b)
+fixture_pool(kv_fixture_t *b)
 {
     tr_kv_view_t *v = &b->kv;
     uint32_t rows = SLOTS * LAYERS * v->kv_heads, pages, *order;
@@ -102,9 +102,10 @@ bed_pool(bed_t *b)
 }
 
 static void
-bed_open(bed_t *b, uint32_t kv_heads, uint32_t group, uint32_t dim, float scale)
+kv_fixture_open(kv_fixture_t *b, uint32_t kv_heads, uint32_t group,
+                uint32_t dim, float scale)
 {
-    *b = (bed_t){ .group = group, .heads = kv_heads * group };
+    *b = (kv_fixture_t){ .group = group, .heads = kv_heads * group };
     b->kv = (tr_kv_view_t){ .layers = LAYERS,
                             .kv_heads = kv_heads,
                             .head_dim = dim };
@@ -119,11 +120,11 @@ bed_open(bed_t *b, uint32_t kv_heads, uint32_t group, uint32_t dim, float scale)
     for (uint32_t i = 0; i < dim / 2; i++) {
         b->inv_freq[i] = powf(10000, -2.0f * (float) i / (float) dim);
     }
-    bed_pool(b);
+    fixture_pool(b);
 }
 
 static void
-bed_close(bed_t *b)
+kv_fixture_close(kv_fixture_t *b)
 {
     for (uint32_t i = 0; i < SLOTS; i++) {
         free(b->k[i]);
@@ -141,7 +142,7 @@ typedef struct {
 } part_t;
 
 static void
-run(bed_t *b, const tr_kernels_t *k, int threads, const part_t *parts,
+run(kv_fixture_t *b, const tr_kernels_t *k, int threads, const part_t *parts,
     uint32_t n_parts, bool append, float *out)
 {
     static uint32_t pos[SLOTS * LEN_MAX], seq_row[SLOTS + 1];
@@ -206,7 +207,7 @@ half_of(float x)
 }
 
 static double
-stored(bed_t *b, uint32_t slot, uint32_t kv_head, uint32_t p, uint32_t d,
+stored(kv_fixture_t *b, uint32_t slot, uint32_t kv_head, uint32_t p, uint32_t d,
        bool value)
 {
     const int32_t *table = tr_kv_table(&b->kv, (int32_t) slot, 1, kv_head);
@@ -223,7 +224,7 @@ stored(bed_t *b, uint32_t slot, uint32_t kv_head, uint32_t p, uint32_t d,
 /* What append stored: rotated keys and values, to one unit in the last place
  * of FP16 (rotation is FP32 here and may round the other way). */
 static void
-check_stored(bed_t *b, const char *name)
+check_stored(kv_fixture_t *b, const char *name)
 {
     uint32_t dim = b->kv.head_dim, half = dim / 2;
 
@@ -251,8 +252,8 @@ check_stored(bed_t *b, const char *name)
 
 /* One head of one position, from what is stored. */
 static void
-check_row(bed_t *b, uint32_t slot, uint32_t p, uint32_t h, const float *out,
-          const char *name)
+check_row(kv_fixture_t *b, uint32_t slot, uint32_t p, uint32_t h,
+          const float *out, const char *name)
 {
     uint32_t dim = b->kv.head_dim, kv_head = h / b->group;
     const float *q = b->q[slot] + (p * b->heads + h) * dim;
@@ -289,15 +290,15 @@ check_row(bed_t *b, uint32_t slot, uint32_t p, uint32_t h, const float *out,
 }
 
 static void
-one_bed(const tr_kernels_t *k, uint32_t kv_heads, uint32_t group, uint32_t dim,
-        float scale)
+one_fixture(const tr_kernels_t *k, uint32_t kv_heads, uint32_t group,
+            uint32_t dim, float scale)
 {
-    bed_t b;
+    kv_fixture_t b;
     part_t parts[SLOTS], some[SLOTS];
     uint32_t width = kv_heads * group * dim, row = 0;
     float *whole, *out;
 
-    bed_open(&b, kv_heads, group, dim, scale);
+    kv_fixture_open(&b, kv_heads, group, dim, scale);
     whole = floats((size_t) SLOTS * LEN_MAX * width);
     out = floats((size_t) SLOTS * LEN_MAX * width);
     for (uint32_t i = 0; i < SLOTS; i++) {
@@ -346,7 +347,7 @@ one_bed(const tr_kernels_t *k, uint32_t kv_heads, uint32_t group, uint32_t dim,
     }
     free(whole);
     free(out);
-    bed_close(&b);
+    kv_fixture_close(&b);
 }
 
 static void
@@ -363,7 +364,7 @@ test_groups(void **state)
             const tr_kernels_t *k = tr_kernels_cpu(isas[i]);
 
             if (k != NULL && (i > 0 || group % 3 == 1)) {
-                one_bed(k, 1 + group % 2, group, 64, scales[group % 3]);
+                one_fixture(k, 1 + group % 2, group, 64, scales[group % 3]);
             }
         }
     }
@@ -380,7 +381,7 @@ test_head_sizes(void **state)
             const tr_kernels_t *k = tr_kernels_cpu(isas[i]);
 
             if (k != NULL) {
-                one_bed(k, 2, 1 + rng_below(&rng, 3), dims[d], 1);
+                one_fixture(k, 2, 1 + rng_below(&rng, 3), dims[d], 1);
             }
         }
     }
@@ -399,7 +400,7 @@ test_scales(void **state)
             const tr_kernels_t *k = tr_kernels_cpu(isas[i]);
 
             if (k != NULL) {
-                one_bed(k, 1, 2, 64, scales[s]);
+                one_fixture(k, 1, 2, 64, scales[s]);
             }
         }
     }

@@ -20,7 +20,7 @@ static const tr_kv_level_t levels[] = { { 16, 16, 1, 1, 0, 1, 0 },
 
 /* `n` uncompressed tokens after `base` positions in tiers and window. */
 static void
-fill_slot(bed_t *b, int32_t slot, uint32_t base, uint32_t n)
+fill_slot(kv_fixture_t *b, int32_t slot, uint32_t base, uint32_t n)
 {
     tr_kv_seq_t *s = &b->seq[slot];
     uint32_t window = base > 0 ? 1 + rng_below(&rng, base) : 0;
@@ -35,7 +35,7 @@ fill_slot(bed_t *b, int32_t slot, uint32_t base, uint32_t n)
                         .by_sum = rng_below(&rng, 2) == 1,
                         .recent_from = base + rng_below(&rng, n) };
     for (uint32_t kv_head = 0; kv_head < b->kv.kv_heads; kv_head++) {
-        size_t head = tr_kv_head(&b->kv, slot, BED_LAYER, kv_head);
+        size_t head = tr_kv_head(&b->kv, slot, FIXTURE_LAYER, kv_head);
         uint32_t left = base - window;
 
         for (uint32_t l = 0; l < s->n_tiers; l++) {
@@ -44,12 +44,12 @@ fill_slot(bed_t *b, int32_t slot, uint32_t base, uint32_t n)
             b->count[head * TR_KV_TIERS_MAX + l] = some;
             left -= some;
         }
-        bed_fill_head(b, slot, kv_head, base - window, base + n);
+        fixture_fill_head(b, slot, kv_head, base - window, base + n);
     }
 }
 
 static float
-recent_of(const bed_t *b, const bed_token_t *t)
+recent_of(const kv_fixture_t *b, const fixture_token_t *t)
 {
     float x;
 
@@ -69,21 +69,21 @@ check_sum(double got, double want, double add, double error, const char *what,
 
 /* A head of a slot whose queries [base, base + n) have all passed. */
 static void
-check_head(const bed_t *b, int32_t slot, uint32_t kv_head, uint32_t n,
+check_head(const kv_fixture_t *b, int32_t slot, uint32_t kv_head, uint32_t n,
            const float *q, const float *out, const char *name)
 {
     const tr_kv_seq_t *s = &b->seq[slot];
     uint32_t dim = b->kv.head_dim, len = s->base + n, all;
     size_t ld = (size_t) b->heads * dim;
-    bed_token_t *t = bed_alloc((size_t) (b->max_len + n) * sizeof(*t));
-    double *sum = bed_alloc((size_t) (b->max_len + n) * 2 * sizeof(double));
-    double *best = bed_alloc((size_t) (b->max_len + n) * sizeof(double));
+    fixture_token_t *t = fixture_alloc((size_t) (b->max_len + n) * sizeof(*t));
+    double *sum = fixture_alloc((size_t) (b->max_len + n) * 2 * sizeof(double));
+    double *best = fixture_alloc((size_t) (b->max_len + n) * sizeof(double));
     double *recent = sum + b->max_len + n, error = 0;
     char what[64];
 
     snprintf(what, sizeof(what), "%s, slot %d, KV head %u", name, slot,
              kv_head);
-    all = bed_tokens(b, slot, kv_head, len, t);
+    all = fixture_tokens(b, slot, kv_head, len, t);
     memset(sum, 0, (size_t) (b->max_len + n) * 2 * sizeof(double));
     for (uint32_t i = 0; i < n; i++) {
         uint32_t seen = all - n + i + 1; /* uncompressed tokens come last */
@@ -92,8 +92,9 @@ check_head(const bed_t *b, int32_t slot, uint32_t kv_head, uint32_t n,
         for (uint32_t h = kv_head * b->group; h < (kv_head + 1) * b->group;
              h++) {
             error = fmax(error,
-                         bed_check_head(b, t, seen, q + i * ld + h * dim,
-                                        out + i * ld + h * dim, best, what));
+                         fixture_check_head(b, t, seen, q + i * ld + h * dim,
+                                            out + i * ld + h * dim, best,
+                                            what));
         }
         for (uint32_t j = 0; j + 1 < seen; j++) {
             sum[j] += best[j];
@@ -102,11 +103,11 @@ check_head(const bed_t *b, int32_t slot, uint32_t kv_head, uint32_t n,
     }
     for (uint32_t j = 0; j < all; j++) {
         if (t[j].l->score != 0) {
-            check_sum(bed_score(b->kv.pool, &t[j]),
-                      bed_score(b->before, &t[j]) + sum[j], sum[j], error, what,
-                      t[j].position);
+            check_sum(fixture_score(b->kv.pool, &t[j]),
+                      fixture_score(b->before, &t[j]) + sum[j], sum[j], error,
+                      what, t[j].position);
         }
-        if (t[j].run == BED_UNCOMPRESSED) {
+        if (t[j].run == FIXTURE_UNCOMPRESSED) {
             check_sum(recent_of(b, &t[j]), recent[j], recent[j], error, what,
                       t[j].position);
         }
@@ -117,10 +118,10 @@ check_head(const bed_t *b, int32_t slot, uint32_t kv_head, uint32_t n,
 }
 
 static float *
-queries(const bed_t *b, uint32_t rows)
+queries(const kv_fixture_t *b, uint32_t rows)
 {
     size_t n = (size_t) rows * b->heads * b->kv.head_dim;
-    float *q = bed_alloc(n * sizeof(float));
+    float *q = fixture_alloc(n * sizeof(float));
 
     for (size_t i = 0; i < n; i++) {
         q[i] = rng_normal(&rng) * 1.5f / b->scale;
@@ -131,17 +132,17 @@ queries(const bed_t *b, uint32_t rows)
 /* Two sequences, again from the start, in random chunks side by side; the last
  * row of each comes alone. */
 static void
-run_chunks(bed_t *b, const tr_kernels_t *k, const uint32_t *n, float *const *q,
-           float *const *out)
+run_chunks(kv_fixture_t *b, const tr_kernels_t *k, const uint32_t *n,
+           float *const *q, float *const *out)
 {
     uint32_t done[2] = { 0, 0 };
     size_t ld = (size_t) b->heads * b->kv.head_dim;
-    float *qq = bed_alloc((n[0] + n[1]) * ld * sizeof(float));
-    float *oo = bed_alloc((n[0] + n[1]) * ld * sizeof(float));
+    float *qq = fixture_alloc((n[0] + n[1]) * ld * sizeof(float));
+    float *oo = fixture_alloc((n[0] + n[1]) * ld * sizeof(float));
 
     memcpy(b->kv.pool, b->before, b->pool_bytes);
     while (done[0] < n[0] || done[1] < n[1]) {
-        bed_part_t part[2];
+        fixture_part_t part[2];
         uint32_t parts = 0, row = 0;
 
         for (int32_t i = 1; i >= 0; i--) {
@@ -151,12 +152,13 @@ run_chunks(bed_t *b, const tr_kernels_t *k, const uint32_t *n, float *const *q,
                 continue;
             }
             some = left == 1 ? 1 : 1 + rng_below(&rng, left - 1);
-            part[parts++] = (bed_part_t){ i, b->seq[i].base + done[i], some };
+            part[parts++] = (fixture_part_t){ i, b->seq[i].base + done[i],
+                                              some };
             memcpy(qq + row * ld, q[i] + done[i] * ld,
                    some * ld * sizeof(float));
             row += some;
         }
-        bed_run(b, k, 1 + (int) rng_below(&rng, 3), part, parts, qq, oo);
+        fixture_run(b, k, 1 + (int) rng_below(&rng, 3), part, parts, qq, oo);
         for (uint32_t i = 0, at = 0; i < parts; at += part[i++].n) {
             memcpy(out[part[i].slot] + done[part[i].slot] * ld, oo + at * ld,
                    part[i].n * ld * sizeof(float));
@@ -169,35 +171,34 @@ run_chunks(bed_t *b, const tr_kernels_t *k, const uint32_t *n, float *const *q,
 
 /* Prompts of up to `len` tokens, one of them after up to `before`. */
 static void
-one_bed(const tr_kernels_t *k, uint32_t kv_heads, uint32_t group, uint32_t dim,
-        uint32_t before, uint32_t len, float scale)
+one_fixture(const tr_kernels_t *k, uint32_t kv_heads, uint32_t group,
+            uint32_t dim, uint32_t before, uint32_t len, float scale)
 {
-    bed_spec_t w = {
-        dim, kv_heads, group, levels, 4, len + before, len, scale
-    };
+    fixture_spec_t w = { dim, kv_heads,     group, levels,
+                         4,   len + before, len,   scale };
     uint32_t n[2] = { len, 1 + rng_below(&rng, len) };
     size_t ld = (size_t) kv_heads * group * dim;
     float *q[2], *out[2], *again[2];
-    bed_token_t *t;
+    fixture_token_t *t;
     uint8_t *after;
-    bed_t b;
+    kv_fixture_t b;
 
-    bed_open(&b, &w, &rng);
+    kv_fixture_open(&b, &w, &rng);
     fill_slot(&b, 0, 0, n[0]);
     fill_slot(&b, 1, before / 2 + 1 + rng_below(&rng, before / 2), n[1]);
     memcpy(b.before, b.kv.pool, b.pool_bytes);
     for (int32_t i = 0; i < 2; i++) {
-        bed_part_t part = { i, b.seq[i].base, n[i] };
+        fixture_part_t part = { i, b.seq[i].base, n[i] };
 
         q[i] = queries(&b, n[i]);
-        out[i] = bed_alloc(n[i] * ld * sizeof(float));
-        again[i] = bed_alloc(n[i] * ld * sizeof(float));
-        bed_run(&b, k, 2, &part, 1, q[i], out[i]);
+        out[i] = fixture_alloc(n[i] * ld * sizeof(float));
+        again[i] = fixture_alloc(n[i] * ld * sizeof(float));
+        fixture_run(&b, k, 2, &part, 1, q[i], out[i]);
         for (uint32_t kv_head = 0; kv_head < kv_heads; kv_head++) {
             check_head(&b, i, kv_head, n[i], q[i], out[i], k->name);
         }
     }
-    after = bed_alloc(b.pool_bytes);
+    after = fixture_alloc(b.pool_bytes);
     memcpy(after, b.kv.pool, b.pool_bytes);
     for (int round = 0; round < 3; round++) {
         run_chunks(&b, k, n, q, again);
@@ -206,12 +207,12 @@ one_bed(const tr_kernels_t *k, uint32_t kv_heads, uint32_t group, uint32_t dim,
             assert_memory_equal(out[i], again[i], n[i] * ld * sizeof(float));
         }
     }
-    t = bed_alloc((b.max_len + len) * sizeof(*t));
+    t = fixture_alloc((b.max_len + len) * sizeof(*t));
     for (uint32_t kv_head = 0; kv_head < kv_heads; kv_head++) {
-        uint32_t all = bed_tokens(&b, 1, kv_head, b.seq[1].base, t);
+        uint32_t all = fixture_tokens(&b, 1, kv_head, b.seq[1].base, t);
 
-        bed_check_candidates(&b, 1, kv_head, b.seq[1].base + n[1] - 1, t, all,
-                             k->name);
+        fixture_check_candidates(&b, 1, kv_head, b.seq[1].base + n[1] - 1, t,
+                                 all, k->name);
     }
     free(t);
     free(after);
@@ -220,7 +221,7 @@ one_bed(const tr_kernels_t *k, uint32_t kv_heads, uint32_t group, uint32_t dim,
         free(out[i]);
         free(again[i]);
     }
-    bed_close(&b);
+    kv_fixture_close(&b);
 }
 
 static void
@@ -238,8 +239,8 @@ test_prompts(void **state)
             const tr_kernels_t *k = tr_kernels_cpu(isas[i]);
 
             if (k != NULL && (i > 0 || group % 4 == 1)) {
-                one_bed(k, 1 + group % 2, group, dims[group % 4], 200,
-                        60 + rng_below(&rng, 50), scales[group % 3]);
+                one_fixture(k, 1 + group % 2, group, dims[group % 4], 200,
+                            60 + rng_below(&rng, 50), scales[group % 3]);
             }
         }
     }
@@ -247,8 +248,8 @@ test_prompts(void **state)
         const tr_kernels_t *k = tr_kernels_cpu(isas[i]);
 
         if (k != NULL) {
-            one_bed(k, 2, 1, 64, 200, 200 + rng_below(&rng, 100), 1);
-            one_bed(k, 1, 2, 64, 200, 1 + rng_below(&rng, 3), 1);
+            one_fixture(k, 2, 1, 64, 200, 200 + rng_below(&rng, 100), 1);
+            one_fixture(k, 1, 2, 64, 200, 1 + rng_below(&rng, 3), 1);
         }
     }
 }
@@ -262,7 +263,7 @@ test_long(void **state)
         const tr_kernels_t *k = tr_kernels_cpu(isas[i]);
 
         if (k != NULL) {
-            one_bed(k, 1, 3, 64, 14000, 60 + rng_below(&rng, 50), 1);
+            one_fixture(k, 1, 3, 64, 14000, 60 + rng_below(&rng, 50), 1);
         }
     }
 }
@@ -271,13 +272,13 @@ test_long(void **state)
 
 /* Page min/max as they are defined; the promise of each page for one head. */
 static void
-make_minmax(bed_t *b, uint32_t kv_head, uint32_t len, const float *q,
+make_minmax(kv_fixture_t *b, uint32_t kv_head, uint32_t len, const float *q,
             double *promise)
 {
     const tr_kv_layout_t *l = &b->kv.layout[0];
-    const int32_t *table = tr_kv_table(&b->kv, 0, BED_LAYER, kv_head);
+    const int32_t *table = tr_kv_table(&b->kv, 0, FIXTURE_LAYER, kv_head);
 
-    for (uint32_t p = 0; p < bed_pages(len, l); p++) {
+    for (uint32_t p = 0; p < fixture_pages(len, l); p++) {
         uint8_t *page = tr_kv_page_at(&b->kv, table[p]);
         uint32_t used = len - p * l->tokens;
 
@@ -291,14 +292,14 @@ make_minmax(bed_t *b, uint32_t kv_head, uint32_t len, const float *q,
                 float x = q[(kv_head * b->group + h) * l->head_dim + d];
 
                 for (uint32_t i = 0; i < used; i++) {
-                    double key = bed_half(page + (i * l->head_dim + d) * 2);
+                    double key = fixture_half(page + (i * l->head_dim + d) * 2);
 
                     lo = fmin(lo, key);
                     hi = fmax(hi, key);
                 }
-                bed_put_half(page + l->minmax + d * 2, (float) lo);
-                bed_put_half(page + l->minmax + (l->head_dim + d) * 2,
-                             (float) hi);
+                fixture_put_half(page + l->minmax + d * 2, (float) lo);
+                fixture_put_half(page + l->minmax + (l->head_dim + d) * 2,
+                                 (float) hi);
                 sum += fmax(x * lo, x * hi);
             }
             promise[p] = fmax(promise[p], sum);
@@ -308,8 +309,8 @@ make_minmax(bed_t *b, uint32_t kv_head, uint32_t len, const float *q,
 
 /* Leaves the tokens of the pages that are to be read; spoils the others. */
 static uint32_t
-keep_chosen(bed_t *b, bed_token_t *t, uint32_t n, const double *promise,
-            uint32_t pages, uint32_t want)
+keep_chosen(kv_fixture_t *b, fixture_token_t *t, uint32_t n,
+            const double *promise, uint32_t pages, uint32_t want)
 {
     const tr_kv_layout_t *l = &b->kv.layout[0];
     uint32_t kept = 0;
@@ -334,43 +335,44 @@ static void
 one_quest(const tr_kernels_t *k, uint32_t group, uint32_t dim, uint32_t len,
           bool equal)
 {
-    bed_spec_t w = { dim, 2, group, NULL, 0, len, len, 1 };
-    bed_part_t part = { 0, len - 1, 1 };
+    fixture_spec_t w = { dim, 2, group, NULL, 0, len, len, 1 };
+    fixture_part_t part = { 0, len - 1, 1 };
     size_t ld = 2ul * group * dim;
-    bed_token_t *t = bed_alloc(len * sizeof(*t));
+    fixture_token_t *t = fixture_alloc(len * sizeof(*t));
     uint32_t pages;
     double *promise;
-    float *q, *out = bed_alloc(ld * sizeof(float)), *all;
-    bed_t b;
+    float *q, *out = fixture_alloc(ld * sizeof(float)), *all;
+    kv_fixture_t b;
 
-    bed_open(&b, &w, &rng);
+    kv_fixture_open(&b, &w, &rng);
     fill_slot(&b, 0, 0, len);
     memcpy(b.before, b.kv.pool, b.pool_bytes);
     q = queries(&b, 1);
     if (equal) {
         memset(q, 0, ld * sizeof(float));
     }
-    pages = bed_pages(len, &b.kv.layout[0]);
-    promise = bed_alloc(pages * sizeof(double));
-    all = bed_alloc(ld * sizeof(float));
+    pages = fixture_pages(len, &b.kv.layout[0]);
+    promise = fixture_alloc(pages * sizeof(double));
+    all = fixture_alloc(ld * sizeof(float));
     b.seq[0].scored = false;
-    bed_run(&b, k, 2, &part, 1, q, all);
-    b.seq[0].read_layer = BED_LAYER + 1; /* not yet here */
+    fixture_run(&b, k, 2, &part, 1, q, all);
+    b.seq[0].read_layer = FIXTURE_LAYER + 1; /* not yet here */
     b.seq[0].read_pages = 1 + rng_below(&rng, pages);
-    bed_run(&b, k, 2, &part, 1, q, out);
+    fixture_run(&b, k, 2, &part, 1, q, out);
     assert_memory_equal(all, out, ld * sizeof(float));
-    b.seq[0].read_layer = BED_LAYER;
+    b.seq[0].read_layer = FIXTURE_LAYER;
     for (uint32_t kv_head = 0; kv_head < 2; kv_head++) {
         make_minmax(&b, kv_head, len, q, promise);
     }
     for (uint32_t kv_head = 0; kv_head < 2; kv_head++) {
-        uint32_t n = bed_tokens(&b, 0, kv_head, len, t);
+        uint32_t n = fixture_tokens(&b, 0, kv_head, len, t);
 
         make_minmax(&b, kv_head, len, q, promise);
         n = keep_chosen(&b, t, n, promise, pages, b.seq[0].read_pages);
-        bed_run(&b, k, 2, &part, 1, q, out);
+        fixture_run(&b, k, 2, &part, 1, q, out);
         for (uint32_t h = kv_head * group; h < (kv_head + 1) * group; h++) {
-            bed_check_head(&b, t, n, q + h * dim, out + h * dim, NULL, k->name);
+            fixture_check_head(&b, t, n, q + h * dim, out + h * dim, NULL,
+                               k->name);
         }
     }
     free(t);
@@ -378,7 +380,7 @@ one_quest(const tr_kernels_t *k, uint32_t group, uint32_t dim, uint32_t len,
     free(q);
     free(out);
     free(all);
-    bed_close(&b);
+    kv_fixture_close(&b);
 }
 
 static void

@@ -51,7 +51,7 @@ static const levels_t level_sets[] = {
 
 /* Slot i: a window, and tiers of very different lengths. */
 static void
-fill_slot(bed_t *b, int32_t slot, uint32_t n_levels, uint32_t len)
+fill_slot(kv_fixture_t *b, int32_t slot, uint32_t n_levels, uint32_t len)
 {
     tr_kv_seq_t *s = &b->seq[slot];
     uint32_t window = slot == 3 ? 0 : 1 + rng_below(&rng, 100);
@@ -72,7 +72,7 @@ fill_slot(bed_t *b, int32_t slot, uint32_t n_levels, uint32_t len)
         s->tier_layout[l] = (uint8_t) (l + 1);
     }
     for (uint32_t kv_head = 0; kv_head < b->kv.kv_heads; kv_head++) {
-        size_t head = tr_kv_head(&b->kv, slot, BED_LAYER, kv_head);
+        size_t head = tr_kv_head(&b->kv, slot, FIXTURE_LAYER, kv_head);
         uint32_t left = from;
 
         for (uint32_t l = 0; l < n_levels; l++) {
@@ -85,14 +85,14 @@ fill_slot(bed_t *b, int32_t slot, uint32_t n_levels, uint32_t len)
             b->count[head * TR_KV_TIERS_MAX + l] = n;
             left -= n;
         }
-        bed_fill_head(b, slot, kv_head, window == 0 ? len : from, len);
+        fixture_fill_head(b, slot, kv_head, window == 0 ? len : from, len);
     }
 }
 
 /* Scores grew by best[i]. */
 static void
-check_scores(const bed_t *b, int32_t slot, const bed_token_t *t, uint32_t n,
-             const double *best, double error, const char *what)
+check_scores(const kv_fixture_t *b, int32_t slot, const fixture_token_t *t,
+             uint32_t n, const double *best, double error, const char *what)
 {
     for (uint32_t i = 0; i < n; i++) {
         double add = t[i].position == b->seq[slot].base - 1 ? 0 : best[i];
@@ -101,8 +101,8 @@ check_scores(const bed_t *b, int32_t slot, const bed_token_t *t, uint32_t n,
         if (t[i].l->score == 0) {
             continue;
         }
-        before = bed_score(b->before, &t[i]);
-        after = bed_score(b->kv.pool, &t[i]);
+        before = fixture_score(b->before, &t[i]);
+        after = fixture_score(b->kv.pool, &t[i]);
         if (!(fabs(after - (before + add))
               <= 2 * error * add + 1e-7 * (before + 1))) {
             fail_msg("%s: score of position %u is %.9g, expected %.9g", what,
@@ -112,15 +112,15 @@ check_scores(const bed_t *b, int32_t slot, const bed_token_t *t, uint32_t n,
 }
 
 static void
-check_slot(const bed_t *b, int32_t slot, const float *q, const float *out,
-           const char *name)
+check_slot(const kv_fixture_t *b, int32_t slot, const float *q,
+           const float *out, const char *name)
 {
     uint32_t dim = b->kv.head_dim;
-    bed_token_t *t = bed_alloc((size_t) (b->max_len + 1) * sizeof(*t));
-    double *best = bed_alloc((size_t) (b->max_len + 1) * sizeof(*best));
+    fixture_token_t *t = fixture_alloc((size_t) (b->max_len + 1) * sizeof(*t));
+    double *best = fixture_alloc((size_t) (b->max_len + 1) * sizeof(*best));
 
     for (uint32_t kv_head = 0; kv_head < b->kv.kv_heads; kv_head++) {
-        uint32_t n = bed_tokens(b, slot, kv_head, 0, t);
+        uint32_t n = fixture_tokens(b, slot, kv_head, 0, t);
         double error = 0;
         char what[64];
 
@@ -130,22 +130,23 @@ check_slot(const bed_t *b, int32_t slot, const float *q, const float *out,
         for (uint32_t h = kv_head * b->group; h < (kv_head + 1) * b->group;
              h++) {
             error = fmax(error,
-                         bed_check_head(b, t, n, q + (size_t) h * dim,
-                                        out + (size_t) h * dim, best, what));
+                         fixture_check_head(b, t, n, q + (size_t) h * dim,
+                                            out + (size_t) h * dim, best,
+                                            what));
         }
         check_scores(b, slot, t, n, best, error, what);
-        bed_check_candidates(b, slot, kv_head, b->seq[slot].base - 1, t, n,
-                             what);
+        fixture_check_candidates(b, slot, kv_head, b->seq[slot].base - 1, t, n,
+                                 what);
     }
     free(t);
     free(best);
 }
 
 static float *
-queries(const bed_t *b, uint32_t rows)
+queries(const kv_fixture_t *b, uint32_t rows)
 {
     size_t n = (size_t) rows * b->heads * b->kv.head_dim;
-    float *q = bed_alloc(n * sizeof(float));
+    float *q = fixture_alloc(n * sizeof(float));
 
     for (size_t i = 0; i < n; i++) {
         q[i] = rng_normal(&rng) * 1.5f / b->scale;
@@ -154,37 +155,37 @@ queries(const bed_t *b, uint32_t rows)
 }
 
 static void
-one_bed(const tr_kernels_t *k, const bed_spec_t *w)
+one_fixture(const tr_kernels_t *k, const fixture_spec_t *w)
 {
-    bed_t b;
+    kv_fixture_t b;
     size_t width = (size_t) w->kv_heads * w->group * w->dim, candidates;
-    bed_part_t part[BED_SLOTS];
+    fixture_part_t part[FIXTURE_SLOTS];
     float *q, *out, *again;
     uint8_t *after;
     tr_kv_candidate_t *candidate;
 
-    bed_open(&b, w, &rng);
+    kv_fixture_open(&b, w, &rng);
     /* as high as positions of two bytes go, or higher */
     if (rng_below(&rng, 2)) {
         b.first = TR_KV_SHORT - w->max_len
                   + (b.plan.layout[1].position_bytes == 2 ? 0 : 1000);
     }
-    for (int32_t i = 0; i < BED_SLOTS; i++) {
+    for (int32_t i = 0; i < FIXTURE_SLOTS; i++) {
         uint32_t len = i == 0 ? w->max_len : 1 + rng_below(&rng, w->max_len);
 
         fill_slot(&b, i, w->n_levels, len);
-        part[i] = (bed_part_t){ i, b.first + len - 1, 1 };
+        part[i] = (fixture_part_t){ i, b.first + len - 1, 1 };
     }
     memcpy(b.before, b.kv.pool, b.pool_bytes);
-    q = queries(&b, BED_SLOTS);
-    out = bed_alloc(BED_SLOTS * width * sizeof(float));
-    again = bed_alloc(BED_SLOTS * width * sizeof(float));
-    after = bed_alloc(b.pool_bytes);
-    candidates = (size_t) BED_SLOTS * BED_LAYERS * w->kv_heads
+    q = queries(&b, FIXTURE_SLOTS);
+    out = fixture_alloc(FIXTURE_SLOTS * width * sizeof(float));
+    again = fixture_alloc(FIXTURE_SLOTS * width * sizeof(float));
+    after = fixture_alloc(b.pool_bytes);
+    candidates = (size_t) FIXTURE_SLOTS * FIXTURE_LAYERS * w->kv_heads
                  * TR_KV_TIERS_MAX;
-    candidate = bed_alloc(candidates * sizeof(*candidate));
-    bed_run(&b, k, 3, part, BED_SLOTS, q, out);
-    for (int32_t i = 0; i < BED_SLOTS; i++) {
+    candidate = fixture_alloc(candidates * sizeof(*candidate));
+    fixture_run(&b, k, 3, part, FIXTURE_SLOTS, q, out);
+    for (int32_t i = 0; i < FIXTURE_SLOTS; i++) {
         check_slot(&b, i, q + i * width, out + i * width, k->name);
     }
     memcpy(after, b.kv.pool, b.pool_bytes);
@@ -192,11 +193,11 @@ one_bed(const tr_kernels_t *k, const bed_spec_t *w)
     /* one by one, alone or with more threads than heads */
     for (int threads = 1; threads <= 3; threads += 2) {
         memcpy(b.kv.pool, b.before, b.pool_bytes);
-        for (int32_t i = BED_SLOTS - 1; i >= 0; i--) {
-            bed_run(&b, k, threads, part + i, 1, q + i * width,
-                    again + i * width);
+        for (int32_t i = FIXTURE_SLOTS - 1; i >= 0; i--) {
+            fixture_run(&b, k, threads, part + i, 1, q + i * width,
+                        again + i * width);
         }
-        assert_memory_equal(out, again, BED_SLOTS * width * sizeof(float));
+        assert_memory_equal(out, again, FIXTURE_SLOTS * width * sizeof(float));
         assert_memory_equal(after, b.kv.pool, b.pool_bytes);
         assert_memory_equal(candidate, b.candidate,
                             candidates * sizeof(*candidate));
@@ -206,17 +207,17 @@ one_bed(const tr_kernels_t *k, const bed_spec_t *w)
     free(again);
     free(after);
     free(candidate);
-    bed_close(&b);
+    kv_fixture_close(&b);
 }
 
 static void
-each_isa(bed_spec_t w)
+each_isa(fixture_spec_t w)
 {
     for (int i = 0; i < N_ISAS; i++) {
         const tr_kernels_t *k = tr_kernels_cpu(isas[i]);
 
         if (k != NULL) {
-            one_bed(k, &w);
+            one_fixture(k, &w);
         }
     }
 }
@@ -231,10 +232,10 @@ test_levels(void **state)
         for (size_t s = 0; s < N_SETS; s++) {
             uint32_t dim = dims[d];
 
-            each_isa((bed_spec_t){ dim, 1 + rng_below(&rng, 2),
-                                   1 + rng_below(&rng, 4), level_sets[s].levels,
-                                   level_sets[s].n, 100 + rng_below(&rng, 500),
-                                   8, 1 });
+            each_isa((fixture_spec_t){ dim, 1 + rng_below(&rng, 2),
+                                       1 + rng_below(&rng, 4),
+                                       level_sets[s].levels, level_sets[s].n,
+                                       100 + rng_below(&rng, 500), 8, 1 });
         }
     }
 }
@@ -246,12 +247,12 @@ test_groups(void **state)
 
     (void) state;
     for (uint32_t group = 1; group <= 8; group++) {
-        each_isa((bed_spec_t){ 64, 1, group, three, 3, 300, 8, 1 });
-        each_isa((bed_spec_t){ 128, 1, group, diffkv, 2, 300, 8, 1 });
+        each_isa((fixture_spec_t){ 64, 1, group, three, 3, 300, 8, 1 });
+        each_isa((fixture_spec_t){ 128, 1, group, diffkv, 2, 300, 8, 1 });
     }
     for (size_t i = 0; i < 4; i++) {
-        each_isa((bed_spec_t){ i % 2 ? 64 : 96, 1 + i % 2, wide[i], three, 3,
-                               100, 8, 1 });
+        each_isa((fixture_spec_t){ i % 2 ? 64 : 96, 1 + i % 2, wide[i], three,
+                                   3, 100, 8, 1 });
     }
 }
 
@@ -262,7 +263,7 @@ test_scales(void **state)
 
     (void) state;
     for (size_t i = 0; i < 5; i++) {
-        each_isa((bed_spec_t){ 64, 1, 2, three, 3, 200, 8, scales[i] });
+        each_isa((fixture_spec_t){ 64, 1, 2, three, 3, 200, 8, scales[i] });
     }
 }
 
@@ -273,14 +274,14 @@ test_lengths(void **state)
 
     (void) state;
     for (size_t i = 0; i < 8; i++) {
-        each_isa((bed_spec_t){ 64, 2, 3, diffkv, 2, lengths[i], 8, 1 });
+        each_isa((fixture_spec_t){ 64, 2, 3, diffkv, 2, lengths[i], 8, 1 });
     }
     for (int i = 1; i < N_ISAS; i++) {
         const tr_kernels_t *k = tr_kernels_cpu(isas[i]);
-        bed_spec_t w = { 64, 1, 2, diffkv, 2, 32768, 8, 1 };
+        fixture_spec_t w = { 64, 1, 2, diffkv, 2, 32768, 8, 1 };
 
         if (k != NULL) {
-            one_bed(k, &w);
+            one_fixture(k, &w);
         }
     }
 }
@@ -293,23 +294,24 @@ test_ties(void **state)
     (void) state;
     for (int i = 0; i < N_ISAS; i++) {
         const tr_kernels_t *k = tr_kernels_cpu(isas[i]);
-        bed_spec_t w = { 64, 1, 1, diffkv, 2, 300, 8, 1 };
-        bed_part_t part = { 0, 299, 1 };
-        bed_token_t t[300];
+        fixture_spec_t w = { 64, 1, 1, diffkv, 2, 300, 8, 1 };
+        fixture_part_t part = { 0, 299, 1 };
+        fixture_token_t t[300];
         uint32_t n, least = UINT32_MAX, index = 0;
         float *q, out[64], score = 1e9f;
-        bed_t b;
+        kv_fixture_t b;
 
         if (k == NULL) {
             continue;
         }
-        bed_open(&b, &w, &rng);
+        kv_fixture_open(&b, &w, &rng);
         fill_slot(&b, 0, 2, 300);
-        b.count[tr_kv_head(&b.kv, 0, BED_LAYER, 0) * TR_KV_TIERS_MAX] = 150;
-        b.count[tr_kv_head(&b.kv, 0, BED_LAYER, 0) * TR_KV_TIERS_MAX + 1] = 0;
+        b.count[tr_kv_head(&b.kv, 0, FIXTURE_LAYER, 0) * TR_KV_TIERS_MAX] = 150;
+        b.count[tr_kv_head(&b.kv, 0, FIXTURE_LAYER, 0) * TR_KV_TIERS_MAX + 1] =
+            0;
         b.seq[0].by_sum = true;
-        bed_fill_head(&b, 0, 0, b.seq[0].window_from, 300);
-        n = bed_tokens(&b, 0, 0, 0, t);
+        fixture_fill_head(&b, 0, 0, b.seq[0].window_from, 300);
+        n = fixture_tokens(&b, 0, 0, 0, t);
         for (uint32_t j = 0; j < n && t[j].run == 0; j++) {
             /* 1e9 + p is 1e9 again */
             memcpy(b.kv.pool + t[j].page + t[j].l->score + t[j].token * 4,
@@ -320,13 +322,13 @@ test_ties(void **state)
             }
         }
         q = queries(&b, 1);
-        bed_run(&b, k, 2, &part, 1, q, out);
-        n = (uint32_t) tr_kv_head(&b.kv, 0, BED_LAYER, 0) * TR_KV_TIERS_MAX;
+        fixture_run(&b, k, 2, &part, 1, q, out);
+        n = (uint32_t) tr_kv_head(&b.kv, 0, FIXTURE_LAYER, 0) * TR_KV_TIERS_MAX;
         assert_true(b.candidate[n].significance == 1e9f);
         assert_int_equal(b.candidate[n].index, index);
         assert_true(b.candidate[n + 1].significance == INFINITY);
         free(q);
-        bed_close(&b);
+        kv_fixture_close(&b);
     }
 }
 

@@ -12,7 +12,7 @@ test_sequences(void **state)
 {
     (void) state;
     for (uint32_t c = 0; c < N_CASES; c++) {
-        bed_t *b = bed_open(&cases[c]);
+        kv_fixture_t *b = kv_fixture_open(&cases[c]);
         uint32_t left[SLOTS] = { 0 }; /* of the prompt; then of the answer */
         uint32_t turn[SLOTS] = { 0 };
 
@@ -55,7 +55,7 @@ test_sequences(void **state)
         for (uint32_t s = 0; s < SLOTS; s++) {
             check_slot(b, s);
         }
-        bed_close(b);
+        kv_fixture_close(b);
     }
 }
 

@@ -5,10 +5,10 @@
 #include "tests/unit/fixtures/kv_append_step.h"
 
 /* A slot with tiers and window, ready for a step of one token. */
-static bed_t *
-bed_ready(const case_t *c, uint32_t len)
+static kv_fixture_t *
+fixture_ready(const case_t *c, uint32_t len)
 {
-    bed_t *b = bed_open(c);
+    kv_fixture_t *b = kv_fixture_open(c);
     uint32_t n[SLOTS] = { 60, 0, 0 };
 
     for (uint32_t i = 0; i < len / 60; i++) {
@@ -24,7 +24,7 @@ bed_ready(const case_t *c, uint32_t len)
 }
 
 static uint8_t *
-pool_copy(const bed_t *b)
+pool_copy(const kv_fixture_t *b)
 {
     uint8_t *copy = some(b->pages * b->kv.page_bytes);
 
@@ -33,7 +33,7 @@ pool_copy(const bed_t *b)
 }
 
 static int
-try_step(bed_t *b, uint32_t n_rows)
+try_step(kv_fixture_t *b, uint32_t n_rows)
 {
     uint32_t pos[2] = { b->seq[0].base - 1, b->seq[0].base };
     uint32_t seq_row[2] = { 0, n_rows };
@@ -49,7 +49,7 @@ try_step(bed_t *b, uint32_t n_rows)
 static void
 test_bad_steps(void **state)
 {
-    bed_t *b = bed_ready(&cases[0], 180);
+    kv_fixture_t *b = fixture_ready(&cases[0], 180);
     tr_kv_seq_t seq;
     tr_kv_move_t *m = &b->move[HEADS - 1], good;
     uint8_t *before;
@@ -85,7 +85,7 @@ test_bad_steps(void **state)
         case 13: m->candidate_index = UINT32_MAX; break;
         case 14: m->candidate_index = LEN_MAX * 16; break;
         case 15: m->candidate_target += 1; break;
-        case 16: m->candidate_from = 1; m->candidate_to = 0; break; /* more bits */
+        case 16: m->candidate_from = 1; m->candidate_to = 0; break; /* up */
         case 17: b->seq[0].tier_layout[0] = 9; break;
         case 18: b->seq[0].tier_layout[1] = 0; break;
         case 19: b->seq[0].window_layout = 9; break;
@@ -108,14 +108,14 @@ test_bad_steps(void **state)
     assert_memory_equal(before, b->kv.pool, b->pages * b->kv.page_bytes);
     assert_int_equal(try_step(b, 1), TR_KERNEL_OK);
     free(before);
-    bed_close(b);
+    kv_fixture_close(b);
 }
 
 /* Tiers by channel have no candidates, and take whole tiles. */
 static void
 test_bad_tiles(void **state)
 {
-    bed_t *b = bed_ready(&cases[6], 180);
+    kv_fixture_t *b = fixture_ready(&cases[6], 180);
     tr_kv_move_t *m = &b->move[HEADS - 1], good;
     uint32_t last = b->count[(HEADS - 1) * TR_KV_TIERS_MAX] - 32;
     uint8_t *before;
@@ -158,18 +158,18 @@ test_bad_tiles(void **state)
     assert_memory_equal(before, b->kv.pool, b->pages * b->kv.page_bytes);
     assert_int_equal(try_step(b, 1), TR_KERNEL_OK);
     free(before);
-    bed_close(b);
+    kv_fixture_close(b);
 }
 
 /* What a compression of slot 0 needs, made by hand. */
 typedef struct {
-    bed_t *b;
+    kv_fixture_t *b;
     tr_kv_compress_t c;
     uint32_t n; /* sources of head 0 */
 } plan_t;
 
 static plan_t
-plan_good(bed_t *b)
+plan_good(kv_fixture_t *b)
 {
     plan_t p = { .b = b,
                  .c = { .slot = 0,
@@ -220,7 +220,8 @@ refused(const plan_t *p, const char *what)
 static void
 test_bad_plans(void **state)
 {
-    bed_t *b = bed_ready(&cases[0], 180), *channel = bed_ready(&cases[6], 180);
+    kv_fixture_t *b = fixture_ready(&cases[0], 180),
+                 *channel = fixture_ready(&cases[6], 180);
     tr_kv_seq_t seq[SLOTS];
     uint8_t *before;
     int32_t *row;
@@ -259,9 +260,9 @@ test_bad_plans(void **state)
     assert_memory_equal(before, b->kv.pool, b->pages * b->kv.page_bytes);
     free(before);
     free(row);
-    bed_close(b);
+    kv_fixture_close(b);
 
-    b = bed_ready(&cases[0], 180);
+    b = fixture_ready(&cases[0], 180);
     append(b, (uint32_t[]){ 10, 0, 0 });
     p = plan_good(b);
     b->to.window = 100; /* begins among tokens that are in tiers */
@@ -281,7 +282,7 @@ test_bad_plans(void **state)
     b->dest[p.n - 15] = 0; /* it was in the old window, too, and stays */
     b->dest[p.n - 30] = TR_KV_WINDOW;
     refused(&p, "a token of the old window for another");
-    bed_close(b);
+    kv_fixture_close(b);
 
     b = channel;
     append(b, (uint32_t[]){ 60, 0, 0 });
@@ -296,7 +297,7 @@ test_bad_plans(void **state)
     refused(&p, "a tile by channel that is not full");
     assert_memory_equal(before, b->kv.pool, b->pages * b->kv.page_bytes);
     free(before);
-    bed_close(b);
+    kv_fixture_close(b);
 }
 
 int

@@ -38,10 +38,10 @@ typedef struct {
     uint8_t *pool, *memory, *upload, *pinned;
     tr_cuda_sampled_t *sampled, *sampled_host;
     float *logits; /* pinned */
-} bed_t;
+} device_fixture_t;
 
 static void
-ok(const bed_t *b, int rc)
+ok(const device_fixture_t *b, int rc)
 {
     if (rc != 0) {
         fail_msg("%s: %s",
@@ -52,7 +52,7 @@ ok(const bed_t *b, int rc)
 }
 
 static void
-open_manager(bed_t *b)
+open_manager(device_fixture_t *b)
 {
     const tr_recipe_t *c = &b->model->config.recipe;
     tr_kv_config_t kv = {
@@ -85,8 +85,8 @@ open_manager(bed_t *b)
 }
 
 static void
-open_bed(bed_t *b, const char *dir, const char *dtype, bool fused,
-         uint32_t rotate)
+open_fixture(device_fixture_t *b, const char *dir, const char *dtype,
+             bool fused, uint32_t rotate)
 {
     tr_model_cuda_options_t options = { .dir = dir,
                                         .load_format = "auto",
@@ -125,7 +125,7 @@ open_bed(bed_t *b, const char *dir, const char *dtype, bool fused,
 }
 
 static void
-close_bed(bed_t *b)
+close_fixture(device_fixture_t *b)
 {
     ok(b, b->cuda->stream_wait(&b->stream));
     tr_model_cuda_free(b->model);
@@ -144,7 +144,7 @@ close_bed(bed_t *b)
 /* Copies n bytes to the device, side by side with what was put there before;
  * where they are. */
 static void *
-put(bed_t *b, size_t *at, const void *from, size_t n)
+put(device_fixture_t *b, size_t *at, const void *from, size_t n)
 {
     void *to = b->upload + *at;
 
@@ -156,7 +156,7 @@ put(bed_t *b, size_t *at, const void *from, size_t n)
 }
 
 static void
-open_slot(bed_t *b, int32_t slot, uint32_t prompt)
+open_slot(device_fixture_t *b, int32_t slot, uint32_t prompt)
 {
     tr_kv_open_t open = { .slot = slot,
                           .seq = { .recent_from = UINT32_MAX },
@@ -172,7 +172,7 @@ open_slot(bed_t *b, int32_t slot, uint32_t prompt)
 }
 
 static void
-close_slot(bed_t *b, int32_t slot)
+close_slot(device_fixture_t *b, int32_t slot)
 {
     size_t at = 0;
 
@@ -184,8 +184,8 @@ close_slot(bed_t *b, int32_t slot)
 /* Positions [pos, pos + n) of a slot, by this path; b->logits has the last
  * position's, and its greedy token is returned. */
 static int32_t
-run(bed_t *b, int32_t slot, uint32_t pos, uint32_t n, const int32_t *tokens,
-    tr_attention_path_t path)
+run(device_fixture_t *b, int32_t slot, uint32_t pos, uint32_t n,
+    const int32_t *tokens, tr_attention_path_t path)
 {
     static int32_t row_slot[MAX_ROWS];
     static uint32_t row_pos[MAX_ROWS];
@@ -257,7 +257,7 @@ worst_of(const float *x, json_t *top5)
 /* One golden prompt: its first positions one by one, its rest at once, then its
  * continuation as far as the greedy token is the same. */
 static double
-golden(bed_t *b, json_t *g, tr_attention_path_t decode,
+golden(device_fixture_t *b, json_t *g, tr_attention_path_t decode,
        tr_attention_path_t prompt, uint32_t *same, uint32_t *all)
 {
     static int32_t ids[MAX_LEN];
@@ -301,10 +301,10 @@ goldens(const char *dir, const char *dtype, bool fused,
     uint32_t same = 0, all = 0;
     double worst = 0;
     size_t i;
-    bed_t b;
+    device_fixture_t b;
 
     assert_non_null(root);
-    open_bed(&b, dir, dtype, fused, rotate);
+    open_fixture(&b, dir, dtype, fused, rotate);
     assert_true((b.model->equalise->largest != 0)
                 == (strcmp(dir, POCKET) != 0));
     assert_true((b.model->small_gemm_classes != 0)
@@ -317,7 +317,7 @@ goldens(const char *dir, const char *dtype, bool fused,
                   dtype, fused ? ", fused" : "", worst, same, all);
     assert_true(worst <= tolerance);
     assert_true(same >= share * all && all > 100);
-    close_bed(&b);
+    close_fixture(&b);
     json_decref(root);
 }
 

@@ -6,7 +6,7 @@
  */
 #include "tests/unit/fixtures/policy_fixture.h"
 
-#define CROWD 20
+#define TOGETHER 20
 #define MOST_PROMPT 120u
 #define MOST_TOKENS 150u
 
@@ -69,24 +69,25 @@ static void
 run_mixed(void **state)
 {
     const char *spec = *state;
-    ask_t *asks = calloc(CROWD, sizeof(*asks));
+    ask_t *asks = calloc(TOGETHER, sizeof(*asks));
     uint64_t random = seed;
     uint32_t stopped = 0;
     made_way_t done;
 
-    for (uint32_t i = 0; i < CROWD; i++) {
+    for (uint32_t i = 0; i < TOGETHER; i++) {
         random_ask(&asks[i], i, &random);
     }
-    run_alone(spec, asks, CROWD);
-    for (uint32_t i = 0; i < CROWD; i++) {
+    run_alone(spec, asks, TOGETHER);
+    for (uint32_t i = 0; i < TOGETHER; i++) {
         stopped += asks[i].last.reason == TR_FINISH_STOP;
     }
-    assert_in_range(stopped, 1, CROWD - 1);
-    done = run_crowd(spec, asks, CROWD, least_memory(spec), 64 << 20, true);
+    assert_in_range(stopped, 1, TOGETHER - 1);
+    done = run_together(spec, asks, TOGETHER, least_memory(spec), 64 << 20,
+                        true);
     assert_int_equal(done.recomputed, 0);
     preemptions += done.preemptions;
     swaps += done.swaps;
-    compare(spec, asks, CROWD);
+    compare(spec, asks, TOGETHER);
     free(asks);
 }
 

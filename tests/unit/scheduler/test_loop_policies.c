@@ -1,35 +1,35 @@
 /*
- * The step loop with a real model and KV policies: a crowd of requests in a
- * cache that is too small for them, with pauses and aborts, gets byte for byte
- * what each gets alone in a large one.  Nothing is computed again on the way:
+ * The step loop with a real model and KV policies: many requests in a cache
+ * that is too small for them, with pauses and aborts, get byte for byte what
+ * each gets alone in a large one.  Nothing is computed again on the way:
  * who makes way comes back from the swap memory.  The same with an executor
  * that answers a batch later.
  */
 #include "tests/unit/fixtures/policy_fixture.h"
 
-#define CROWD 20
-#define CROWDS 5 /* until somebody has made way */
+#define TOGETHER 20
+#define TRIES 5 /* until somebody has made way */
 
 static void
 run_policy(const char *spec, uint64_t memory)
 {
-    ask_t *asks = calloc(CROWD, sizeof(*asks));
+    ask_t *asks = calloc(TOGETHER, sizeof(*asks));
     uint64_t state = seed;
 
-    for (uint32_t i = 0; i < CROWD; i++) {
+    for (uint32_t i = 0; i < TOGETHER; i++) {
         asks[i].prompt_len = 1 + rng_below(&state, i % 4 == 0 ? 450 : 120);
         asks[i].params = plain(i, 40 + rng_below(&state, 60));
         asks[i].n = i % 5 == 0 ? 1 + rng_below(&state, CHOICES) : 1;
     }
-    run_alone(spec, asks, CROWD);
+    run_alone(spec, asks, TOGETHER);
     for (int late = 0; late < 2; late++) {
         made_way_t done = { 0 };
 
         /* on a busy machine requests may come so late that all find room */
-        for (int i = 0; i < CROWDS && done.swaps == 0; i++) {
-            done = run_crowd(spec, asks, CROWD, memory, 64 << 20, late);
+        for (int i = 0; i < TRIES && done.swaps == 0; i++) {
+            done = run_together(spec, asks, TOGETHER, memory, 64 << 20, late);
             assert_int_equal(done.recomputed, 0);
-            compare(spec, asks, CROWD);
+            compare(spec, asks, TOGETHER);
         }
         assert_true(done.swaps > 0);
     }
@@ -61,18 +61,18 @@ test_quest(void **state)
 static void
 test_without_swap(void **state)
 {
-    ask_t *asks = calloc(CROWD, sizeof(*asks));
+    ask_t *asks = calloc(TOGETHER, sizeof(*asks));
     uint64_t random = seed;
 
     (void) state;
-    for (uint32_t i = 0; i < CROWD; i++) {
+    for (uint32_t i = 0; i < TOGETHER; i++) {
         asks[i].prompt_len = 1 + rng_below(&random, 100);
         asks[i].params = plain(i, 60 + rng_below(&random, 60));
         asks[i].n = 1;
     }
     for (int late = 0; late < 2; late++) {
-        made_way_t done = run_crowd("diffkv:alpha_high=1,alpha_low=0.02", asks,
-                                    CROWD, 4 << 20, 0, late);
+        made_way_t done = run_together("diffkv:alpha_high=1,alpha_low=0.02",
+                                       asks, TOGETHER, 4 << 20, 0, late);
 
         assert_true(done.preemptions > 0);
         assert_int_equal(done.swaps, 0);
@@ -87,7 +87,7 @@ test_without_swap(void **state)
 static void
 until_said(fixture_loop_t *l, ask_t *asks, uint32_t i, uint32_t tokens)
 {
-    while (asks[i].crowd[0].tokens < tokens) {
+    while (asks[i].together[0].tokens < tokens) {
         assert_non_null(l->request[i]);
         turn(l, asks, true);
     }
