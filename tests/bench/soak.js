@@ -222,12 +222,12 @@ async function main() {
   const before = os.loadavg()[0];
   const { stack, redis, slowPort } = await startStack();
   const calendar = new Calendar({ drain: DRAIN * 1000 });
-  const bed = { stack, redis, slowPort, calendar, broken, log: say,
+  const fixture = { stack, redis, slowPort, calendar, broken, log: say,
     seed: options.seed, ports: [stack.port, slowPort] };
-  const load = new Load(bed);
+  const load = new Load(fixture);
   const roll = dice(options.seed + 2000);
-  const weather = new Weather({ ...bed, burst: () => load.burst(roll, 60) });
-  const watch = new Watch(bed);
+  const weather = new Weather({ ...fixture, burst: () => load.burst(roll, 60) });
+  const watch = new Watch(fixture);
   try {
     await weather.allSettled();
     await load.learn();

@@ -16,10 +16,10 @@ const R = require('./records');
 
 const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'tokenring-resume-'));
 const socket = path.join(dir, 'fake.sock');
-const bed = { redis: null, stack: null, other: null, fake: null };
+const fixture = { redis: null, stack: null, other: null, fake: null };
 
 async function startFake() {
-  bed.fake = spawn(path.join(BUILD, 'tests/fake_engine'), [socket],
+  fixture.fake = spawn(path.join(BUILD, 'tests/fake_engine'), [socket],
     { stdio: 'inherit' });
   await until(() => fs.existsSync(socket), 'the socket of the fake engine');
 }
@@ -28,7 +28,7 @@ async function gateway(more = {}) {
   const s = await Stack.start({
     engine: null,
     http: `tokenring_engine fake unix:${socket};
-      tokenring_redis ${bed.redis.address} timeout=10s;`,
+      tokenring_redis ${fixture.redis.address} timeout=10s;`,
     pass: 'fake',
     server: `
       location /plain/v1/ { tokenring_pass fake; }
@@ -49,22 +49,22 @@ async function start() {
     { cwd: ROOT, encoding: 'utf8' });
   assert.equal(made.status, 0, made.stderr);
   fs.chmodSync(dir, 0o755);
-  bed.redis = await Redis.start();
+  fixture.redis = await Redis.start();
   await startFake();
-  [bed.stack, bed.other] = await Promise.all([gateway(), gateway()]);
-  return bed;
+  [fixture.stack, fixture.other] = await Promise.all([gateway(), gateway()]);
+  return fixture;
 }
 
 async function stop() {
-  if (bed.stack) await bed.stack.stop();
-  if (bed.other) await bed.other.stop();
-  if (bed.fake) bed.fake.kill();
-  if (bed.redis) await bed.redis.stop();
+  if (fixture.stack) await fixture.stack.stop();
+  if (fixture.other) await fixture.other.stop();
+  if (fixture.fake) fixture.fake.kill();
+  if (fixture.redis) await fixture.redis.stop();
   fs.rmSync(dir, { recursive: true, force: true });
 }
 
-const url = (id, s = bed.stack, place = '') => `${s.url}${place}/v1/requests/${id}`;
-const follow = (id, { s = bed.stack, after: last, place = '', ...more } = {}) =>
+const url = (id, s = fixture.stack, place = '') => `${s.url}${place}/v1/requests/${id}`;
+const follow = (id, { s = fixture.stack, after: last, place = '', ...more } = {}) =>
   stream(`${url(id, s, place)}/stream`, undefined, {
     ...more,
     headers: { ...(last === undefined ? {} : { 'Last-Event-ID': String(last) }),
@@ -112,7 +112,7 @@ function rest(raw, id) {
   return raw.slice(raw.indexOf('\n\n', at) + 2);
 }
 
-const written = (options) => new R.Written(bed.redis, options);
+const written = (options) => new R.Written(fixture.redis, options);
 
 module.exports = { dir, socket, start, stop, gateway, url, follow, tokens,
   spread, reload, rest, written };

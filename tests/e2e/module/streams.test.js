@@ -44,7 +44,7 @@ for (const workers of [1, 2]) {
         alone.push(await undisturbed(url, body(i)));
       }
       const all = await Promise.all(Array.from({ length: STREAMS }, (_, i) =>
-        stream(url, body(i % KINDS), { headers: { 'X-Mark': 'crowd' } })
+        stream(url, body(i % KINDS), { headers: { 'X-Mark': 'many' } })
           .finished));
       all.forEach((s, i) => {
         assert.equal(s.status, 200, s.raw);
@@ -56,7 +56,7 @@ for (const workers of [1, 2]) {
         }
       });
       assert.equal(new Set(all.map((s) => s.events[0].id)).size, STREAMS);
-      const lines = await stack.logged('crowd', STREAMS);
+      const lines = await stack.logged('many', STREAMS);
       assert.ok(lines.every((l) => l.status === 200));
       assert.equal(new Set(lines.map((l) => l.pid)).size, workers);
       await stack.idle();

@@ -75,9 +75,9 @@ run_alone(ask_t *asks, uint32_t n)
 {
     requests_fixture_t c;
 
-    crowd_start(&c, asks, n, false, UNLIMITED);
+    requests_start(&c, asks, n, false, UNLIMITED);
     for (uint32_t i = 0; i < n; i++) {
-        tr_status_t rc = crowd_submit(&c, i);
+        tr_status_t rc = requests_submit(&c, i);
 
         assert_int_equal(rc, asks[i].too_long ? TR_ERR_CONTEXT_LENGTH : TR_OK);
         while (c.open != 0) {
@@ -86,7 +86,7 @@ run_alone(ask_t *asks, uint32_t n)
     }
     assert_int_equal(atomic_load(&c.counters.preemptions), 0);
     assert_int_equal(c.done.stalls, 0);
-    crowd_stop(&c);
+    requests_stop(&c);
 }
 
 /* Somebody hangs up, somebody is slow: one of the latest to come. */
@@ -127,7 +127,7 @@ static uint32_t
 arrive(requests_fixture_t *c, uint32_t next, uint32_t most)
 {
     while (next < c->n && c->open < most) {
-        tr_status_t rc = crowd_submit(c, next);
+        tr_status_t rc = requests_submit(c, next);
 
         if (rc == TR_ERR_QUEUE_FULL) {
             c->done.full++;
@@ -143,13 +143,13 @@ arrive(requests_fixture_t *c, uint32_t next, uint32_t most)
 
 /* Adds what happened to *sum. */
 static void
-run_crowd(ask_t *asks, uint32_t n, uint64_t rng, made_way_t *sum)
+run_together(ask_t *asks, uint32_t n, uint64_t rng, made_way_t *sum)
 {
     uint32_t next = 0, turns = 0, swaps, preemptions;
     requests_fixture_t c;
 
-    forget_crowd(asks, n);
-    crowd_start(&c, asks, n, true, SCARCE);
+    forget_together(asks, n);
+    requests_start(&c, asks, n, true, SCARCE);
     while (next < n || c.open != 0) {
         next = arrive(&c, next, 8 + rng_below(&rng, 64));
         if (!turn(&c) || ++turns % 60 == 0) {
@@ -167,7 +167,7 @@ run_crowd(ask_t *asks, uint32_t n, uint64_t rng, made_way_t *sum)
                   n, c.done.steps, c.done.aborted, c.done.refused, c.done.full,
                   c.done.limit, preemptions, swaps, c.done.stalls);
     assert_int_equal(atomic_load(&c.counters.kv_recomputations), 0);
-    crowd_stop(&c);
+    requests_stop(&c);
     sum->swaps += swaps;
     sum->stalls += c.done.stalls;
     sum->full += c.done.full;
@@ -184,12 +184,12 @@ static void
 differ(const ask_t *asks, const ask_t *ask, uint32_t k, const char *what,
        uint32_t at, double by)
 {
-    const answer_t *a = &ask->alone[k], *b = &ask->crowd[k];
+    const answer_t *a = &ask->alone[k], *b = &ask->together[k];
 
     if (++n_wrong <= SHOWN) {
         print_message("request %u (policy %u, %u tokens%s), choice %u of %u: "
                       "%s differ at %u of %u and %u by %g\n"
-                      "alone: %.*s\ncrowd: %.*s\n",
+                      "alone: %.*s\ntogether: %.*s\n",
                       (uint32_t) (ask - asks), ask->policy, ask->prompt_len,
                       ask->echo ? ", echo" : "", k, ask->n, what, at, a->n,
                       b->n, by, (int) a->len, a->text, (int) b->len, b->text);
@@ -254,7 +254,7 @@ static void
 check_logprobs(const ask_t *asks, const ask_t *ask, uint32_t k, uint32_t n,
                tally_t *t)
 {
-    const answer_t *a = &ask->alone[k], *b = &ask->crowd[k];
+    const answer_t *a = &ask->alone[k], *b = &ask->together[k];
     double bound = bounds[ask->policy]->lp, sum = 0;
     uint32_t echoed = ask->echo && ask->params.logprobs >= 0 ? ask->prompt_len
                                                              : 0;
@@ -313,7 +313,7 @@ drawn(const tr_sampling_params_t *p)
 static void
 compare(const ask_t *asks, const ask_t *ask, uint32_t k, tally_t *t)
 {
-    const answer_t *a = &ask->alone[k], *b = &ask->crowd[k];
+    const answer_t *a = &ask->alone[k], *b = &ask->together[k];
     uint32_t at = part(a, b);
 
     check_answer(asks, ask, k, a, !exact || ask->params.logprobs >= 0);
@@ -381,7 +381,7 @@ compare_all(const ask_t *asks, uint32_t n)
 
 /* ---- the test ----------------------------------------------------------- */
 
-/* What has to happen; a small crowd may need more than one try. */
+/* What has to happen; a few requests may need more than one try. */
 static bool
 all_happened(const made_way_t *d)
 {
@@ -400,7 +400,7 @@ test_requests(void **state)
     (void) state;
     run_alone(asks, n);
     for (uint32_t try = 1; try <= TRIES && !all_happened(&done); try++) {
-        run_crowd(asks, n, seed + try, &done);
+        run_together(asks, n, seed + try, &done);
         compare_all(asks, n);
         if (n < REQUESTS) { /* too few for that */
             break;

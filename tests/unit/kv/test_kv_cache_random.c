@@ -345,7 +345,7 @@ end_world(world_t *w)
 }
 
 static void
-play(world_t *w, uint64_t ops, uint32_t check_every)
+run_ops(world_t *w, uint64_t ops, uint32_t check_every)
 {
     uint64_t next = 0;
 
@@ -370,7 +370,7 @@ random_operations(void **state)
 
     (void) state;
     make_world(&w, 1, 2, 2, 9, 90, NULL);
-    play(&w, ops != NULL ? strtoull(ops, NULL, 0) : OPERATIONS, 100);
+    run_ops(&w, ops != NULL ? strtoull(ops, NULL, 0) : OPERATIONS, 100);
     end_world(&w);
 }
 
@@ -382,7 +382,7 @@ batches_equal_single_calls(void **state)
 
     (void) state;
     make_world(&w, 2, 1, 3, 12, 80, NULL);
-    play(&w, 40000, 100);
+    run_ops(&w, 40000, 100);
     end_world(&w);
 }
 
@@ -396,7 +396,7 @@ batches_on_a_thread_pool(void **state)
     (void) state;
     assert_non_null(stream.thread_pool);
     make_world(&w, 2, 16, 12, 40, 5000, &stream);
-    play(&w, 6000, 500);
+    run_ops(&w, 6000, 500);
     end_world(&w);
     tr_thread_pool_free(stream.thread_pool);
 }

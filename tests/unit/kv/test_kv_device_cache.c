@@ -32,10 +32,10 @@ typedef struct {
     uint64_t lives;
     bool pressed; /* somebody finds no page */
     uint64_t evictions, tokens, turns;
-} play_t;
+} run_t;
 
 static const tr_kv_policy_t *
-policy_of(const play_t *p, const who_t *w)
+policy_of(const run_t *p, const who_t *w)
 {
     return p->r.policy[w->policy];
 }
@@ -43,13 +43,13 @@ policy_of(const play_t *p, const who_t *w)
 /* ---- collect ------------------------------------------------------------ */
 
 static uint32_t
-under_way(const play_t *p)
+under_way(const run_t *p)
 {
     return (uint32_t) (p->r.g->next - p->r.g->oldest);
 }
 
 static void
-collect(play_t *p)
+collect(run_t *p)
 {
     const fixture_batch_t *b = fixture_collect(&p->r);
 
@@ -71,7 +71,7 @@ collect(play_t *p)
 }
 
 static void
-submit_rows(play_t *p, fixture_batch_t *b)
+submit_rows(run_t *p, fixture_batch_t *b)
 {
     uint64_t seed[FIXTURE_SEQS];
 
@@ -85,7 +85,7 @@ submit_rows(play_t *p, fixture_batch_t *b)
 }
 
 static fixture_batch_t *
-coming(play_t *p)
+coming(run_t *p)
 {
     fixture_batch_t *b = &p->r.batch[p->r.g->next % TR_KV_DEVICE_TURNS];
 
@@ -95,7 +95,7 @@ coming(play_t *p)
 
 /* Until nothing is asked or under way. */
 static void
-drain(play_t *p)
+drain(run_t *p)
 {
     while (under_way(p) > 0) {
         collect(p);
@@ -110,7 +110,7 @@ drain(play_t *p)
 /* ---- sequences come and go ---------------------------------------------- */
 
 static void
-finish(play_t *p, who_t *w)
+finish(run_t *p, who_t *w)
 {
     fixture_log(&p->r, FIXTURE_CLOSE, w->slot, 0);
     p->r.closes++;
@@ -120,7 +120,7 @@ finish(play_t *p, who_t *w)
 
 /* A slot for w with the beginning of its prompt. */
 static bool
-take_slot(play_t *p, who_t *w, uint32_t goal)
+take_slot(run_t *p, who_t *w, uint32_t goal)
 {
     uint32_t policy = random_below(p->r.n_policies);
     bool usual = policy == 0 && random_below(2);
@@ -143,7 +143,7 @@ take_slot(play_t *p, who_t *w, uint32_t goal)
 }
 
 static void
-arrive(play_t *p, who_t *w)
+arrive(run_t *p, who_t *w)
 {
     const tr_kv_policy_t *policy;
     uint32_t most;
@@ -162,7 +162,7 @@ arrive(play_t *p, who_t *w)
 
 /* w becomes another's prompt as far as it was computed. */
 static void
-split(play_t *p, who_t *w, const who_t *from)
+split(run_t *p, who_t *w, const who_t *from)
 {
     const tr_kv_policy_t *a = policy_of(p, from), *b;
     uint32_t len = from->computed;
@@ -198,7 +198,7 @@ split(play_t *p, who_t *w, const who_t *from)
 }
 
 static void
-swap(play_t *p, who_t *w)
+swap(run_t *p, who_t *w)
 {
     bool out = w->state == OUT;
     tr_status_t rc = out ? tr_kv_swap_in(p->r.kv, w->slot)
@@ -214,7 +214,7 @@ swap(play_t *p, who_t *w)
 
 /* A compressed sequence gets a further prompt. */
 static void
-turn(play_t *p, who_t *w)
+turn(run_t *p, who_t *w)
 {
     uint32_t most = tr_kv_max_len(p->r.kv, policy_of(p, w));
 
@@ -230,7 +230,7 @@ turn(play_t *p, who_t *w)
 
 /* Somebody makes way. */
 static void
-evict(play_t *p)
+evict(run_t *p)
 {
     uint32_t first = random_below(FIXTURE_SEQS);
 
@@ -252,7 +252,7 @@ evict(play_t *p)
 }
 
 static void
-happen(play_t *p)
+happen(run_t *p)
 {
     who_t *w = &p->who[random_below(FIXTURE_SEQS)];
     const who_t *from = w;
@@ -279,7 +279,7 @@ happen(play_t *p)
 /* ---- batches ------------------------------------------------------------ */
 
 static void
-add_row(fixture_batch_t *b, const play_t *p, who_t *w, uint32_t n)
+add_row(fixture_batch_t *b, const run_t *p, who_t *w, uint32_t n)
 {
     fixture_item_t *item = &b->item[b->n++];
 
@@ -291,14 +291,14 @@ add_row(fixture_batch_t *b, const play_t *p, who_t *w, uint32_t n)
 }
 
 static bool
-asked(play_t *p, tr_status_t rc)
+asked(run_t *p, tr_status_t rc)
 {
     p->pressed = p->pressed || (rc != TR_OK && tr_kv_settled(p->r.kv));
     return rc == TR_OK;
 }
 
 static void
-compose_prompt(play_t *p, fixture_batch_t *b, who_t *w)
+compose_prompt(run_t *p, fixture_batch_t *b, who_t *w)
 {
     uint32_t n = 1 + random_below(25), left = FIXTURE_ROWS - b->rows;
 
@@ -310,7 +310,7 @@ compose_prompt(play_t *p, fixture_batch_t *b, who_t *w)
 }
 
 static void
-compose_next(play_t *p, fixture_batch_t *b, who_t *w)
+compose_next(run_t *p, fixture_batch_t *b, who_t *w)
 {
     tr_status_t rc = fixture_reserve(&p->r, w->slot, w->computed + 1);
 
@@ -323,7 +323,7 @@ compose_next(play_t *p, fixture_batch_t *b, who_t *w)
 }
 
 static void
-compose_one(play_t *p, fixture_batch_t *b, who_t *w)
+compose_one(run_t *p, fixture_batch_t *b, who_t *w)
 {
     const tr_kv_policy_t *policy;
 
@@ -352,7 +352,7 @@ compose_one(play_t *p, fixture_batch_t *b, who_t *w)
 /* Some of those whose compression is under way are closed: nobody knows then
  * what they hold. */
 static void
-close_tried(play_t *p)
+close_tried(run_t *p)
 {
     for (uint32_t i = 0; i < FIXTURE_SEQS; i++) {
         who_t *w = &p->who[i];
@@ -365,7 +365,7 @@ close_tried(play_t *p)
 }
 
 static void
-one_turn(play_t *p)
+one_turn(run_t *p)
 {
     uint32_t first = random_below(FIXTURE_SEQS), n = random_below(4);
     fixture_batch_t *b;
@@ -393,7 +393,7 @@ one_turn(play_t *p)
 }
 
 static void
-round_of(play_t *p, uint64_t seed)
+round_of(run_t *p, uint64_t seed)
 {
     memset(p, 0, sizeof(*p));
     fixture_state = seed * 0x9e3779b97f4a7c15u + 88172645463325252u;
@@ -426,7 +426,7 @@ typedef struct {
 } seen_t;
 
 static void
-count_round(seen_t *seen, const play_t *p)
+count_round(seen_t *seen, const run_t *p)
 {
     seen->tokens += p->tokens;
     seen->stalls += p->r.stalls;
@@ -447,7 +447,7 @@ saw_all(const seen_t *s)
 static void
 test_same_as_cpu(void **state)
 {
-    static play_t p;
+    static run_t p;
     const char *given = getenv("TR_KV_SEED"), *some = getenv("TR_KV_ROUNDS");
     uint64_t seed = given != NULL ? strtoull(given, NULL, 10)
                                   : (uint64_t) time(NULL);

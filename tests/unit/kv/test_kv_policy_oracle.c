@@ -3,11 +3,11 @@
  * token by token.
  *
  * The real thing is tr_kv_cache with the CPU kernels, which append, move and
- * compress.  Attention is played: at each step the same increments are added to
- * the oracle's sums and, through the view, to the scores in the pages, and the
- * candidates are computed as the contract says.  Increments are multiples of
- * 2^-16, so that sums are exact in both.  After each step every token must be
- * where the oracle has it, with the same sum.
+ * compress.  Attention is simulated: at each step the same increments are added
+ * to the oracle's sums and, through the view, to the scores in the pages, and
+ * the candidates are computed as the contract says.  Increments are multiples
+ * of 2^-16, so that sums are exact in both.  After each step every token must
+ * be where the oracle has it, with the same sum.
  */
 #include "tests/unit/fixtures/kv_oracle.h"
 
@@ -24,7 +24,7 @@
 #define DIM 32u
 #define NO_SETTING UINT32_MAX /* for a window that follows the prompt */
 
-/* ---- attention, played -------------------------------------------------- */
+/* ---- attention, simulated ----------------------------------------------- */
 
 typedef enum {
     SPARSE,   /* few tokens get much, as in real heads */
