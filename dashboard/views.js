@@ -66,7 +66,8 @@ export function kv(s, chart, scope) {
     note = 'No figures.';
   }
   setText($('saving-since'), since.held > 0
-    ? `Over ${f.count(since.requests)} requests since start.` : '');
+    ? `Over ${f.count(since.requests)} request${since.requests === 1 ? '' : 's'}`
+      + ' since start.' : '');
   setText($('saving-note'), note);
   const items = s.order.map((name) => ({ name, colour: levelColour(name),
     pages: chart.pick(s.levelPages.get(name)),
