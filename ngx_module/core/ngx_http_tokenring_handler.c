@@ -41,6 +41,9 @@ static ngx_int_t ngx_http_tokenring_list(ngx_http_request_t *r,
     ngx_str_t *id);
 static ngx_int_t ngx_http_tokenring_is_json(ngx_http_request_t *r);
 static ngx_int_t ngx_http_tokenring_refuse_type(ngx_http_request_t *r);
+static ngx_str_t *ngx_http_tokenring_encoding(ngx_http_request_t *r);
+static ngx_int_t ngx_http_tokenring_refuse_encoding(ngx_http_request_t *r,
+    ngx_str_t *encoding);
 static ngx_int_t ngx_http_tokenring_complete(ngx_http_request_t *r,
     ngx_uint_t endpoint);
 static ngx_int_t ngx_http_tokenring_nowhere(ngx_http_request_t *r);
@@ -56,7 +59,7 @@ static void ngx_http_tokenring_resume_waiting(ngx_http_tokenring_ctx_t *ctx);
 ngx_int_t
 ngx_http_tokenring_handler(ngx_http_request_t *r)
 {
-    ngx_str_t                   id;
+    ngx_str_t                   id, *encoding;
     ngx_uint_t                  endpoint;
     ngx_http_tokenring_route_e  route;
 
@@ -127,6 +130,12 @@ ngx_http_tokenring_handler(ngx_http_request_t *r)
         return ngx_http_tokenring_refuse_type(r);
     }
 
+    encoding = ngx_http_tokenring_encoding(r);
+
+    if (encoding != NULL) {
+        return ngx_http_tokenring_refuse_encoding(r, encoding);
+    }
+
     return ngx_http_tokenring_complete(r, endpoint);
 }
 
@@ -193,6 +202,41 @@ ngx_http_tokenring_refuse_type(ngx_http_request_t *r)
     p = ngx_snprintf(text, sizeof(text) - 1, "Unsupported Content-Type \"%*s\""
                      ". Expected application/json",
                      ngx_min(type->len, 64), type->data);
+    *p = '\0';
+
+    return ngx_http_tokenring_send_error(r, TR_ERR_MEDIA_TYPE, (char *) text);
+}
+
+
+/* what a body was compressed with; the engine reads JSON as it is */
+
+static ngx_str_t *
+ngx_http_tokenring_encoding(ngx_http_request_t *r)
+{
+    ngx_str_t  *value;
+
+    value = ngx_http_tokenring_header_in(r, "Content-Encoding");
+
+    if (value == NULL || value->len == 0
+        || (value->len == sizeof("identity") - 1
+            && ngx_strncasecmp(value->data, (u_char *) "identity", value->len)
+               == 0))
+    {
+        return NULL;
+    }
+
+    return value;
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_refuse_encoding(ngx_http_request_t *r, ngx_str_t *encoding)
+{
+    u_char  text[192], *p;
+
+    p = ngx_snprintf(text, sizeof(text) - 1, "Unsupported Content-Encoding "
+                     "\"%*s\". Expected a body that is not compressed",
+                     ngx_min(encoding->len, 64), encoding->data);
     *p = '\0';
 
     return ngx_http_tokenring_send_error(r, TR_ERR_MEDIA_TYPE, (char *) text);

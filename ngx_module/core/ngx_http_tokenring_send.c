@@ -472,6 +472,9 @@ ngx_http_tokenring_send_body(ngx_http_request_t *r, ngx_uint_t status,
     r->headers_out.content_type_len = r->headers_out.content_type.len;
     r->headers_out.content_type_lowcase = NULL;
 
+    /* an answer that was made is given, whatever If-Match says */
+    r->disable_not_modified = 1;
+
     rc = ngx_http_send_header(r);
 
     if (rc == NGX_ERROR || rc > NGX_OK || r->header_only) {

@@ -23,6 +23,7 @@ ngx_http_tokenring_stream_headers(ngx_http_request_t *r,
     ngx_str_set(&r->headers_out.charset, "utf-8");
 
     ngx_http_clear_accept_ranges(r);
+    r->disable_not_modified = 1;
 
 #if (NGX_HTTP_GZIP)
     /* compressed events would wait for each other */

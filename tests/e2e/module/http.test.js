@@ -7,6 +7,7 @@ const { test, before, after } = require('node:test');
 const assert = require('node:assert/strict');
 const http = require('node:http');
 const net = require('node:net');
+const zlib = require('node:zlib');
 const { Stack, sleep, taken } = require('../lib/stack');
 const {
   post, stream, request, SseReader, textOf, answer2,
@@ -209,6 +210,32 @@ test('Expect: 100-continue', async () => {
     req.on('error', reject);
   });
   assert.equal(r, 200);
+});
+
+test('no condition of a cache takes an answer away', async () => {
+  for (const [name, value] of [['If-None-Match', '*'], ['If-Match', '"x"'],
+    ['If-Unmodified-Since', 'Fri, 01 Jan 2021 00:00:00 GMT']]) {
+    for (const more of [{}, { stream: true }]) {
+      const r = await post(url, { ...chat('Hello!'), max_tokens: 2, ...more },
+        { [name]: value });
+      assert.equal(r.status, 200, `${name} ${r.text}`);
+    }
+    const list = await request(`${stack.url}/v1/models`,
+      { headers: { [name]: value } });
+    assert.equal(list.status, 200, name);
+  }
+});
+
+test('a compressed body is refused as one', async () => {
+  const r = await request(url, { method: 'POST',
+    headers: { 'Content-Type': 'application/json', 'Content-Encoding': 'gzip' },
+    body: zlib.gzipSync('{}') });
+  assert.equal(r.status, 415, r.text);
+  assert.match(r.json().error.message,
+    /^Unsupported Content-Encoding "gzip"\. Expected a body that is not compressed$/);
+  const plain = await post(url, { ...chat('Hello!'), max_tokens: 2 },
+    { 'Content-Encoding': 'Identity' });
+  assert.equal(plain.status, 200, plain.text);
 });
 
 test('an 8 MiB body passes a 64 KiB ring', async () => {
