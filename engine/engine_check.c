@@ -86,6 +86,30 @@ check_memory(const tr_config_t *c, tr_error_t *err)
                         (unsigned long long) (all >> 20));
 }
 
+/* Is something else in the place of the socket or file? */
+static tr_status_t
+check_free(const char *key, const char *path, bool socket, tr_error_t *err)
+{
+    struct stat st;
+
+    if (stat(path, &st) != 0) {
+        return TR_OK;
+    }
+    if (socket && !S_ISSOCK(st.st_mode)) {
+        return tr_error_set(err, TR_ERR_INVALID, key,
+                            "%s \"%s\" exists and is not a socket; remove it "
+                            "or "
+                            "choose another path",
+                            key, path);
+    }
+    if (!socket && S_ISDIR(st.st_mode)) {
+        return tr_error_set(err, TR_ERR_INVALID, key,
+                            "%s \"%s\" is a directory; expected a file", key,
+                            path);
+    }
+    return TR_OK;
+}
+
 /* Can a file be made or written at path? */
 static tr_status_t
 check_place(const char *key, const char *path, tr_error_t *err)
@@ -102,7 +126,7 @@ check_place(const char *key, const char *path, tr_error_t *err)
         errno = ENOTDIR;
     } else if (access(path, F_OK) == 0 ? access(path, W_OK) == 0
                                        : access(dir, W_OK | X_OK) == 0) {
-        return TR_OK;
+        return check_free(key, path, strcmp(key, "socket") == 0, err);
     }
     return tr_error_set(err, TR_ERR_IO, key,
                         "%s \"%s\": cannot write a file in %s: %s", key, path,

@@ -170,7 +170,9 @@ read_line(FILE *f, char *line, const char *where, bool *end, tr_error_t *err)
 static tr_status_t
 read_lines(tr_config_t *c, FILE *f, const char *path, tr_error_t *err)
 {
-    char line[LINE_MAX_BYTES], where[300];
+    static const char mark[] =
+        "\xef\xbb\xbf"; /* some editors put it in front */
+    char line[LINE_MAX_BYTES], where[300], *text;
     unsigned number, at[TR_CONFIG_SETTINGS] = { 0 }; /* lines, from 1 */
     tr_status_t rc = TR_OK;
     bool end = false;
@@ -180,7 +182,11 @@ read_lines(tr_config_t *c, FILE *f, const char *path, tr_error_t *err)
         snprintf(where, sizeof(where), "%.256s:%u", path, number);
         rc = read_line(f, line, where, &end, err);
         if (rc == TR_OK) {
-            rc = parse_line(c, where, line, &set, err);
+            text = line;
+            if (number == 1 && strncmp(line, mark, sizeof(mark) - 1) == 0) {
+                text += sizeof(mark) - 1;
+            }
+            rc = parse_line(c, where, text, &set, err);
         }
         if (rc != TR_OK || set < 0) {
             continue;

@@ -64,7 +64,7 @@ static void
 test_file(void **state)
 {
     static const char text[] =
-        "# a comment\n"
+        "\xef\xbb\xbf# a comment behind a byte order mark\n"
         "\n"
         "   \t \n"
         "model /srv/models/llama-3.1-8b/   # with a comment\r\n"
