@@ -115,6 +115,11 @@ load_directory(const char *dir, const json_t *config, tr_chat_template_t *c,
         rc = tr_jinja_parse(text, len, "chat_template.jinja", &c->chat, err);
     } else if (rc == TR_OK && json_is_string(v)) {
         rc = parse_json(v, "chat_template", &c->chat, err);
+    } else if (rc == TR_OK && v != NULL && !json_is_null(v)
+               && !json_is_array(v)) {
+        rc = tr_error_set(err, TR_ERR_FORMAT, "chat_template",
+                          "tokenizer_config.json: chat_template is neither a "
+                          "string nor a list of templates with names");
     }
     for (i = 0; rc == TR_OK && text == NULL && i < json_array_size(v); i++) {
         const char *name;

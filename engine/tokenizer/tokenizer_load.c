@@ -6,10 +6,12 @@
  */
 #include "tokenizer_internal.h"
 
+#include <errno.h>
 #include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #define FILE_MAX_BYTES (256u << 20)
 
@@ -379,12 +381,41 @@ build(tr_tokenizer_t *t, const json_t *root, tr_error_t *err)
     return rc;
 }
 
+/* There is no tokenizer.json: names what people have in its place. */
+static tr_status_t
+say_missing(const char *path, tr_error_t *err)
+{
+    static const char *const others[] = { "tokenizer.model", "tekken.json",
+                                          "vocab.json" };
+    size_t dir = (size_t) (strrchr(path, '/') - path);
+    char other[4096];
+
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
+        if (snprintf(other, sizeof(other), "%.*s/%s", (int) dir, path,
+                     others[i])
+                < (int) sizeof(other)
+            && access(other, F_OK) == 0) {
+            return tr_error_set(err, TR_ERR_IO, "",
+                                "%s: there is none, and %s alone is not "
+                                "supported; transformers makes it: "
+                                "AutoTokenizer.from_pretrained(DIR)"
+                                ".save_pretrained(DIR)",
+                                path, others[i]);
+        }
+    }
+    errno = ENOENT;
+    return tr_error_set(err, TR_ERR_IO, "", "%s: %m", path);
+}
+
 static tr_status_t
 read_json(const char *path, json_t **out, tr_error_t *err)
 {
     struct stat st;
     json_error_t problem;
 
+    if (stat(path, &st) != 0 && errno == ENOENT) {
+        return say_missing(path, err);
+    }
     if (stat(path, &st) != 0) {
         return tr_error_set(err, TR_ERR_IO, "", "%s: %m", path);
     }

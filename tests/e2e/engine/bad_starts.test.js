@@ -296,6 +296,9 @@ for (const [what, changes, message] of [
   ['a merge of unknown pieces', {
     'tokenizer.json': json((t) => { t.model.merges[0] = ['\u0001q', 'zz\u0002']; }),
   }, /merge/],
+  ['a chat template that is none', {
+    'tokenizer_config.json': json((t) => { t.chat_template = 5; }),
+  }, /tokenizer_config\.json: chat_template is neither a string nor a list/],
   ['a chat template that is no Jinja', {
     'tokenizer_config.json': json((t) => { t.chat_template = '{% if x %}'; }),
   }, /chat_template:1:\d+: unexpected end of the template/],
@@ -306,6 +309,13 @@ for (const [what, changes, message] of [
       '--kv_memory', '16m'], message);
   }));
 }
+
+test('a tokenizer of another kind is named', inTemp((dir) => {
+  const at = model(dir, { 'tokenizer.json': null });
+  fs.writeFileSync(path.join(at, 'tokenizer.model'), '');
+  refuses(dir, ['--model', at, '--check'],
+    /tokenizer\.json: there is none, and tokenizer\.model alone is not supported/);
+}));
 
 // NGINX: text that stands somewhere in the configuration.
 let checker;
