@@ -12,6 +12,9 @@
 #   make bench-redis      what the publisher takes, with Redis and without
 #   make bench-redis-faults   what clients notice of a Redis in trouble
 #   make bench-resume     answers read again from Redis, many followers
+#   make bench-grammar    masks and compile times over schemas of jsonschemabench
+#                         (BENCH_TOKENIZER=DIR BENCH_SCHEMAS=DIR), not part of
+#                         `make bench`
 #   make bench-footprint  start, memory, idle CPU
 #   make bench-soak       everything for MINUTES=60, not part of `make bench`
 #   make bench-gpu        compiles bench_gpu; tests/gpu/engine.sh runs it
@@ -26,6 +29,7 @@ BENCH_MANAGER := $B/bench/bench_manager
 BENCH_ATTENTION := $B/bench/bench_attention
 BENCH_STORE  := $B/bench/bench_kv_store
 BENCH_POLICY := $B/bench/bench_policy
+BENCH_GRAMMAR := $B/bench/bench_grammar
 bench_json    = $(if $(RESULTS),--json $(RESULTS)/$(1).json)
 
 $(BENCH_PROG): $B/bench/%: tests/bench/%.c engine/executor/null_trace.h
@@ -34,7 +38,7 @@ $(BENCH_PROG): $B/bench/%: tests/bench/%.c engine/executor/null_trace.h
 	$Q$(CC) $(TR_CFLAGS) $(CFLAGS) -o $@ $<
 
 $(BENCH_ENGINE) $(BENCH_MANAGER) $(BENCH_ATTENTION) $(BENCH_STORE) \
-    $(BENCH_POLICY): \
+    $(BENCH_POLICY) $(BENCH_GRAMMAR): \
     $B/bench/%: $B/obj/tests/bench/%.o $B/libtokenring.a
 	@mkdir -p $(@D)
 	@echo "  LD    $@"
@@ -55,11 +59,11 @@ bench-gpu: $(BENCH_GPU)
 
 .PHONY: bench bench-tools bench-dashboard bench-redis bench-resume \
         bench-redis-faults bench-soak \
-        bench-capacity \
+        bench-capacity bench-grammar \
         bench-gateway bench-engine bench-footprint bench-manager \
         bench-attention bench-kv-store bench-policy
 bench-tools: $(BENCH_PROG) $(BENCH_ENGINE) $(BENCH_MANAGER) $(BENCH_ATTENTION) \
-             $(BENCH_STORE) $(BENCH_POLICY)
+             $(BENCH_STORE) $(BENCH_POLICY) $(BENCH_GRAMMAR)
 
 bench-gateway: engine module $(BENCH_PROG)
 	@B="$B" node tests/bench/gateway.js $(call bench_json,gateway)
@@ -93,6 +97,9 @@ bench-redis: engine module $B/bench/sse_load
 
 bench-redis-faults: engine module
 	@B="$B" node tests/bench/redis_faults.js $(call bench_json,redis_faults)
+
+bench-grammar: $(BENCH_GRAMMAR)
+	@$< $(BENCH_TOKENIZER) $(BENCH_SCHEMAS)
 
 MINUTES ?= 60
 bench-soak: engine module

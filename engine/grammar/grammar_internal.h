@@ -45,8 +45,11 @@ typedef struct {
 struct tr_vocabulary {
     uint32_t vocab, words;
     uint32_t longest; /* token, in bytes */
-    char *bytes;      /* of all tokens */
-    uint32_t *start;  /* [vocab + 1] */
+    /* of those that are not plain and have no control characters: what a token
+     * may add to a string before it leaves it */
+    uint32_t longest_in_string;
+    char *bytes;     /* of all tokens */
+    uint32_t *start; /* [vocab + 1] */
     /* plain: whole UTF-8 characters from U+0020, no quote and no backslash */
     tr_vocabulary_trie_t plain, rest;
     uint32_t
@@ -324,7 +327,12 @@ struct tr_grammar_scratch {
     bool limit; /* a limit was met: what came of it is worthless */
 };
 
-/* The frame under way with one more tick; NULL: it has too many, or memory. */
+/* A byte in *frame, which counts characters, that leads to a state with these
+ * flags; false: there is no room for what it begins. */
+bool tr_frame_byte(tr_grammar_t *g, tr_grammar_scratch_t *s, tr_frame_t **frame,
+                   uint8_t flags);
+
+/* NULL: too deep, or (s->limit) the scratch is full. */
 tr_frame_t *tr_frame_push(tr_grammar_scratch_t *s, tr_frame_t *parent,
                           uint32_t site, uint32_t count);
 

@@ -16,9 +16,18 @@
  */
 #include "grammar_internal.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #define ENTRIES_MAX 40u
+
+/* Ids of a context from `first` on: tokens that end a rule which counts its
+ * characters behind so many of them. */
+typedef struct {
+    uint32_t ticks, first;
+} group_t;
+
+#define GROUPS_MAX 512u
 
 /* A mask that is kept: few ids, or words. */
 struct tr_kept_mask {
@@ -27,6 +36,9 @@ struct tr_kept_mask {
     uint32_t n_entries; /* 0: base */
     uint32_t n_ids;     /* of ids */
     uint32_t n_leaves;
+    bool plain;            /* and plain tokens for which there is room */
+    uint32_t n_groups;     /* of ids, by the characters before the end */
+    const group_t *groups; /* [n_groups] */
     const int32_t *ids;    /* NULL: words */
     const uint32_t *words; /* NULL: ids */
     const tr_leave_t *leaves;
@@ -35,6 +47,7 @@ struct tr_kept_mask {
 
 #define PLAIN_NODE 0x80000000u
 #define NO_ROOM UINT32_MAX
+#define PLAIN_STATES 512u
 
 /* ---- what a walk finds */
 
@@ -89,8 +102,12 @@ step(walk_t *w, const tr_config_set_t *from, uint8_t byte, tr_config_set_t *to)
         if (next == TR_DEAD) {
             return false;
         }
-        if (!(tr_state_at(w->g, next)->flags & NOT_SIMPLE)
-            && !tr_frame_counts(w->g, c.frame)) {
+        if (!(tr_state_at(w->g, next)->flags & NOT_SIMPLE)) {
+            if (tr_frame_counts(w->g, c.frame)
+                && !tr_frame_byte(w->g, s, &c.frame,
+                                  tr_state_at(w->g, next)->flags)) {
+                return false;
+            }
             if (s->n_configs == TR_SCRATCH_CONFIGS) {
                 s->limit = true;
                 return false;
@@ -111,18 +128,143 @@ step(walk_t *w, const tr_config_set_t *from, uint8_t byte, tr_config_set_t *to)
     return to->n > 0 || to->ended || to->left;
 }
 
-/* The tokens below `root` that *set, which is closed, allows.  dead: bytes that
- * are known to lead nowhere from *set; NULL: none. */
+/* ---- states in which a string goes on with any plain character */
+
+/* States that plain characters lead to, from one on. */
+typedef struct {
+    tr_grammar_t *g;
+    uint32_t n;
+    uint32_t list[PLAIN_STATES];
+} plain_t;
+
+/* The states that bytes of [lo, hi], followed by `more` bytes that continue a
+ * character, lead to; false: one leads nowhere, or to what is not simple. */
+static bool
+add_targets(plain_t *p, uint32_t state, uint8_t lo, uint8_t hi, uint32_t more)
+{
+    uint32_t before = TR_DEAD;
+
+    for (uint32_t b = lo; b <= hi; b++) {
+        uint32_t next = tr_state_next(p->g, state, (uint8_t) b), i = 0;
+
+        if (next == TR_DEAD
+            || (tr_state_at(p->g, next)->flags
+                & (TR_STATE_ACCEPT | TR_STATE_CALLS | TR_STATE_TOKENS))) {
+            return false;
+        }
+        if (next == before) {
+            continue;
+        }
+        before = next;
+        if (more > 0) {
+            if (!add_targets(p, next, 0x80, 0xbf, more - 1)) {
+                return false;
+            }
+            continue;
+        }
+        while (i < p->n && p->list[i] != next) {
+            i++;
+        }
+        if (i == PLAIN_STATES) {
+            return false;
+        }
+        if (i == p->n) {
+            p->list[p->n++] = next;
+        }
+    }
+    return true;
+}
+
+/* Second bytes of e0, ed, f0 and f4 have ranges of their own. */
+static bool
+add_odd(plain_t *p, uint32_t state, uint8_t lead, uint8_t lo, uint8_t hi,
+        uint32_t more)
+{
+    uint32_t next = tr_state_next(p->g, state, lead);
+
+    return next != TR_DEAD
+           && !(tr_state_at(p->g, next)->flags
+                & (TR_STATE_ACCEPT | TR_STATE_CALLS | TR_STATE_TOKENS))
+           && add_targets(p, next, lo, hi, more);
+}
+
+static bool
+add_plain(plain_t *p, uint32_t state)
+{
+    return add_targets(p, state, 0x20, 0x21, 0)
+           && add_targets(p, state, 0x23, 0x5b, 0)
+           && add_targets(p, state, 0x5d, 0x7f, 0)
+           && add_targets(p, state, 0xc2, 0xdf, 1)
+           && add_odd(p, state, 0xe0, 0xa0, 0xbf, 1)
+           && add_targets(p, state, 0xe1, 0xec, 2)
+           && add_odd(p, state, 0xed, 0x80, 0x9f, 1)
+           && add_targets(p, state, 0xee, 0xef, 2)
+           && add_odd(p, state, 0xf0, 0x90, 0xbf, 2)
+           && add_targets(p, state, 0xf1, 0xf3, 3)
+           && add_odd(p, state, 0xf4, 0x80, 0x8f, 2);
+}
+
+/* Does any plain text go on from here, without an end of the rule in it? */
+static bool
+takes_plain(tr_grammar_t *g, uint32_t state)
+{
+    tr_state_t *d = tr_state_at(g, state);
+    plain_t p = { .g = g };
+    bool all = true;
+
+    if (d->plain == TR_PLAIN_UNKNOWN) {
+        d->plain = TR_PLAIN_NO;
+        if (!(d->flags & (TR_STATE_CALLS | TR_STATE_TOKENS))) {
+            all = add_plain(&p, state);
+            for (uint32_t i = 0; all && i < p.n; i++) {
+                all = add_plain(&p, p.list[i]);
+            }
+            for (uint32_t i = 0; all && i < p.n; i++) {
+                tr_state_at(g, p.list[i])->plain = TR_PLAIN_YES;
+            }
+            d->plain = all ? TR_PLAIN_YES : TR_PLAIN_NO;
+        }
+    }
+    return d->plain == TR_PLAIN_YES;
+}
+
+/* ---- walks */
+
+/* All tokens at and below a node. */
 static void
-walk(walk_t *w, const tr_vocabulary_trie_t *t, uint32_t root,
-     const tr_config_set_t *set, bool *dead)
+take_below(walk_t *w, const tr_vocabulary_trie_t *t, uint32_t node)
+{
+    uint32_t *bits = w->s->bits;
+
+    for (uint32_t k = t->token[node]; k < t->token[t->skip[node]]; k++) {
+        bits[t->ids[k] / 32] |= 1u << (t->ids[k] % 32);
+    }
+    w->dense = true;
+}
+
+/* Does *set take any plain text, so that nothing below needs to be looked at? */
+static bool
+takes_all(walk_t *w, const tr_config_set_t *set)
+{
+    tr_configuration_t c = w->s->configs[set->first];
+
+    return set->n == 1 && !set->left && !tr_frame_counts(w->g, c.frame)
+           && takes_plain(w->g, c.state);
+}
+
+/* The tokens at nodes [i, end), children of one node and what is below, that
+ * *set, which is closed, allows.  dead: bytes that are known to lead nowhere
+ * from *set; NULL: none. */
+static void
+walk_range(walk_t *w, const tr_vocabulary_trie_t *t, uint32_t i, uint32_t end,
+           const tr_config_set_t *set, bool *dead)
 {
     tr_grammar_scratch_t *s = w->s;
     uint32_t plain = t == &s->vocabulary->plain ? PLAIN_NODE : 0;
-    uint32_t i = root + 1, depth = 0;
+    uint32_t depth = 0;
 
     s->levels[0] = *set;
-    s->levels[0].end = t->skip[root];
+    s->levels[0].end = end;
     for (;;) {
         tr_config_set_t *at, *to;
 
@@ -153,7 +295,10 @@ walk(walk_t *w, const tr_vocabulary_trie_t *t, uint32_t root,
                 note_leave(w, i | plain, to->ticks);
             }
             to->end = t->skip[i];
-            if (to->n == 0) { /* only the end of a rule: nothing below */
+            if (plain && takes_all(w, to)) {
+                take_below(w, t, i);
+                i = t->skip[i];
+            } else if (to->n == 0) { /* only the end of a rule */
                 i = t->skip[i];
             } else {
                 i++;
@@ -167,79 +312,11 @@ walk(walk_t *w, const tr_vocabulary_trie_t *t, uint32_t root,
     }
 }
 
-/* ---- states in which a string goes on with any plain character */
-
-/* Do all the bytes of [lo, hi], followed by `more` bytes that continue a
- * character, lead from `state` to `to`? */
-static bool
-all_lead(tr_grammar_t *g, uint32_t state, uint8_t lo, uint8_t hi, uint32_t more,
-         uint32_t to)
+static void
+walk(walk_t *w, const tr_vocabulary_trie_t *t, uint32_t root,
+     const tr_config_set_t *set, bool *dead)
 {
-    uint32_t before = TR_DEAD;
-
-    for (uint32_t b = lo; b <= hi; b++) {
-        uint32_t next = tr_state_next(g, state, (uint8_t) b);
-
-        if (next == TR_DEAD
-            || (tr_state_at(g, next)->flags
-                & (TR_STATE_ACCEPT | TR_STATE_CALLS | TR_STATE_TOKENS))) {
-            return false;
-        }
-        if (more == 0) {
-            if (next != to) {
-                return false;
-            }
-        } else if (next != before
-                   && !all_lead(g, next, 0x80, 0xbf, more - 1, to)) {
-            return false;
-        }
-        before = next;
-    }
-    return true;
-}
-
-/* Second bytes of e0, ed, f0 and f4 have ranges of their own. */
-static bool
-odd_lead(tr_grammar_t *g, uint32_t state, uint8_t lead, uint8_t lo, uint8_t hi,
-         uint32_t more, uint32_t to)
-{
-    uint32_t next = tr_state_next(g, state, lead);
-
-    return next != TR_DEAD && all_lead(g, next, lo, hi, more, to);
-}
-
-static bool
-plain_leads(tr_grammar_t *g, uint32_t state, uint32_t to)
-{
-    return all_lead(g, state, 0x20, 0x21, 0, to)
-           && all_lead(g, state, 0x23, 0x5b, 0, to)
-           && all_lead(g, state, 0x5d, 0x7f, 0, to)
-           && all_lead(g, state, 0xc2, 0xdf, 1, to)
-           && odd_lead(g, state, 0xe0, 0xa0, 0xbf, 1, to)
-           && all_lead(g, state, 0xe1, 0xec, 2, to)
-           && odd_lead(g, state, 0xed, 0x80, 0x9f, 1, to)
-           && all_lead(g, state, 0xee, 0xef, 2, to)
-           && odd_lead(g, state, 0xf0, 0x90, 0xbf, 2, to)
-           && all_lead(g, state, 0xf1, 0xf3, 3, to)
-           && odd_lead(g, state, 0xf4, 0x80, 0x8f, 2, to);
-}
-
-static bool
-takes_plain(tr_grammar_t *g, uint32_t state)
-{
-    tr_state_t *d = tr_state_at(g, state);
-
-    if (d->plain == TR_PLAIN_UNKNOWN) {
-        uint32_t to = tr_state_next(g, state, 'a');
-
-        d->plain = to != TR_DEAD
-                           && !(d->flags & (TR_STATE_CALLS | TR_STATE_TOKENS))
-                           && plain_leads(g, state, to)
-                           && (to == state || plain_leads(g, to, to))
-                       ? TR_PLAIN_YES
-                       : TR_PLAIN_NO;
-    }
-    return d->plain == TR_PLAIN_YES;
+    walk_range(w, t, root + 1, t->skip[root], set, dead);
 }
 
 /* Plain tokens of at most `chars` characters. */
@@ -258,6 +335,56 @@ take_plain(walk_t *w, uint32_t chars)
         w->s->bits[id / 32] |= 1u << (id % 32);
     }
     w->dense = true;
+}
+
+/* All plain tokens, or those that a string which begins here has room for.
+ * False: they must be looked at. */
+static bool
+take_at_once(walk_t *w, const tr_config_set_t *set)
+{
+    tr_configuration_t c = w->s->configs[set->first];
+    uint32_t room = w->s->vocabulary->longest;
+
+    if (set->n != 1 || !takes_plain(w->g, c.state)) {
+        return false;
+    }
+    if (tr_frame_counts(w->g, c.frame)) {
+        const tr_site_t *site = &w->g->program.sites[c.frame->site];
+
+        room = site->max - c.frame->count < room ? site->max - c.frame->count
+                                                 : room;
+    }
+    take_plain(w, room);
+    return true;
+}
+
+/* Where most plain characters lead to a state that takes any plain text (a name
+ * that is not one of those that are declared): all plain tokens, then only those
+ * below the other characters are looked at.  False: it is no such state. */
+static bool
+take_nearly_all(walk_t *w, const tr_configuration_t *c,
+                const tr_config_set_t *set)
+{
+    const tr_vocabulary_trie_t *t = &w->s->vocabulary->plain;
+    uint32_t to = tr_state_next(w->g, c->state, 0x7f);
+
+    if (to == TR_DEAD || set->n != 1 || tr_frame_counts(w->g, c->frame)
+        || (tr_state_at(w->g, to)->flags & NOT_SIMPLE)
+        || (tr_state_at(w->g, c->state)->flags & TR_STATE_CALLS)
+        || !takes_plain(w->g, to)) {
+        return false;
+    }
+    take_plain(w, w->s->vocabulary->longest);
+    for (uint32_t i = 1; i < t->n; i = t->skip[i]) {
+        if (tr_state_next(w->g, c->state, t->byte[i]) == to) {
+            continue;
+        }
+        for (uint32_t k = t->token[i]; k < t->token[t->skip[i]]; k++) {
+            w->s->bits[t->ids[k] / 32] &= ~(1u << (t->ids[k] % 32));
+        }
+        walk_range(w, t, i, t->skip[i], set, NULL);
+    }
+    return true;
 }
 
 /* ---- keeping */
@@ -327,6 +454,7 @@ copy_into(tr_grammar_t *g, tr_kept_mask_t *to, const tr_kept_mask_t *from,
         return false;
     }
     p = room_for(g, from->n_leaves * sizeof(tr_leave_t)
+                        + from->n_groups * sizeof(group_t)
                         + from->n_entries * sizeof(uint64_t) + 1);
     if (p == NULL) {
         return false;
@@ -340,6 +468,11 @@ copy_into(tr_grammar_t *g, tr_kept_mask_t *to, const tr_kept_mask_t *from,
         memcpy(p, from->leaves, from->n_leaves * sizeof(tr_leave_t));
     }
     to->leaves = p;
+    p = (tr_leave_t *) p + from->n_leaves;
+    if (from->n_groups > 0) {
+        memcpy(p, from->groups, from->n_groups * sizeof(group_t));
+    }
+    to->groups = p;
     return true;
 }
 
@@ -417,22 +550,34 @@ begin(tr_grammar_scratch_t *s)
 
 /* ---- tokens that the rule decides */
 
-/* Characters that the frame has room for, as far as a token can reach. */
+/* How many characters a token can add to what the frame counts, and one. */
 static uint32_t
-room_of(const tr_grammar_t *g, const tr_frame_t *frame)
+reach_of(tr_grammar_t *g, uint32_t state)
 {
-    uint32_t reach = g->vocabulary->longest + 1;
-    const tr_site_t *site;
-
-    if (!tr_frame_counts(g, frame)) {
-        return NO_ROOM;
-    }
-    site = &g->program.sites[frame->site];
-    return site->max == TR_UNBOUNDED || site->max - frame->count > reach
-               ? reach
-               : site->max - frame->count;
+    return 1
+           + (takes_plain(g, state) ? g->vocabulary->longest_in_string
+                                    : g->vocabulary->longest);
 }
 
+/* Characters that a frame which counts has room for. */
+static uint32_t
+room_of(const tr_grammar_t *g, const tr_frame_t *frame, uint32_t count)
+{
+    const tr_site_t *site = &g->program.sites[frame->site];
+
+    return site->max == TR_UNBOUNDED ? TR_UNBOUNDED - 1 : site->max - count;
+}
+
+static int
+by_ticks(const void *a, const void *b)
+{
+    const tr_leave_t *x = a, *y = b;
+
+    return x->ticks != y->ticks ? (x->ticks > y->ticks) - (x->ticks < y->ticks)
+                                : (x->node > y->node) - (x->node < y->node);
+}
+
+/* room: NO_ROOM, or of a frame that counts, as far as a token reaches. */
 static void
 make_base(walk_t *w, const tr_configuration_t *c, uint32_t room,
           tr_kept_mask_t *out)
@@ -440,30 +585,37 @@ make_base(walk_t *w, const tr_configuration_t *c, uint32_t room,
     tr_grammar_scratch_t *s = w->s;
     const tr_vocabulary_t *v = s->vocabulary;
     tr_frame_t bottom = { .refs = TR_FRAME_BOTTOM, .site = TR_NO_SITE };
+    bool plain = takes_plain(w->g, c->state);
     tr_config_set_t set;
 
     begin(s);
     s->n_leaves = 0;
-    if (c->frame != NULL) {
-        bottom.site = c->frame->site;
-        bottom.count = c->frame->count;
-        bottom.depth = c->frame->depth;
-    }
-    s->bottom_count = bottom.count;
     w->base = true;
     w->counts = room != NO_ROOM;
+    if (c->frame != NULL) {
+        const tr_site_t *site = &w->g->program.sites[c->frame->site];
+
+        bottom.site = c->frame->site;
+        bottom.depth = c->frame->depth;
+        bottom.count = w->counts && site->max != TR_UNBOUNDED ? site->max - room
+                                                              : 0;
+    }
+    s->bottom_count = bottom.count;
     tr_set_begin(s, &set);
     tr_set_add(s, &set, &bottom, c->state);
     tr_set_close(w->g, s, &set, true);
     set.frames = s->n_frames;
-    if (takes_plain(w->g, c->state)) {
-        take_plain(w, room == NO_ROOM ? v->longest : room);
-    } else {
+    if (!(plain && w->counts) && !take_at_once(w, &set)
+        && !take_nearly_all(w, c, &set)) {
         walk(w, &v->plain, 0, &set, NULL);
     }
     walk(w, &v->rest, 0, &set, NULL);
+    if (w->counts && s->n_leaves > 0) {
+        qsort(s->leaves, s->n_leaves, sizeof(*s->leaves), by_ticks);
+    }
     *out = (tr_kept_mask_t){ .state = c->state,
                              .room = room,
+                             .plain = plain && w->counts,
                              .n_leaves = s->n_leaves,
                              .leaves = s->leaves };
     found(w, out);
@@ -471,13 +623,15 @@ make_base(walk_t *w, const tr_configuration_t *c, uint32_t room,
 
 /* ---- tokens that the stack decides */
 
+/* A frame that counts characters is always the topmost; what its count decides
+ * is decided when the mask is used (group_t). */
 static uint64_t
 entry_of(const tr_grammar_t *g, const tr_frame_t *f)
 {
     const tr_site_t *site = &g->program.sites[f->site];
     uint32_t reach = g->vocabulary->longest + 1, need = 0, room = reach;
 
-    if (site->kind != TR_SITE_CALL) {
+    if (site->kind == TR_SITE_REPEAT) {
         if (f->count < site->min) {
             need = site->min - f->count;
         }
@@ -536,90 +690,193 @@ find_context(const tr_grammar_t *g, const tr_configuration_t *c)
     return NULL;
 }
 
+typedef struct {
+    uint64_t entries[ENTRIES_MAX];
+    group_t groups[GROUPS_MAX];
+} context_t;
+
+/* What the end of c's rule leads to. */
+static void
+begin_context(walk_t *w, const tr_configuration_t *c, tr_config_set_t *set)
+{
+    tr_grammar_scratch_t *s = w->s;
+
+    s->n_frames = s->n_configs = 0;
+    tr_set_begin(s, set);
+    if (tr_frame_counts(w->g, c->frame)) {
+        s->looked = c->frame->depth < s->looked ? c->frame->depth : s->looked;
+        tr_set_add(s, set, c->frame->parent,
+                   tr_state_behind(w->g, c->frame->site));
+    } else {
+        tr_set_pop(w->g, s, set, c->frame, 0);
+    }
+    tr_set_close(w->g, s, set, true);
+    set->frames = s->n_frames;
+}
+
 static void
 make_context(walk_t *w, const tr_configuration_t *c, const tr_leave_t *leaves,
-             uint32_t n, uint64_t entries[ENTRIES_MAX], tr_kept_mask_t *out)
+             uint32_t n, context_t *room, tr_kept_mask_t *out)
 {
     tr_grammar_scratch_t *s = w->s;
     const tr_vocabulary_t *v = s->vocabulary;
-    const tr_site_t *site = &w->g->program.sites[c->frame->site];
-    tr_config_set_t set = { 0 };
-    uint32_t ticks = UINT32_MAX;
-    bool dead[256], alive = false;
+    bool counts = tr_frame_counts(w->g, c->frame), dead[256] = { false };
+    tr_config_set_t set;
 
+    *out = (tr_kept_mask_t){ .state = c->state,
+                             .room = NO_ROOM,
+                             .groups = room->groups,
+                             .entries = room->entries };
     begin(s);
     w->base = w->counts = false;
-    for (uint32_t i = 0; i < n && !s->limit; i++) {
+    begin_context(w, c, &set);
+    for (uint32_t i = 0; i < n && !s->limit && (set.n > 0 || set.ended); i++) {
         uint32_t node = leaves[i].node & ~PLAIN_NODE;
         const tr_vocabulary_trie_t *t = leaves[i].node & PLAIN_NODE ? &v->plain
                                                                     : &v->rest;
 
-        if (leaves[i].ticks != ticks) {
-            ticks = leaves[i].ticks;
-            memset(dead, 0, sizeof(dead));
-            s->n_frames = s->n_configs = 0;
-            tr_set_begin(s, &set);
-            tr_set_pop(w->g, s, &set, c->frame, ticks);
-            tr_set_close(w->g, s, &set, true);
-            set.frames = s->n_frames;
-            alive = set.n > 0 || set.ended;
-        }
-        if (alive && site->kind == TR_SITE_LENGTH) {
+        if (counts) {
+            if (i == 0 || leaves[i].ticks != leaves[i - 1].ticks) {
+                if (out->n_groups == GROUPS_MAX) {
+                    s->limit = true;
+                    break;
+                }
+                room->groups[out->n_groups++] = (group_t){ leaves[i].ticks,
+                                                           w->n_few };
+            }
             take(w, t, node);
         }
-        if (alive) {
-            walk(w, t, node, &set, dead);
-        }
+        walk(w, t, node, &set, dead);
     }
-    *out = (tr_kept_mask_t){ .state = c->state, .room = NO_ROOM };
-    if (s->looked <= c->frame->depth) {
-        uint32_t wanted = c->frame->depth - s->looked + 1;
-
-        if (wanted <= ENTRIES_MAX) {
-            out->n_entries = entries_of(w->g, c->frame, wanted, entries);
-            out->entries = entries;
-        }
+    if (s->looked <= c->frame->depth
+        && c->frame->depth - s->looked + 1 <= ENTRIES_MAX) {
+        out->n_entries = entries_of(w->g, c->frame,
+                                    c->frame->depth - s->looked + 1,
+                                    room->entries);
     }
     found(w, out);
+    if (counts) { /* by number, whatever there are */
+        out->ids = s->few;
+        out->words = NULL;
+    }
+}
+
+static void
+apply_context(const tr_grammar_t *g, const tr_kept_mask_t *m,
+              const tr_frame_t *frame, uint32_t words, uint32_t *mask)
+{
+    const tr_site_t *site = &g->program.sites[frame->site];
+
+    if (!tr_frame_counts(g, frame)) {
+        apply(m, words, mask);
+        return;
+    }
+    for (uint32_t k = 0; k < m->n_groups; k++) {
+        uint32_t end = k + 1 < m->n_groups ? m->groups[k + 1].first : m->n_ids;
+        uint64_t count = (uint64_t) frame->count + m->groups[k].ticks;
+
+        if (count < site->min || count > site->max) {
+            continue;
+        }
+        for (uint32_t i = m->groups[k].first; i < end; i++) {
+            mask[m->ids[i] / 32] |= 1u << (m->ids[i] % 32);
+        }
+    }
 }
 
 /* ---- the whole */
+
+/* Plain tokens for which a frame has room. */
+static void
+apply_plain(const tr_vocabulary_t *v, uint32_t room, uint32_t *mask)
+{
+    uint32_t k = room < TR_PLAIN_MASKS ? room : TR_PLAIN_MASKS;
+
+    for (uint32_t i = 0; i < v->words; i++) {
+        mask[i] |= v->plain_mask[k][i];
+    }
+    for (uint32_t i = 0; i < v->n_long && v->long_chars[i] <= room; i++) {
+        uint32_t id = (uint32_t) v->long_id[i];
+
+        mask[id / 32] |= 1u << (id % 32);
+    }
+}
+
+/* Found or made; *made holds it where it is not kept. */
+static const tr_kept_mask_t *
+base_of(walk_t *w, const tr_configuration_t *c, uint32_t room,
+        tr_kept_mask_t *made)
+{
+    const tr_kept_mask_t *m = find(w->g, c->state, room, NULL, 0);
+
+    if (m == NULL) {
+        make_base(w, c, room, made);
+        w->g->n_masks++;
+        m = w->s->limit ? made : keep(w->g, made, w->s->vocabulary->words);
+    }
+    return m;
+}
+
+/* What may come while c's rule goes on.  Returns the base with all ends of the
+ * rule; it is *made when it is not kept, and then lies in the scratch. */
+static const tr_kept_mask_t *
+fill_base(tr_grammar_t *g, tr_grammar_scratch_t *s, const tr_configuration_t *c,
+          uint32_t *mask, tr_kept_mask_t *made)
+{
+    uint32_t words = s->vocabulary->words, room = NO_ROOM, most = NO_ROOM,
+             left = 0;
+    walk_t w = { .g = g, .s = s };
+    const tr_kept_mask_t *m;
+
+    if (tr_frame_counts(g, c->frame)) {
+        uint32_t reach = reach_of(g, c->state);
+
+        left = room_of(g, c->frame, c->frame->count);
+        room = left < reach ? left : reach;
+        most = room_of(g, c->frame, 0);
+        most = most < reach ? most : reach;
+    }
+    m = base_of(&w, c, room, made);
+    if (!s->limit) {
+        apply(m, words, mask);
+        if (m->plain) {
+            apply_plain(s->vocabulary, left, mask);
+        }
+    }
+    clean(&w);
+    if (room == most || s->limit) {
+        return m;
+    }
+    w = (walk_t){ .g = g, .s = s };
+    m = base_of(&w, c, most, made);
+    clean(&w);
+    return m;
+}
 
 static bool
 fill(tr_grammar_t *g, tr_grammar_scratch_t *s, const tr_configuration_t *c,
      uint32_t *mask)
 {
-    uint32_t words = s->vocabulary->words, room = room_of(g, c->frame);
-    uint64_t entries[ENTRIES_MAX];
-    const tr_kept_mask_t *m = find(g, c->state, room, NULL, 0), *context;
-    walk_t w = { .g = g, .s = s };
     tr_kept_mask_t made, made_context;
+    const tr_kept_mask_t *m = fill_base(g, s, c, mask, &made), *context;
+    walk_t w = { .g = g, .s = s };
+    context_t room;
 
-    if (m == NULL) {
-        make_base(&w, c, room, &made);
-        g->n_masks++;
-        m = s->limit ? &made : keep(g, &made, words);
-    }
-    if (!s->limit) {
-        apply(m, words, mask);
-    }
-    clean(&w);
     if (s->limit || c->frame == NULL || m->n_leaves == 0) {
         return !s->limit;
     }
     context = find_context(g, c);
-    w = (walk_t){ .g = g, .s = s };
     if (context == NULL) {
-        make_context(&w, c, m->leaves, m->n_leaves, entries, &made_context);
+        make_context(&w, c, m->leaves, m->n_leaves, &room, &made_context);
         g->n_masks++;
         context = &made_context;
         if (!s->limit && context->n_entries > 0) {
             tr_state_at(g, c->state)->contexts |= 1ull << context->n_entries;
-            context = keep(g, &made_context, words);
+            context = keep(g, &made_context, s->vocabulary->words);
         }
     }
     if (!s->limit) {
-        apply(context, words, mask);
+        apply_context(g, context, c->frame, s->vocabulary->words, mask);
     }
     clean(&w);
     return !s->limit;

@@ -179,11 +179,9 @@ tr_set_close(tr_grammar_t *g, tr_grammar_scratch_t *s, tr_config_set_t *set,
     s->limit = s->limit || kept > TR_GRAMMAR_CONFIGS || g->spent;
 }
 
-/* A byte in *frame, which counts characters, that leads to a state with these
- * flags; false: there is no room for what it begins. */
-static bool
-count_byte(tr_grammar_t *g, tr_grammar_scratch_t *s, tr_frame_t **frame,
-           uint8_t flags)
+bool
+tr_frame_byte(tr_grammar_t *g, tr_grammar_scratch_t *s, tr_frame_t **frame,
+              uint8_t flags)
 {
     tr_frame_t *f = *frame, *next;
     const tr_site_t *site = &g->program.sites[f->site];
@@ -222,7 +220,7 @@ tr_set_step(tr_grammar_t *g, tr_grammar_scratch_t *s,
             continue;
         }
         if (tr_frame_counts(g, c.frame)
-            && !count_byte(g, s, &c.frame, tr_state_at(g, next)->flags)) {
+            && !tr_frame_byte(g, s, &c.frame, tr_state_at(g, next)->flags)) {
             continue;
         }
         tr_set_add(s, to, c.frame, next);

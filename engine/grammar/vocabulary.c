@@ -191,6 +191,17 @@ sort_tokens(tr_vocabulary_t *v)
         good = trie_build(plain ? &v->plain : &v->rest, entries, n[plain],
                           v->longest);
     }
+    for (uint32_t id = 0; good && id < v->vocab; id++) {
+        uint32_t len = v->start[id + 1] - v->start[id], k = 0;
+
+        while (k < len && (uint8_t) v->bytes[v->start[id] + k] >= 0x20) {
+            k++;
+        }
+        /* what precedes a control character counts, too */
+        if (chars[id] == 0 && k > v->longest_in_string) {
+            v->longest_in_string = k;
+        }
+    }
     good = good && add_plain_masks(v, chars);
     free(entries);
     free(chars);
