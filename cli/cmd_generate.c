@@ -13,12 +13,14 @@
 #include "client.h"
 #include "sampling_options.h"
 #include "terminal.h"
+#include "wrap.h"
 
 #define PROMPT_MAX (64u << 20)
 
 static struct {
     tr_target_t target;
     tr_sampling_options_t sampling;
+    const char *name; /* of the command, in messages */
     const char *prompt, *file, *system;
     bool raw, chat, quiet, json;
 } g;
@@ -165,7 +167,8 @@ generate(const char *prompt, size_t len)
     tr_status_t rc;
 
     if (body == NULL) {
-        fprintf(stderr, "tokenring generate: the prompt is not valid UTF-8\n");
+        fprintf(stderr, "tokenring %s: the prompt is not valid UTF-8\n",
+                g.name);
         return 1;
     }
     tr_interrupt_catch();
@@ -177,13 +180,13 @@ generate(const char *prompt, size_t len)
         show(client, &answer, rc);
     }
     if (rc != TR_OK) {
-        fprintf(stderr, "tokenring generate: %s\n", err.text);
+        tr_wrap_print(stderr, "tokenring %s: %s\n", g.name, err.text);
     }
     tr_answer_free(&answer);
     json_decref(body);
     tr_client_close(client);
     if (rc == TR_OK && ferror(stdout)) {
-        fprintf(stderr, "tokenring generate: cannot write the answer\n");
+        fprintf(stderr, "tokenring %s: cannot write the answer\n", g.name);
         return 1;
     }
     return rc != TR_OK ? 1 : answer.result.ok ? 0 : 130;
@@ -214,12 +217,22 @@ find_prompt(const tr_command_t *c, char *words, size_t *len, int *status)
     text = tr_read_file(g.file != NULL ? g.file : "-", PROMPT_MAX, len, why,
                         sizeof(why));
     if (text == NULL) {
-        fprintf(stderr, "tokenring: %s\n", why);
+        fprintf(stderr, "tokenring %s: %s\n", g.name, why);
         *status = 1;
         return NULL;
     }
     if (g.file == NULL && *len != 0 && text[*len - 1] == '\n') {
         text[--*len] = '\0'; /* echo's, not the prompt's */
+    }
+    if (*len == 0) { /* what should have written it has failed, most likely */
+        fprintf(stderr,
+                "tokenring %s: the prompt is empty: there is nothing %s "
+                "%s\n",
+                g.name, g.file != NULL ? "in" : "on",
+                g.file != NULL ? g.file : "standard input");
+        free(text);
+        *status = 1;
+        return NULL;
     }
     return text;
 }
@@ -253,6 +266,7 @@ tr_cmd_generate(int argc, char **argv)
         != 0) {
         return rc;
     }
+    g.name = "generate";
     rc = tr_target_check(&g.target, &tr_generate_command);
     if (rc == 0) {
         rc = answer_prompt(&tr_generate_command, words);
@@ -277,6 +291,7 @@ tr_cmd_run(int argc, char **argv)
     if (tr_options_and_text(&tr_run_command, argc, argv, &words, &rc) != 0) {
         return rc;
     }
+    g.name = "run";
     if (g.target.dir == NULL) {
         rc = tr_usage_error(&tr_run_command, "which model? give its DIR first");
     } else if (words == NULL && g.prompt == NULL && g.file == NULL

@@ -197,10 +197,14 @@ find_port(void)
             return 0;
         }
     }
-    return complain(g.port != 0 ? "the port is taken on %s: choose another "
-                                  "with --port"
-                                : "no port from 8080 to 8179 is free on %s",
-                    g.host);
+    if (g.port != 0) {
+        fprintf(stderr,
+                "tokenring serve: port %lld is taken on %s: choose another "
+                "with --port\n",
+                (long long) g.port, g.host);
+        return 1;
+    }
+    return complain("no port from 8080 to 8179 is free on %s", g.host);
 }
 
 /* ---- the configuration -------------------------------------------------- */

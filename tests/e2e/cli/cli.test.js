@@ -261,6 +261,13 @@ test('the prompt: arguments or standard input; run: a model without a server',
       const r = await cli(args, 'x');
       assert.equal(r.status, 2, `${args}: ${r.err}`);
     }
+    // a command before it in a pipe has failed
+    const empty = await cli(['run', POCKET], '\n');
+    assert.equal(empty.status, 1);
+    assert.equal(empty.err,
+      'tokenring run: the prompt is empty: there is nothing on standard input\n');
+    const nowhere = await cli(['run', '/nope', 'x']);
+    assert.match(nowhere.err, /^tokenring run: \/nope: cannot open/);
   });
 
 test('--json: generate, chat, run and drain', async () => {

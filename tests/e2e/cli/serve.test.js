@@ -106,7 +106,7 @@ test('serve: what cannot be served is said', { skip }, async () => {
   try {
     for (const [args, status, message] of [
       [[POCKET, '--nginx', NGINX, '--module', MODULE, '--port', taken], 1,
-        /the port is taken on 127\.0\.0\.1/],
+        /port \d+ is taken on 127\.0\.0\.1/],
       [[], 2, /which model/],
       [[POCKET, '--host', 'localhost'], 2, /expected an IPv4 address/],
       [[POCKET, '--nginx', '/no/nginx'], 1, /there is no \/no\/nginx/],
