@@ -90,7 +90,7 @@ ngx_http_tokenring_set_engine(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 
     value = cf->args->elts;
 
-    if (ngx_strncmp(value[1].data, "unix:", 5) == 0) {
+    if (value[1].len == 0 || ngx_strncmp(value[1].data, "unix:", 5) == 0) {
         ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
                            "invalid engine name \"%V\", expected NAME and then "
                            "unix:PATH", &value[1]);
