@@ -299,7 +299,7 @@ read_messages(tr_openai_call_t *c, json_t *array)
     tr_openai_settle_results(c, array);
     rc = tr_openai_check_bytes(c, bytes);
     if (rc == TR_OK) {
-        rc = tr_openai_read_effort(c);
+        rc = tr_openai_read_reasoning(c);
     }
     if (rc == TR_OK) {
         rc = read_variables(c, &in);

@@ -144,8 +144,12 @@ static const tr_field_t fields[] = {
             "use 'chat_template_kwargs': {\"enable_thinking\": ...}", "null"),
     REFUSED("thinking_budget", BOTH, NO_REASONING, NULL),
     REFUSED("thinking_token_budget", BOTH, NO_REASONING, NULL),
-    IGNORED("include_reasoning", BOTH),
-    IGNORED("separate_reasoning", BOTH),
+    SUPPORTED("include_reasoning", CHAT),
+    IGNORED("include_reasoning", COMPLETIONS),
+    REFUSED("separate_reasoning", CHAT,
+            "reasoning is never part of the content; use 'include_reasoning'",
+            "true"),
+    IGNORED("separate_reasoning", COMPLETIONS),
 
     /* sampling */
     REFUSED("use_beam_search", BOTH, "beam search is not supported", NULL),

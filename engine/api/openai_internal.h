@@ -54,8 +54,9 @@ tr_status_t tr_openai_check_calls(tr_openai_call_t *c, json_t *message,
 /* Completes the results of calls in checked messages: names, ids. */
 void tr_openai_settle_results(tr_openai_call_t *c, json_t *messages);
 
-/* openai_reasoning.c: reasoning_effort becomes a variable of the template. */
-tr_status_t tr_openai_read_effort(tr_openai_call_t *c);
+/* openai_reasoning.c: include_reasoning; reasoning_effort becomes a variable of
+ * the template. */
+tr_status_t tr_openai_read_reasoning(tr_openai_call_t *c);
 
 /* openai_result.c: endpoints that generate nothing, and their results. */
 tr_status_t tr_openai_read_tokenize(tr_openai_call_t *c);

@@ -1,6 +1,7 @@
 /*
- * How much a model shall reason, as far as its chat template can be told: the
- * variable reasoning_effort, or else enable_thinking for "none".
+ * What a request says of reasoning: whether it is sent, and how much of it there
+ * shall be, as far as the chat template can be told: the variable
+ * reasoning_effort, or else enable_thinking for "none".
  */
 #include "openai_internal.h"
 
@@ -28,8 +29,8 @@ set_variable(tr_openai_call_t *c, const char *name, json_t *value)
                : tr_openai_no_memory(c);
 }
 
-tr_status_t
-tr_openai_read_effort(tr_openai_call_t *c)
+static tr_status_t
+read_effort(tr_openai_call_t *c)
 {
     static const char *const efforts[] = { "none", "minimal", "low", "medium",
                                            "high", "xhigh",   "max" };
@@ -73,4 +74,15 @@ tr_openai_read_effort(tr_openai_call_t *c)
                         "'reasoning_effort': '%s' cannot be asked of this "
                         "model; its chat template does not read it.",
                         text);
+}
+
+tr_status_t
+tr_openai_read_reasoning(tr_openai_call_t *c)
+{
+    bool include = true;
+    tr_status_t rc = tr_json_bool(c->root, "include_reasoning", &include,
+                                  c->err);
+
+    c->r->hide_reasoning = !include;
+    return rc == TR_OK ? read_effort(c) : rc;
 }

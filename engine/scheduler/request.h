@@ -155,6 +155,7 @@ struct tr_request {
     tr_dialect_tools_t tools; /* those that may be called; in the arena */
     bool inside;              /* the prompt ends within reasoning */
     bool single_call;         /* an answer ends with its first call */
+    bool hide_reasoning;      /* it is counted and not sent */
     tr_error_t error;         /* status != TR_OK: refused */
 
     /* commands: TR_CONTROL_*; set by the frontend thread, read by the step loop

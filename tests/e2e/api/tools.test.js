@@ -152,6 +152,18 @@ test('reasoning', async () => {
   assert.deepEqual(told.calls.map((c) => c.name), ['get_time']);
 });
 
+says('<think>\nHm.\n</think>\n\nMild.', '<think>\nHm.\n</think>\n\nMild.');
+test('include_reasoning false', async () => {
+  const r = await create({ tools: undefined, include_reasoning: false });
+  assert.equal(r.choices[0].message.reasoning_content, undefined);
+  assert.equal(r.choices[0].message.content, 'Mild.');
+  assert.ok(r.usage.completion_tokens_details.reasoning_tokens > 3);
+  const s = await stream(`${stack.url}/v1/chat/completions`, {
+    model, messages: ask, stream: true, include_reasoning: false }).finished;
+  assert.deepEqual([joined(s.events).reasoning, joined(s.events).content],
+    ['', 'Mild.']);
+});
+
 says('<think>\nstop END\n</think>\n\nNow END it.', 'yes END');
 test('stop strings and log probabilities are those of content', async () => {
   const r = await create({ tools: undefined, stop: ['END'], logprobs: true });
@@ -255,6 +267,8 @@ const bad = [
   'tool_choice.allowed_tools', /'x' not found/],
   ['a choice without tools', { tool_choice: 'required' }, 'tool_choice',
     /only allowed when 'tools'/],
+  ['reasoning in the content', { separate_reasoning: false },
+    'separate_reasoning', /include_reasoning/],
   ['both forms', { tools, functions: [{ name: 'f' }] }, 'functions', /both/],
   ['arguments that are no JSON', { messages: [...ask, { role: 'assistant',
     content: null, tool_calls: [{ id: 'a', type: 'function',
