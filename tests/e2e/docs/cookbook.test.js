@@ -276,7 +276,7 @@ test('clients', async (t) => {
   }
   await t.test('they are the clients that the page names', () => {
     const page = fs.readFileSync(path.join(ROOT, 'docs/cookbook.md'), 'utf8');
-    const { devDependencies: pinned } = require('./package.json');
+    const { devDependencies: pinned } = require('../package.json');
     assert.ok(page.includes(`openai\` (tested with ${pinned.openai})`));
     assert.ok(page.includes(`(tested with ${pinned['@langchain/openai']} and ${
       pinned['@langchain/core']})`));
