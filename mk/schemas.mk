@@ -1,13 +1,14 @@
 # Constrained decoding against references that nobody here wrote
-# (tests/schemas).  SUITE=DIR: a checkout of json-schema-org/
+# (tests/schemas/run.sh says which).  SUITE=DIR: a checkout of json-schema-org/
 # JSON-Schema-Test-Suite; without it, build/schemas has one, cloned when it is
-# not there.
+# not there.  SCHEMAS=DIR: schemas for random answers (guidance-ai/
+# jsonschemabench).
 
-SCHEMAS := tests/schemas
+SCHEMA_TESTS := tests/schemas
 
 .PHONY: test-schemas test-strict
-test-schemas: $B/tests/grammar_driver
-	$QB="$B" SUITE="$(SUITE)" $(SCHEMAS)/run.sh
+test-schemas: $B/tests/grammar_driver $(NODE)
+	$QB="$B" SUITE="$(SUITE)" SCHEMAS="$(SCHEMAS)" $(SCHEMA_TESTS)/run.sh
 
 # 10,000 strict answers of models/pocket at temperature 2, checked by ajv.
 test-strict: all $(NODE)
@@ -15,7 +16,7 @@ test-strict: all $(NODE)
 
 unit: $B/tests/grammar_driver
 
-$B/tests/grammar_driver: $B/obj/$(SCHEMAS)/grammar_driver.o $B/libtokenring.a
+$B/tests/grammar_driver: $B/obj/$(SCHEMA_TESTS)/grammar_driver.o $B/libtokenring.a
 	@mkdir -p $(@D)
 	@echo "  LD    $@"
 	$Q$(CC) $(CFLAGS) -pthread -o $@ $^ $(LIBS) $(LDFLAGS)

@@ -7,6 +7,7 @@
  *   automaton.c       deterministic states, made when first visited
  *   stacks.c          sets of configurations: closure and step
  *   matcher.c         the position of an answer
+ *   mask_walk.c       the tokens that a set of configurations allows
  *   mask.c            masks, and how they are kept
  *   grammar.c         from a spec to a grammar; its memory
  *   grammar_cache.c   grammars by their text
@@ -351,6 +352,32 @@ void tr_set_begin(tr_grammar_scratch_t *s, tr_config_set_t *set);
 void tr_set_step(tr_grammar_t *g, tr_grammar_scratch_t *s,
                  const tr_config_set_t *from, uint8_t byte,
                  tr_config_set_t *to);
+
+/* ---- walks through the vocabulary (mask_walk.c) */
+
+#define TR_PLAIN_NODE 0x80000000u /* a node is of the plain trie */
+
+/* What a walk finds: bits in s->bits, and ids in s->few as far as not dense. */
+typedef struct {
+    tr_grammar_t *g;
+    tr_grammar_scratch_t *s;
+    uint32_t n_few;
+    bool dense;  /* s->bits began with more than what is in s->few */
+    bool base;   /* ends of the bottom frame are noted */
+    bool counts; /* the bottom frame's count decides whether it may end */
+} tr_walk_t;
+
+/* The tokens at a node. */
+void tr_walk_take(tr_walk_t *w, const tr_vocabulary_trie_t *t, uint32_t node);
+/* The tokens below `root` that *set, which is closed, allows.  dead: [256] bytes
+ * that are known to lead nowhere from *set; NULL: none. */
+void tr_walk(tr_walk_t *w, const tr_vocabulary_trie_t *t, uint32_t root,
+             const tr_config_set_t *set, bool *dead);
+/* Plain tokens that *set, the closure of c, allows; walks only as far as it must. */
+void tr_walk_plain(tr_walk_t *w, const tr_configuration_t *c,
+                   const tr_config_set_t *set);
+/* Does any plain text go on from here, without an end of the rule in it? */
+bool tr_state_takes_plain(tr_grammar_t *g, uint32_t state);
 
 /* ---- masks */
 

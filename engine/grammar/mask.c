@@ -45,347 +45,7 @@ struct tr_kept_mask {
     const uint64_t *entries;
 };
 
-#define PLAIN_NODE 0x80000000u
 #define NO_ROOM UINT32_MAX
-#define PLAIN_STATES 512u
-
-/* ---- what a walk finds */
-
-typedef struct {
-    tr_grammar_t *g;
-    tr_grammar_scratch_t *s;
-    uint32_t n_few;
-    bool dense;  /* s->bits began with more than what is in s->few */
-    bool base;   /* ends of the bottom frame are noted */
-    bool counts; /* the bottom frame's count decides whether it may end */
-} walk_t;
-
-static void
-take(walk_t *w, const tr_vocabulary_trie_t *t, uint32_t node)
-{
-    for (uint32_t k = t->token[node]; k < t->token[node + 1]; k++) {
-        uint32_t id = (uint32_t) t->ids[k], bit = 1u << (id % 32);
-
-        if (!(w->s->bits[id / 32] & bit)) {
-            w->s->bits[id / 32] |= bit;
-            w->s->few[w->n_few++] = (int32_t) id;
-        }
-    }
-}
-
-static void
-note_leave(walk_t *w, uint32_t node, uint32_t ticks)
-{
-    tr_grammar_scratch_t *s = w->s;
-
-    if (s->n_leaves == TR_SCRATCH_LEAVES) {
-        s->limit = true;
-        return;
-    }
-    s->leaves[s->n_leaves++] = (tr_leave_t){ node, ticks };
-}
-
-#define NOT_SIMPLE (TR_STATE_ACCEPT | TR_STATE_CALLS)
-
-/* One byte from *from, which is closed; *to is closed, too.  Does anything
- * come of it? */
-static bool
-step(walk_t *w, const tr_config_set_t *from, uint8_t byte, tr_config_set_t *to)
-{
-    tr_grammar_scratch_t *s = w->s;
-
-    if (from->n == 1) {
-        tr_configuration_t c = s->configs[from->first];
-        uint32_t next = tr_state_next(w->g, c.state, byte);
-
-        s->work++;
-        if (next == TR_DEAD) {
-            return false;
-        }
-        if (!(tr_state_at(w->g, next)->flags & NOT_SIMPLE)) {
-            if (tr_frame_counts(w->g, c.frame)
-                && !tr_frame_byte(w->g, s, &c.frame,
-                                  tr_state_at(w->g, next)->flags)) {
-                return false;
-            }
-            if (s->n_configs == TR_SCRATCH_CONFIGS) {
-                s->limit = true;
-                return false;
-            }
-            tr_set_begin(s, to);
-            s->configs[s->n_configs++] = (tr_configuration_t){ c.frame, next };
-            to->n = 1;
-            to->frames = s->n_frames;
-            return true;
-        }
-    }
-    tr_set_step(w->g, s, from, byte, to);
-    if (to->n == 0) {
-        return false;
-    }
-    tr_set_close(w->g, s, to, true);
-    to->frames = s->n_frames;
-    return to->n > 0 || to->ended || to->left;
-}
-
-/* ---- states in which a string goes on with any plain character */
-
-/* States that plain characters lead to, from one on. */
-typedef struct {
-    tr_grammar_t *g;
-    uint32_t n;
-    uint32_t list[PLAIN_STATES];
-} plain_t;
-
-/* The states that bytes of [lo, hi], followed by `more` bytes that continue a
- * character, lead to; false: one leads nowhere, or to what is not simple. */
-static bool
-add_targets(plain_t *p, uint32_t state, uint8_t lo, uint8_t hi, uint32_t more)
-{
-    uint32_t before = TR_DEAD;
-
-    for (uint32_t b = lo; b <= hi; b++) {
-        uint32_t next = tr_state_next(p->g, state, (uint8_t) b), i = 0;
-
-        if (next == TR_DEAD
-            || (tr_state_at(p->g, next)->flags
-                & (TR_STATE_ACCEPT | TR_STATE_CALLS | TR_STATE_TOKENS))) {
-            return false;
-        }
-        if (next == before) {
-            continue;
-        }
-        before = next;
-        if (more > 0) {
-            if (!add_targets(p, next, 0x80, 0xbf, more - 1)) {
-                return false;
-            }
-            continue;
-        }
-        while (i < p->n && p->list[i] != next) {
-            i++;
-        }
-        if (i == PLAIN_STATES) {
-            return false;
-        }
-        if (i == p->n) {
-            p->list[p->n++] = next;
-        }
-    }
-    return true;
-}
-
-/* Second bytes of e0, ed, f0 and f4 have ranges of their own. */
-static bool
-add_odd(plain_t *p, uint32_t state, uint8_t lead, uint8_t lo, uint8_t hi,
-        uint32_t more)
-{
-    uint32_t next = tr_state_next(p->g, state, lead);
-
-    return next != TR_DEAD
-           && !(tr_state_at(p->g, next)->flags
-                & (TR_STATE_ACCEPT | TR_STATE_CALLS | TR_STATE_TOKENS))
-           && add_targets(p, next, lo, hi, more);
-}
-
-static bool
-add_plain(plain_t *p, uint32_t state)
-{
-    return add_targets(p, state, 0x20, 0x21, 0)
-           && add_targets(p, state, 0x23, 0x5b, 0)
-           && add_targets(p, state, 0x5d, 0x7f, 0)
-           && add_targets(p, state, 0xc2, 0xdf, 1)
-           && add_odd(p, state, 0xe0, 0xa0, 0xbf, 1)
-           && add_targets(p, state, 0xe1, 0xec, 2)
-           && add_odd(p, state, 0xed, 0x80, 0x9f, 1)
-           && add_targets(p, state, 0xee, 0xef, 2)
-           && add_odd(p, state, 0xf0, 0x90, 0xbf, 2)
-           && add_targets(p, state, 0xf1, 0xf3, 3)
-           && add_odd(p, state, 0xf4, 0x80, 0x8f, 2);
-}
-
-/* Does any plain text go on from here, without an end of the rule in it? */
-static bool
-takes_plain(tr_grammar_t *g, uint32_t state)
-{
-    tr_state_t *d = tr_state_at(g, state);
-    plain_t p = { .g = g };
-    bool all = true;
-
-    if (d->plain == TR_PLAIN_UNKNOWN) {
-        d->plain = TR_PLAIN_NO;
-        if (!(d->flags & (TR_STATE_CALLS | TR_STATE_TOKENS))) {
-            all = add_plain(&p, state);
-            for (uint32_t i = 0; all && i < p.n; i++) {
-                all = add_plain(&p, p.list[i]);
-            }
-            for (uint32_t i = 0; all && i < p.n; i++) {
-                tr_state_at(g, p.list[i])->plain = TR_PLAIN_YES;
-            }
-            d->plain = all ? TR_PLAIN_YES : TR_PLAIN_NO;
-        }
-    }
-    return d->plain == TR_PLAIN_YES;
-}
-
-/* ---- walks */
-
-/* All tokens at and below a node. */
-static void
-take_below(walk_t *w, const tr_vocabulary_trie_t *t, uint32_t node)
-{
-    uint32_t *bits = w->s->bits;
-
-    for (uint32_t k = t->token[node]; k < t->token[t->skip[node]]; k++) {
-        bits[t->ids[k] / 32] |= 1u << (t->ids[k] % 32);
-    }
-    w->dense = true;
-}
-
-/* Does *set take any plain text, so that nothing below needs to be looked at? */
-static bool
-takes_all(walk_t *w, const tr_config_set_t *set)
-{
-    tr_configuration_t c = w->s->configs[set->first];
-
-    return set->n == 1 && !set->left && !tr_frame_counts(w->g, c.frame)
-           && takes_plain(w->g, c.state);
-}
-
-/* The tokens at nodes [i, end), children of one node and what is below, that
- * *set, which is closed, allows.  dead: bytes that are known to lead nowhere
- * from *set; NULL: none. */
-static void
-walk_range(walk_t *w, const tr_vocabulary_trie_t *t, uint32_t i, uint32_t end,
-           const tr_config_set_t *set, bool *dead)
-{
-    tr_grammar_scratch_t *s = w->s;
-    uint32_t plain = t == &s->vocabulary->plain ? PLAIN_NODE : 0;
-    uint32_t depth = 0;
-
-    s->levels[0] = *set;
-    s->levels[0].end = end;
-    for (;;) {
-        tr_config_set_t *at, *to;
-
-        while (i == s->levels[depth].end) {
-            if (depth == 0) {
-                return;
-            }
-            depth--;
-        }
-        at = &s->levels[depth];
-        to = at + 1;
-        s->n_configs = at->first + at->n;
-        s->n_frames = at->frames;
-        if (depth == 0 && dead != NULL && dead[t->byte[i]]) {
-            i = t->skip[i];
-            continue;
-        }
-        if (!step(w, at, t->byte[i], to)) {
-            if (depth == 0 && dead != NULL) {
-                dead[t->byte[i]] = true;
-            }
-            i = t->skip[i];
-        } else {
-            if (to->n > 0 || to->ended || (to->left && !w->counts)) {
-                take(w, t, i);
-            }
-            if (to->left && (w->counts || t->skip[i] > i + 1)) {
-                note_leave(w, i | plain, to->ticks);
-            }
-            to->end = t->skip[i];
-            if (plain && takes_all(w, to)) {
-                take_below(w, t, i);
-                i = t->skip[i];
-            } else if (to->n == 0) { /* only the end of a rule */
-                i = t->skip[i];
-            } else {
-                i++;
-                depth++;
-            }
-        }
-        if (s->limit || s->work > s->work_limit) {
-            s->limit = true;
-            return;
-        }
-    }
-}
-
-static void
-walk(walk_t *w, const tr_vocabulary_trie_t *t, uint32_t root,
-     const tr_config_set_t *set, bool *dead)
-{
-    walk_range(w, t, root + 1, t->skip[root], set, dead);
-}
-
-/* Plain tokens of at most `chars` characters. */
-static void
-take_plain(walk_t *w, uint32_t chars)
-{
-    const tr_vocabulary_t *v = w->s->vocabulary;
-    uint32_t k = chars < TR_PLAIN_MASKS ? chars : TR_PLAIN_MASKS;
-
-    for (uint32_t i = 0; i < v->words; i++) {
-        w->s->bits[i] |= v->plain_mask[k][i];
-    }
-    for (uint32_t i = 0; i < v->n_long && v->long_chars[i] <= chars; i++) {
-        uint32_t id = (uint32_t) v->long_id[i];
-
-        w->s->bits[id / 32] |= 1u << (id % 32);
-    }
-    w->dense = true;
-}
-
-/* All plain tokens, or those that a string which begins here has room for.
- * False: they must be looked at. */
-static bool
-take_at_once(walk_t *w, const tr_config_set_t *set)
-{
-    tr_configuration_t c = w->s->configs[set->first];
-    uint32_t room = w->s->vocabulary->longest;
-
-    if (set->n != 1 || !takes_plain(w->g, c.state)) {
-        return false;
-    }
-    if (tr_frame_counts(w->g, c.frame)) {
-        const tr_site_t *site = &w->g->program.sites[c.frame->site];
-
-        room = site->max - c.frame->count < room ? site->max - c.frame->count
-                                                 : room;
-    }
-    take_plain(w, room);
-    return true;
-}
-
-/* Where most plain characters lead to a state that takes any plain text (a name
- * that is not one of those that are declared): all plain tokens, then only those
- * below the other characters are looked at.  False: it is no such state. */
-static bool
-take_nearly_all(walk_t *w, const tr_configuration_t *c,
-                const tr_config_set_t *set)
-{
-    const tr_vocabulary_trie_t *t = &w->s->vocabulary->plain;
-    uint32_t to = tr_state_next(w->g, c->state, 0x7f);
-
-    if (to == TR_DEAD || set->n != 1 || tr_frame_counts(w->g, c->frame)
-        || (tr_state_at(w->g, to)->flags & NOT_SIMPLE)
-        || (tr_state_at(w->g, c->state)->flags & TR_STATE_CALLS)
-        || !takes_plain(w->g, to)) {
-        return false;
-    }
-    take_plain(w, w->s->vocabulary->longest);
-    for (uint32_t i = 1; i < t->n; i = t->skip[i]) {
-        if (tr_state_next(w->g, c->state, t->byte[i]) == to) {
-            continue;
-        }
-        for (uint32_t k = t->token[i]; k < t->token[t->skip[i]]; k++) {
-            w->s->bits[t->ids[k] / 32] &= ~(1u << (t->ids[k] % 32));
-        }
-        walk_range(w, t, i, t->skip[i], set, NULL);
-    }
-    return true;
-}
 
 /* ---- keeping */
 
@@ -504,7 +164,7 @@ keep(tr_grammar_t *g, const tr_kept_mask_t *m, uint32_t words)
 
 /* What the walk found, in the scratch. */
 static void
-found(const walk_t *w, tr_kept_mask_t *m)
+found(const tr_walk_t *w, tr_kept_mask_t *m)
 {
     bool few = !w->dense && w->n_few < w->s->vocabulary->words;
 
@@ -514,7 +174,7 @@ found(const walk_t *w, tr_kept_mask_t *m)
 }
 
 static void
-clean(const walk_t *w)
+clean(const tr_walk_t *w)
 {
     tr_grammar_scratch_t *s = w->s;
 
@@ -555,8 +215,8 @@ static uint32_t
 reach_of(tr_grammar_t *g, uint32_t state)
 {
     return 1
-           + (takes_plain(g, state) ? g->vocabulary->longest_in_string
-                                    : g->vocabulary->longest);
+           + (tr_state_takes_plain(g, state) ? g->vocabulary->longest_in_string
+                                             : g->vocabulary->longest);
 }
 
 /* Characters that a frame which counts has room for. */
@@ -579,13 +239,13 @@ by_ticks(const void *a, const void *b)
 
 /* room: NO_ROOM, or of a frame that counts, as far as a token reaches. */
 static void
-make_base(walk_t *w, const tr_configuration_t *c, uint32_t room,
+make_base(tr_walk_t *w, const tr_configuration_t *c, uint32_t room,
           tr_kept_mask_t *out)
 {
     tr_grammar_scratch_t *s = w->s;
     const tr_vocabulary_t *v = s->vocabulary;
     tr_frame_t bottom = { .refs = TR_FRAME_BOTTOM, .site = TR_NO_SITE };
-    bool plain = takes_plain(w->g, c->state);
+    bool plain = tr_state_takes_plain(w->g, c->state);
     tr_config_set_t set;
 
     begin(s);
@@ -605,11 +265,10 @@ make_base(walk_t *w, const tr_configuration_t *c, uint32_t room,
     tr_set_add(s, &set, &bottom, c->state);
     tr_set_close(w->g, s, &set, true);
     set.frames = s->n_frames;
-    if (!(plain && w->counts) && !take_at_once(w, &set)
-        && !take_nearly_all(w, c, &set)) {
-        walk(w, &v->plain, 0, &set, NULL);
+    if (!plain || !w->counts) {
+        tr_walk_plain(w, c, &set);
     }
-    walk(w, &v->rest, 0, &set, NULL);
+    tr_walk(w, &v->rest, 0, &set, NULL);
     if (w->counts && s->n_leaves > 0) {
         qsort(s->leaves, s->n_leaves, sizeof(*s->leaves), by_ticks);
     }
@@ -697,7 +356,7 @@ typedef struct {
 
 /* What the end of c's rule leads to. */
 static void
-begin_context(walk_t *w, const tr_configuration_t *c, tr_config_set_t *set)
+begin_context(tr_walk_t *w, const tr_configuration_t *c, tr_config_set_t *set)
 {
     tr_grammar_scratch_t *s = w->s;
 
@@ -715,8 +374,9 @@ begin_context(walk_t *w, const tr_configuration_t *c, tr_config_set_t *set)
 }
 
 static void
-make_context(walk_t *w, const tr_configuration_t *c, const tr_leave_t *leaves,
-             uint32_t n, context_t *room, tr_kept_mask_t *out)
+make_context(tr_walk_t *w, const tr_configuration_t *c,
+             const tr_leave_t *leaves, uint32_t n, context_t *room,
+             tr_kept_mask_t *out)
 {
     tr_grammar_scratch_t *s = w->s;
     const tr_vocabulary_t *v = s->vocabulary;
@@ -731,9 +391,10 @@ make_context(walk_t *w, const tr_configuration_t *c, const tr_leave_t *leaves,
     w->base = w->counts = false;
     begin_context(w, c, &set);
     for (uint32_t i = 0; i < n && !s->limit && (set.n > 0 || set.ended); i++) {
-        uint32_t node = leaves[i].node & ~PLAIN_NODE;
-        const tr_vocabulary_trie_t *t = leaves[i].node & PLAIN_NODE ? &v->plain
-                                                                    : &v->rest;
+        uint32_t node = leaves[i].node & ~TR_PLAIN_NODE;
+        const tr_vocabulary_trie_t *t = leaves[i].node & TR_PLAIN_NODE
+                                            ? &v->plain
+                                            : &v->rest;
 
         if (counts) {
             if (i == 0 || leaves[i].ticks != leaves[i - 1].ticks) {
@@ -744,9 +405,9 @@ make_context(walk_t *w, const tr_configuration_t *c, const tr_leave_t *leaves,
                 room->groups[out->n_groups++] = (group_t){ leaves[i].ticks,
                                                            w->n_few };
             }
-            take(w, t, node);
+            tr_walk_take(w, t, node);
         }
-        walk(w, t, node, &set, dead);
+        tr_walk(w, t, node, &set, dead);
     }
     if (s->looked <= c->frame->depth
         && c->frame->depth - s->looked + 1 <= ENTRIES_MAX) {
@@ -804,7 +465,7 @@ apply_plain(const tr_vocabulary_t *v, uint32_t room, uint32_t *mask)
 
 /* Found or made; *made holds it where it is not kept. */
 static const tr_kept_mask_t *
-base_of(walk_t *w, const tr_configuration_t *c, uint32_t room,
+base_of(tr_walk_t *w, const tr_configuration_t *c, uint32_t room,
         tr_kept_mask_t *made)
 {
     const tr_kept_mask_t *m = find(w->g, c->state, room, NULL, 0);
@@ -825,7 +486,7 @@ fill_base(tr_grammar_t *g, tr_grammar_scratch_t *s, const tr_configuration_t *c,
 {
     uint32_t words = s->vocabulary->words, room = NO_ROOM, most = NO_ROOM,
              left = 0;
-    walk_t w = { .g = g, .s = s };
+    tr_walk_t w = { .g = g, .s = s };
     const tr_kept_mask_t *m;
 
     if (tr_frame_counts(g, c->frame)) {
@@ -847,7 +508,7 @@ fill_base(tr_grammar_t *g, tr_grammar_scratch_t *s, const tr_configuration_t *c,
     if (room == most || s->limit) {
         return m;
     }
-    w = (walk_t){ .g = g, .s = s };
+    w = (tr_walk_t){ .g = g, .s = s };
     m = base_of(&w, c, most, made);
     clean(&w);
     return m;
@@ -859,7 +520,7 @@ fill(tr_grammar_t *g, tr_grammar_scratch_t *s, const tr_configuration_t *c,
 {
     tr_kept_mask_t made, made_context;
     const tr_kept_mask_t *m = fill_base(g, s, c, mask, &made), *context;
-    walk_t w = { .g = g, .s = s };
+    tr_walk_t w = { .g = g, .s = s };
     context_t room;
 
     if (s->limit || c->frame == NULL || m->n_leaves == 0) {

@@ -430,10 +430,14 @@ tr_schema_object(schema_t *c, json_t *flat, uint32_t from, uint32_t to)
         o.max = TR_UNBOUNDED;
     }
     if (tr_schema_going(c) && o.n_required <= o.max && o.min <= o.max) {
+        /* apart from `first`, to which a comma may lead */
+        uint32_t inside = tr_rules_state(c->b);
+
         tr_rules_bytes(c->b, from, '{', '{', opened);
-        space(c, opened, first);
+        space(c, opened, inside);
+        tr_rules_empty(c->b, inside, first);
         if (o.n_required == 0) {
-            close_object(&o, first);
+            close_object(&o, inside);
         }
         if (o.open && o.max > 0) {
             make_more_rule(&o);
