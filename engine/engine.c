@@ -34,6 +34,7 @@
 #include "engine/config/log.h"
 #include "engine/scheduler/loop.h"
 #include "engine/api/openai.h"
+#include "engine/model/model_id.h"
 #include "engine/redis/redis_publisher.h"
 #include "engine/tokenizer/tokenizer.h"
 
@@ -219,6 +220,28 @@ fill_card(const tr_engine_t *e, tr_status_card_t *card)
                                          card->level_token_bytes);
 }
 
+/* Who may continue whose requests.  Without an id nobody may. */
+static void
+fill_identity(const tr_engine_t *e, tr_status_card_t *card)
+{
+    char settings[1024];
+    uint64_t exact;
+
+    snprintf(settings, sizeof(settings), "%s|%s|%s", e->config.chat_template,
+             e->config.generation_config, card->kv_policy);
+    if (tr_model_identify(e->config.model, settings, card->model_id) != TR_OK) {
+        tr_log(TR_LEVEL_WARN,
+               "no identity of the model: requests do not move to or from "
+               "this engine");
+        return;
+    }
+    snprintf(settings, sizeof(settings), "%s|%s|%s|%s|%s", card->backend,
+             e->config.dtype, e->config.kv_rotate, TR_VERSION,
+             e->config.load_format);
+    exact = tr_model_hash(0, card->model_id, sizeof(card->model_id));
+    card->exact_id = tr_model_hash(exact, settings, strlen(settings));
+}
+
 static tr_status_t
 open_status(tr_engine_t *e, tr_error_t *err)
 {
@@ -234,6 +257,7 @@ open_status(tr_engine_t *e, tr_error_t *err)
         return tr_error_set(err, rc, "", "cannot make the status page");
     }
     fill_card(e, &e->status->card);
+    fill_identity(e, &e->status->card);
     return TR_OK;
 }
 
@@ -251,6 +275,7 @@ start_parser(tr_engine_t *e, tr_error_t *err)
         .dialect = e->dialect,
         .max_model_len = x->max_model_len,
         .vocab = x->vocab,
+        .model_id = e->status->card.model_id,
         .eos = x->eos,
         .n_eos = x->n_eos,
         .generation = strcmp(e->config.generation_config, "vllm") == 0

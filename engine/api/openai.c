@@ -6,6 +6,7 @@
  * that cannot fit the context however it is tokenised is refused by its length
  * in bytes; a client cannot buy seconds of tokeniser time with one request.
  */
+#include "engine/scheduler/replay.h"
 #include "openai_internal.h"
 
 #include <stdlib.h>
@@ -130,11 +131,12 @@ check_model(tr_openai_call_t *c)
     json_t *model = tr_json_field(c->root, "model");
     const tr_request_t *r = c->r;
 
-    if (r->routed_model != NULL) {
+    if (r->routed_len != 0) {
         /* it chose this engine by what it read: whether that is a name of this
          * engine's is its business, but not what the body says */
         if (!json_is_string(model) || json_string_length(model) != r->routed_len
-            || memcmp(json_string_value(model), r->routed_model, r->routed_len)
+            || memcmp(json_string_value(model), r->ahead + r->replay_len,
+                      r->routed_len)
                    != 0) {
             return tr_error_set(c->err, TR_ERR_INVALID, "model",
                                 "The gateway and the engine read different "
@@ -267,7 +269,13 @@ tr_openai_parse(const tr_openai_t *api, tr_tokenizer_scratch_t *s,
     memset(&r->error, 0, sizeof(r->error));
     r->params.logprobs = -1;
     r->created = (int64_t) time(NULL);
-    rc = parse(&c);
+    rc = tr_replay_begin(r, api->model_id);
+    if (rc == TR_OK) {
+        rc = parse(&c);
+    }
+    if (rc == TR_OK) {
+        rc = tr_replay(r, api->tokenizer, api->vocab);
+    }
     json_decref(c.root);
     if (c.prompts != NULL) {
         for (i = 0; i < r->n_prompts; i++) {

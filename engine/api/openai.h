@@ -28,7 +28,8 @@ typedef struct {
     uint32_t n_eos;
     /* sampling of a request that says nothing; NULL: as OpenAI; borrowed */
     const tr_generation_t *generation;
-    uint32_t max_choices; /* n * prompts */
+    const uint8_t *model_id; /* [TR_MODEL_ID] of the status page's card */
+    uint32_t max_choices;    /* n * prompts */
     /* what may be chosen with kv_policy, the default first; borrowed */
     const tr_executor_policy_t *policies;
     uint32_t n_policies;

@@ -55,7 +55,7 @@ typedef struct {
     size_t laid_out;       /* bytes of its arena, counted in the env's */
     uint64_t tokens;       /* what it will hold, counted in the env's */
     uint64_t declared;     /* body_len of its SUBMIT */
-    uint32_t model_left;   /* bytes of the model's name that are to come */
+    uint32_t ahead_left;   /* bytes that are to come ahead of the body */
     uint32_t generation;   /* last one seen */
     uint8_t state;
     bool gathered; /* the last part of this generation was seen */

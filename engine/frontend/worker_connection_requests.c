@@ -196,7 +196,7 @@ make_room(tr_connection_t *c, tr_request_slot_t *s, size_t need)
 {
     tr_request_t *r = s->request;
     uint64_t max_body = c->env->config->max_body;
-    size_t cap = r->body_cap ? r->body_cap : BODY_FIRST;
+    size_t cap = r->body_cap ? r->body_cap : BODY_FIRST, hold;
     char *grown;
 
     if (need > max_body
@@ -216,7 +216,8 @@ make_room(tr_connection_t *c, tr_request_slot_t *s, size_t need)
     if (cap > s->declared && s->declared >= need) {
         cap = (size_t) s->declared; /* exactly, when it is known */
     }
-    if (c->body_bytes - s->charged + cap > bodies_max(c, s)) {
+    hold = cap + r->replay_len;
+    if (c->body_bytes - s->charged + hold > bodies_max(c, s)) {
         return tr_error_set(&r->error, TR_ERR_QUEUE_FULL, "",
                             "Too many large "
                             "requests are being read at the moment; try again "
@@ -228,8 +229,8 @@ make_room(tr_connection_t *c, tr_request_slot_t *s, size_t need)
     }
     r->body = grown;
     r->body_cap = cap;
-    c->body_bytes += cap - s->charged;
-    s->charged = cap;
+    c->body_bytes += hold - s->charged;
+    s->charged = hold;
     return TR_OK;
 }
 
@@ -255,16 +256,18 @@ submit(tr_connection_t *c, tr_request_slot_t *s)
     }
 }
 
-/* The model's name comes ahead of the body: takes what is here of it. */
+/* A replay block and the model's name come ahead of the body: takes what is here
+ * of them. */
 static void
-gather_model(tr_request_slot_t *s, const char **bytes, size_t *n)
+gather_ahead(tr_request_slot_t *s, const char **bytes, size_t *n)
 {
     tr_request_t *r = s->request;
-    size_t take = *n < s->model_left ? *n : s->model_left;
+    size_t take = *n < s->ahead_left ? *n : s->ahead_left;
 
     if (take != 0) {
-        memcpy(r->routed_model + r->routed_len - s->model_left, *bytes, take);
-        s->model_left -= (uint32_t) take;
+        memcpy(r->ahead + r->replay_len + r->routed_len - s->ahead_left, *bytes,
+               take);
+        s->ahead_left -= (uint32_t) take;
         *bytes += take;
         *n -= take;
     }
@@ -278,9 +281,10 @@ gather(tr_connection_t *c, tr_request_slot_t *s, const char *bytes, size_t n,
 {
     tr_request_t *r = s->request;
 
-    gather_model(s, &bytes, &n);
-    if (s->model_left != 0 && !more) {
-        return tr_connection_violation(c, "a model's name that is cut off");
+    gather_ahead(s, &bytes, &n);
+    if (s->ahead_left != 0 && !more) {
+        return tr_connection_violation(c, "what comes ahead of a body is cut "
+                                          "off");
     }
     if (s->declared != TR_BODY_UNKNOWN
         && (r->body_len + n > s->declared
@@ -307,14 +311,18 @@ gather(tr_connection_t *c, tr_request_slot_t *s, const char *bytes, size_t n,
 
 /* ---- SUBMIT ------------------------------------------------------------- */
 
+/* Room for what comes ahead of the body, counted with it. */
 static tr_status_t
-set_model(tr_request_t *r, uint32_t len)
+expect_ahead(tr_request_t *r, const tr_wire_submit_t *head)
 {
-    if (len != 0) {
-        r->routed_model = malloc(len);
-        r->routed_len = len;
+    size_t n = (size_t) head->replay_len + head->model_len;
+
+    r->replay_len = head->replay_len;
+    r->routed_len = head->model_len;
+    if (n != 0) {
+        r->ahead = malloc(n);
     }
-    return len == 0 || r->routed_model != NULL ? TR_OK : TR_ERR_NOMEM;
+    return n == 0 || r->ahead != NULL ? TR_OK : TR_ERR_NOMEM;
 }
 
 static tr_status_t
@@ -329,12 +337,12 @@ first_part(tr_connection_t *c, const tr_record_t *rec, const uint8_t *payload)
         return tr_connection_violation(c, "bad SUBMIT of %u bytes",
                                        rec->length);
     }
-    if (head.replay_len != 0) {
-        return tr_connection_violation(c, "a replay block, which this engine "
-                                          "does not offer");
+    if (head.replay_len != 0 && !(c->features & TR_FEATURE_REPLAY)) {
+        return tr_connection_violation(c, "a replay block, which its hello did "
+                                          "not speak of");
     }
     r = calloc(1, sizeof(*r));
-    if (r == NULL || set_model(r, head.model_len) != TR_OK) {
+    if (r == NULL || expect_ahead(r, &head) != TR_OK) {
         tr_request_free(r);
         return tr_connection_violation(c, "no memory for a request");
     }
@@ -353,7 +361,7 @@ first_part(tr_connection_t *c, const tr_record_t *rec, const uint8_t *payload)
     s->request = r;
     s->generation = TR_ID_GENERATION(rec->id);
     s->declared = head.body_len;
-    s->model_left = head.model_len;
+    s->ahead_left = head.replay_len + head.model_len;
     s->state = TR_SLOT_GATHERING;
     s->gathered = !(rec->flags & TR_FLAG_MORE);
     c->n_requests++;

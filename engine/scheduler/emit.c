@@ -26,7 +26,7 @@ static void
 tr_emit_event(tr_emit_t *e, tr_request_t *r, uint16_t type,
               const tr_ring_piece_t *pieces, unsigned n)
 {
-    if (r->events != NULL && !r->events_closed) {
+    if (r->events != NULL && !r->events_closed && !e->silent) {
         tr_events_record(r, type, pieces, n);
         e->events = r->events;
     }
@@ -49,7 +49,7 @@ tr_emit_delta(tr_emit_t *e, const tr_sequence_t *q, uint32_t tokens,
     tr_status_t rc;
 
     tr_emit_event(e, r, TR_RECORD_DELTA, pieces, 3); /* without ids */
-    if (tr_request_detached(r)) {
+    if (e->silent || tr_request_detached(r)) {
         return;
     }
     head.ids_len = n_ids * (uint32_t) sizeof(*e->ids);
@@ -193,7 +193,7 @@ tr_emit_item(tr_emit_turn_t *t, const tr_dialect_piece_t *p)
 
     t->owes = true;
     tr_emit_event(t->emit, r, TR_RECORD_ITEM, pieces, 3);
-    if (tr_request_detached(r)) {
+    if (t->emit->silent || tr_request_detached(r)) {
         return;
     }
     rc = tr_response_writer_item(r->writer, r->id, &head, bytes + p->id,
@@ -484,6 +484,7 @@ tr_emit_finish(tr_emit_t *e, tr_request_t *r, uint32_t choice, uint16_t reason,
         .prompt_tokens = r->prompt_tokens,
         .completion_tokens = r->completion_tokens,
         .preemptions = r->preemptions,
+        .migrations = r->migrations,
         .queue_us = tr_emit_span(r->arrival_us, r->scheduled_us),
         .prefill_us = tr_emit_span(r->scheduled_us, r->first_token_us),
         .decode_us = tr_emit_span(r->first_token_us, r->last_token_us),

@@ -15,6 +15,7 @@ typedef struct {
         *staged;                 /* response writers with unpublished records */
     tr_request_events_t *events; /* something was told there */
     tr_bell_t bell;              /* of the step loop's thread */
+    bool silent; /* nothing is told: tokens were, by another engine */
     char text[TR_RESPONSE_WRITER_TEXT_MAX + TR_DIALECT_TEXT_MAX];
     tr_dialect_out_t items;
     uint8_t logprobs[TR_RESPONSE_WRITER_LOGPROB_MAX];

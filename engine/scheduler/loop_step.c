@@ -22,6 +22,11 @@ tr_loop_scheduled(tr_loop_t *l, tr_request_t *r, uint64_t now)
     r->scheduled_us = now;
     tr_emit_started(&l->emit, r, now);
     atomic_fetch_sub(&l->queued, 1);
+    if (r->migrations != 0) { /* counted where it began */
+        tr_loop_count(&l->counters->replayed_tokens, r->replayed);
+        r->first_token_us = r->replayed != 0 ? now : 0;
+        return;
+    }
     tr_loop_count(&l->counters->prompt_tokens, r->prompt_tokens);
     tr_status_observe(&l->counters->queue_time,
                       tr_loop_since(r->arrival_us, now));

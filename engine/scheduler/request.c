@@ -87,7 +87,7 @@ tr_request_free(tr_request_t *r)
         tr_grammar_unref(r->grammar);
         tr_arena_free(&r->arena);
         free(r->body);
-        free(r->routed_model);
+        free(r->ahead);
         free(r);
     }
 }
@@ -209,8 +209,10 @@ tr_request_layout(tr_request_t *r, const tr_ids_t *prompts, uint32_t n_prompts,
     if (n == 0 || n > INT32_MAX) {
         return TR_ERR_INVALID;
     }
-    if (!r->params.has_seed
-        && getrandom(&l.seed, sizeof(l.seed), 0) != sizeof(l.seed)) {
+    if (r->migrations != 0) {
+        l.seed = r->seed;
+    } else if (!r->params.has_seed
+               && getrandom(&l.seed, sizeof(l.seed), 0) != sizeof(l.seed)) {
         return TR_ERR_INTERNAL;
     }
     r->seed = l.seed;

@@ -125,11 +125,12 @@ struct tr_request {
     tr_arena_t arena;
 
     /* body, gathered by the frontend thread, freed by the request parser after
-     * parsing; and the model that the gateway read in it, if it says so */
+     * parsing; and what came ahead of it: a replay block (wire.h), and the
+     * model that the gateway read in it, if it says so */
     char *body;
     size_t body_len, body_cap;
-    char *routed_model; /* [routed_len], NULL: it does not */
-    uint32_t routed_len;
+    char *ahead; /* [replay_len + routed_len], NULL: nothing */
+    uint32_t replay_len, routed_len;
 
     /* filled by the request parser */
     bool stream, include_usage, echo;
@@ -148,6 +149,8 @@ struct tr_request {
     uint32_t prompt_tokens; /* of all prompts, each counted once */
     uint64_t seed;          /* of all choices, drawn where none was given */
     uint64_t max_total;     /* tokens that all choices may have, together */
+    uint32_t migrations;    /* engines that had it before; 0: it is new */
+    uint32_t replayed;      /* tokens that they told, of all choices */
     int64_t created;        /* Unix time, s */
     tr_result_t *result;    /* it is complete, and goes to no loop; else NULL */
     /* what the answers are made of (dialect.h); NULL: content alone */

@@ -135,7 +135,9 @@ tr_scheduler_add(tr_scheduler_t *s, tr_request_t *r)
 
     for (i = 0; i < r->n_sequences; i++) {
         r->sequences[i].order = s->next_order++;
-        tr_scheduler_insert(&s->waiting, &r->sequences[i]);
+        if (r->sequences[i].state != TR_SEQ_DONE) { /* at another engine */
+            tr_scheduler_insert(&s->waiting, &r->sequences[i]);
+        }
     }
 }
 

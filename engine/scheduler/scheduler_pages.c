@@ -366,6 +366,14 @@ tr_scheduler_run(tr_scheduler_t *s, tr_sequence_t *q)
     }
 }
 
+/* What a policy that compresses takes at 16 bits first.  A sequence that comes
+ * from another engine is computed as if its cache had been lost here. */
+static uint32_t
+tr_sequence_first_len(const tr_sequence_t *q)
+{
+    return q->len > q->prompt_len ? q->len - 1 : q->prompt_len;
+}
+
 /* Gives q a slot with pages for its prompt (and for all it has said, where
  * nothing is compressed), the prompt copied from a sibling if there is one.
  * There are pages enough. */
@@ -385,7 +393,7 @@ tr_scheduler_start(tr_scheduler_t *s, tr_sequence_t *q,
     /* else a slot holds nothing but keys and values */
     q->exact = policy->n_levels != 0 || policy->scored || policy->minmax;
     if (policy->n_levels != 0 && q->uncompressed_len == 0) {
-        q->uncompressed_len = q->prompt_len;
+        q->uncompressed_len = tr_sequence_first_len(q);
     }
     tr_kv_prompt(s->kv, slot,
                  q->uncompressed_len != 0 ? q->uncompressed_len
@@ -446,7 +454,8 @@ tr_scheduler_affords(tr_scheduler_t *s, uint64_t need, uint64_t keep,
 static bool
 tr_scheduler_affords_start(tr_scheduler_t *s, tr_sequence_t *q)
 {
-    uint32_t n = q->uncompressed_len != 0 ? q->uncompressed_len : q->prompt_len;
+    uint32_t n = q->uncompressed_len != 0 ? q->uncompressed_len
+                                          : tr_sequence_first_len(q);
     uint64_t uncompressed = tr_scheduler_uncompressed(s, n);
     uint64_t charge = tr_kv_pages_for(s->kv, q->request->kv_policy, n);
     uint64_t copy = charge > uncompressed ? charge - uncompressed : 0;

@@ -22,10 +22,12 @@
 #define TR_ABI_VERSION_MIN 4u /* oldest still spoken; 0.2.0 had 3 */
 
 /* Bits of features[0]; features[1] is for more, and 0. */
-#define TR_FEATURE_IDS 0x01u   /* TR_SUBMIT_IDS: DELTAs carry token ids */
-#define TR_FEATURE_PING 0x08u  /* the pulse (channel.h) is answered */
-#define TR_FEATURE_MODEL 0x20u /* SUBMIT may name the model, to be compared */
-#define TR_FEATURES (TR_FEATURE_IDS | TR_FEATURE_PING | TR_FEATURE_MODEL)
+#define TR_FEATURE_IDS 0x01u    /* TR_SUBMIT_IDS: DELTAs carry token ids */
+#define TR_FEATURE_REPLAY 0x02u /* SUBMIT may have a replay block */
+#define TR_FEATURE_PING 0x08u   /* the pulse (channel.h) is answered */
+#define TR_FEATURE_MODEL 0x20u  /* SUBMIT may name the model, to be compared */
+#define TR_FEATURES \
+    (TR_FEATURE_IDS | TR_FEATURE_REPLAY | TR_FEATURE_PING | TR_FEATURE_MODEL)
 
 enum tr_peer_role { TR_ROLE_WORKER = 1, TR_ROLE_CLI = 2 };
 

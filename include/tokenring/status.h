@@ -135,6 +135,7 @@ typedef struct {
     _Atomic uint64_t gpu_known;       /* TR_STATUS_GPU_*: which of these are */
     _Atomic uint64_t gpu_use_percent; /* of the time, a kernel was running */
     _Atomic uint64_t gpu_milliwatts;
+    _Atomic uint64_t replayed_tokens; /* of requests from other engines */
 } tr_status_counters_t;
 
 typedef struct {

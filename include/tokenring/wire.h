@@ -76,6 +76,7 @@ enum tr_record_type {
 #define TR_TRACE_MAX 56u
 #define TR_SUBMIT_MODEL_MAX 256u
 #define TR_REPLAY_MAX (8u << 20) /* bytes of a replay block */
+#define TR_REPLAY_IDS (1u << 20) /* of all choices in it */
 #define TR_COMPLETION_LEN 32u
 #define TR_OWNER_LEN 40u
 
@@ -111,6 +112,30 @@ typedef struct {
     uint8_t cache_key[TR_CACHE_KEY];
     char trace[TR_TRACE_MAX]; /* traceparent, printable ASCII, then NULs */
 } tr_wire_submit_t;           /* 264 bytes */
+
+/* A replay block: how far a request was at another engine, which goes on here.
+ * This head, then for each choice its head and the ids of the tokens that were
+ * told, none for a choice that has ended; then tail_len bytes, to be skipped.
+ * The engine takes the ids as output that it has made itself and told.  An
+ * ERROR with TR_ERR_REPLAY says that they cannot be this request's output. */
+typedef struct {
+    uint64_t seed;   /* of its ACCEPTED, as are the next three and max_total */
+    int64_t created; /* the prompt may have the date in it */
+    uint64_t number; /* records that the worker has taken */
+    uint8_t model_id[TR_MODEL_ID];
+    uint32_t choices, prompt_tokens;
+    uint32_t epoch; /* engines that had it */
+    uint32_t tail_len;
+    uint64_t max_total;
+} tr_wire_replay_t; /* 64 bytes */
+
+typedef struct {
+    uint32_t tokens; /* that were told */
+    uint32_t echoed; /* prompt tokens, with echo */
+    uint16_t reason; /* enum tr_finish_reason, 0: it goes on */
+    uint16_t flags;  /* 0 */
+    uint32_t reserved;
+} tr_wire_replay_choice_t; /* 16 bytes, then `tokens` int32_t unless reason */
 
 #define TR_ACCEPTED_STREAM 0x0001u
 #define TR_ACCEPTED_INCLUDE_USAGE 0x0002u
@@ -292,6 +317,14 @@ typedef struct {
 static inline tr_status_t tr_wire_submit_parse(const void *in, size_t len,
                                                tr_wire_submit_t *head,
                                                tr_wire_bytes_t *bytes);
+/* rest: the choices, to be taken with next, head->choices times; ids may not be
+ * aligned. */
+static inline tr_status_t tr_wire_replay_parse(const void *in, size_t len,
+                                               tr_wire_replay_t *head,
+                                               tr_wire_bytes_t *rest);
+static inline tr_status_t tr_wire_replay_next(tr_wire_bytes_t *rest,
+                                              tr_wire_replay_choice_t *head,
+                                              tr_wire_bytes_t *ids);
 static inline tr_status_t tr_wire_accepted_parse(const void *in, size_t len,
                                                  tr_wire_accepted_t *head,
                                                  tr_wire_bytes_t *model,

@@ -9,6 +9,8 @@
 #include <tokenring/wire.h>
 
 _Static_assert(sizeof(tr_wire_submit_t) == 264, "SUBMIT head");
+_Static_assert(sizeof(tr_wire_replay_t) == 64, "head of a replay block");
+_Static_assert(sizeof(tr_wire_replay_choice_t) == 16, "choice of a block");
 _Static_assert(sizeof(tr_wire_accepted_t) == 72, "ACCEPTED head");
 _Static_assert(sizeof(tr_wire_started_t) == 8, "STARTED is 8 bytes");
 _Static_assert(sizeof(tr_wire_delta_t) == 24, "DELTA head");
@@ -108,6 +110,58 @@ tr_wire_submit_parse(const void *in, size_t len, tr_wire_submit_t *head,
         return TR_ERR_PROTOCOL;
     }
     return tr_wire_take_bytes(&at, &len, (uint32_t) len, bytes);
+}
+
+/* The next choice of a block, which is known to have one. */
+static inline tr_status_t
+tr_wire_replay_next(tr_wire_bytes_t *rest, tr_wire_replay_choice_t *head,
+                    tr_wire_bytes_t *ids)
+{
+    const uint8_t *at = (const uint8_t *) rest->data;
+    size_t n = rest->len;
+
+    if (tr_wire_take(&at, &n, head, sizeof(*head)) != TR_OK
+        || head->tokens > TR_REPLAY_IDS || head->reason > TR_FINISH_TOOL_CALLS
+        || head->reason == TR_FINISH_ABORTED
+        || tr_wire_take_bytes(&at, &n,
+                              head->reason != 0
+                                  ? 0
+                                  : head->tokens * (uint32_t) sizeof(int32_t),
+                              ids)
+               != TR_OK) {
+        return TR_ERR_PROTOCOL;
+    }
+    rest->data = (const char *) at;
+    rest->len = (uint32_t) n;
+    return TR_OK;
+}
+
+static inline tr_status_t
+tr_wire_replay_parse(const void *in, size_t len, tr_wire_replay_t *head,
+                     tr_wire_bytes_t *rest)
+{
+    const uint8_t *at = (const uint8_t *) in;
+    tr_wire_replay_choice_t choice;
+    tr_wire_bytes_t left, ids;
+    uint64_t total = 0;
+    uint32_t i;
+
+    if (len > TR_REPLAY_MAX
+        || tr_wire_take(&at, &len, head, sizeof(*head)) != TR_OK
+        || head->choices == 0
+        || tr_wire_take_bytes(&at, &len, (uint32_t) len, rest) != TR_OK) {
+        return TR_ERR_PROTOCOL;
+    }
+    left = *rest;
+    for (i = 0; i < head->choices; i++) {
+        if (tr_wire_replay_next(&left, &choice, &ids) != TR_OK) {
+            return TR_ERR_PROTOCOL;
+        }
+        total += ids.len / sizeof(int32_t);
+    }
+    return total <= TR_REPLAY_IDS && left.len == head->tail_len
+               ? TR_OK
+               : TR_ERR_PROTOCOL;
 }
 
 static inline tr_status_t

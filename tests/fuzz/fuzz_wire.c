@@ -41,11 +41,24 @@ walk_logprobs(tr_wire_bytes_t left)
 }
 
 static void
+walk_replay(uint32_t choices, tr_wire_bytes_t rest)
+{
+    tr_wire_replay_choice_t choice;
+    tr_wire_bytes_t ids = { NULL, 0 };
+
+    while (choices-- != 0) {
+        assert(tr_wire_replay_next(&rest, &choice, &ids) == TR_OK);
+        touch(ids);
+    }
+}
+
+static void
 parse(unsigned which, const uint8_t *payload, size_t size)
 {
     union {
         tr_wire_submit_t submit;
         tr_wire_accepted_t accepted;
+        tr_wire_replay_t replay;
         tr_wire_started_t started;
         tr_wire_delta_t delta;
         tr_wire_finish_t finish;
@@ -82,8 +95,12 @@ parse(unsigned which, const uint8_t *payload, size_t size)
     case 7:
         rc = tr_wire_started_parse(payload, size, &head.started);
         break;
-    case 7:
+    case 8:
         rc = tr_wire_result_parse(payload, size, &head.result, &a);
+        break;
+    case 9:
+        rc = tr_wire_replay_parse(payload, size, &head.replay, &a);
+        walk_replay(rc == TR_OK ? head.replay.choices : 0, a);
         break;
     default:
         rc = tr_wire_error_parse(payload, size, &head.error, &a, &b);
@@ -107,7 +124,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     copy = malloc(size); /* one byte more than the payload, behind its start */
     memcpy(copy + 1, data + 1, size - 1);
-    parse(data[0] % 9, copy + 1, size - 1);
+    parse(data[0] % 11, copy + 1, size - 1);
     free(copy);
     return 0;
 }

@@ -47,6 +47,25 @@ parse_submit(const uint8_t *payload, size_t len)
 }
 
 static tr_status_t
+parse_replay(const uint8_t *payload, size_t len)
+{
+    tr_wire_replay_choice_t choice = { 0 };
+    tr_wire_replay_t head;
+    tr_wire_bytes_t rest = { 0 }, ids = { 0 };
+    tr_status_t rc = tr_wire_replay_parse(payload, len, &head, &rest);
+
+    for (uint32_t i = 0; rc == TR_OK && i < head.choices; i++) {
+        assert_int_equal(tr_wire_replay_next(&rest, &choice, &ids), TR_OK);
+        inside(ids, payload, len);
+        assert_int_equal(ids.len, choice.reason != 0 ? 0 : 4 * choice.tokens);
+    }
+    if (rc == TR_OK) {
+        assert_int_equal(rest.len, head.tail_len);
+    }
+    return rc;
+}
+
+static tr_status_t
 parse_accepted(const uint8_t *payload, size_t len)
 {
     tr_wire_accepted_t head;
@@ -207,6 +226,26 @@ sample_submit(sample_t *s)
     add(s, "{\"model\":1", 10);
 }
 
+/* Three choices, two of which have ended, and a tail. */
+static void
+sample_replay(sample_t *s)
+{
+    tr_wire_replay_t head = {
+        .seed = 5, .choices = 3, .prompt_tokens = 3, .epoch = 1, .tail_len = 3
+    };
+    tr_wire_replay_choice_t open = { .tokens = 3, .echoed = 3 };
+    tr_wire_replay_choice_t ended = { .tokens = 9, .reason = TR_FINISH_STOP };
+    const int32_t ids[3] = { 7, 8, 9 };
+
+    s->len = 0;
+    add(s, &head, sizeof(head));
+    add(s, &open, sizeof(open));
+    add(s, ids, sizeof(ids));
+    add(s, &ended, sizeof(ended));
+    add(s, &ended, sizeof(ended));
+    add(s, "new", 3);
+}
+
 static void
 sample_accepted(sample_t *s)
 {
@@ -335,6 +374,14 @@ static const struct kind {
       sizeof(tr_wire_submit_t),
       1,
       { offsetof(tr_wire_submit_t, request_id_len), 0 } },
+    { "replay block",
+      parse_replay,
+      sample_replay,
+      sizeof(tr_wire_replay_t),
+      0,
+      { offsetof(tr_wire_replay_t, choices),
+        offsetof(tr_wire_replay_t, tail_len),
+        sizeof(tr_wire_replay_t) } }, /* tokens of the first choice */
     { "ACCEPTED",
       parse_accepted,
       sample_accepted,

@@ -169,6 +169,57 @@ test_routed_model(void **state)
     fixture_stop(&fixture);
 }
 
+/* A block that is none, or of another model, is refused and its channel goes
+ * on; the block may come in any pieces. */
+static void
+test_replay_is_checked(void **state)
+{
+    static const char body[] = "{\"prompt\":\"x\",\"max_tokens\":2}";
+    tr_wire_replay_t block = { .choices = 1, .prompt_tokens = 1, .epoch = 1 };
+    tr_wire_replay_choice_t choice = { .tokens = 0 };
+    tr_wire_bytes_t param, message;
+    tr_wire_error_t error;
+    uint8_t payload[1024];
+    fixture_t rig;
+    uint32_t i;
+    raw_t r;
+
+    (void) state;
+    rig_start(&rig, NULL);
+    raw_open(&r, &rig, 0);
+    for (i = 0; i < 4; i++) {
+        uint64_t id = TR_ID(i, 1);
+        size_t ahead = sizeof(block) + sizeof(choice), at = sizeof(block) / 2;
+        tr_wire_submit_t head = { .endpoint = TR_ENDPOINT_COMPLETIONS,
+                                  .body_len = sizeof(body) - 1,
+                                  .replay_len = (uint32_t) ahead };
+        tr_record_t rec;
+
+        block.epoch = i != 0;
+        block.tail_len = i == 1;
+        choice.tokens = i == 2 ? 1u << 21 : 0;
+        block.model_id[0] = i == 3;
+        memcpy(payload, &head, sizeof(head));
+        memcpy(payload + sizeof(head), &block, sizeof(block));
+        memcpy(payload + sizeof(head) + sizeof(block), &choice, sizeof(choice));
+        memcpy(payload + sizeof(head) + ahead, body, sizeof(body) - 1);
+        raw_put(&r, TR_RECORD_SUBMIT, TR_FLAG_MORE, id, payload,
+                sizeof(head) + at);
+        raw_put(&r, TR_RECORD_SUBMIT, 0, id, payload + sizeof(head) + at,
+                ahead + sizeof(body) - 1 - at);
+        rec = raw_next(&r);
+        assert_int_equal(rec.type, TR_RECORD_ERROR);
+        assert_int_equal(tr_wire_error_parse(r.buf, rec.length, &error, &param,
+                                             &message),
+                         TR_OK);
+        assert_int_equal(error.status, TR_ERR_REPLAY);
+    }
+    raw_submit(&r, TR_ID(0, 2), HELLO_BODY, TR_BODY_UNKNOWN, false);
+    assert_int_equal(raw_end(&r, TR_ID(0, 2)), TR_FINISH_LENGTH);
+    raw_close(&r);
+    rig_stop(&rig);
+}
+
 /* A body far larger than the ring, and one that is interleaved with it. */
 static void
 test_large_bodies(void **state)
@@ -426,6 +477,7 @@ main(void)
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_unknown_endpoint),
         cmocka_unit_test(test_routed_model),
+        cmocka_unit_test(test_replay_is_checked),
         cmocka_unit_test(test_large_bodies),
         cmocka_unit_test(test_abort),
         cmocka_unit_test(test_queue_full),

@@ -273,7 +273,7 @@ break_model_cut(raw_t *r)
 }
 
 static void
-break_replay(raw_t *r)
+break_replay_cut(raw_t *r)
 {
     break_head(r, offsetof(tr_wire_submit_t, replay_len), "\x03\0\0\0", 4);
 }
@@ -324,7 +324,7 @@ test_broken_rules(void **state)
         break_type,         break_type_response, break_tail_far,
         break_tail_odd,     break_tail_max,      break_tail_back,
         break_length,       break_pad,           break_model_cut,
-        break_replay,       break_head_index,    break_slot,
+        break_replay_cut,   break_head_index,    break_slot,
         break_generation,   break_short,         break_id_length,
         break_id_text,      break_body_long,     break_body_long_later,
         break_body_short,   break_extra_part,    break_slot_in_use,
