@@ -16,6 +16,7 @@
  *     _channel.c    slots, doorbells, draining what the engine says
  *     _handler.c    the content handler: routes, admission [_request.h]
  *     _body.c       the request body, from the client into the request ring
+ *     _migrate.c    another engine for one that has begun [_body.h]
  *     _upload.c     bodies that come slowly [_body.h]
  *     _record.c     what the engine's records do to a request [_request.h]
  *     _request.c    what else ends it: hang-ups, timers

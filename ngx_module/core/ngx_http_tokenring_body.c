@@ -37,6 +37,7 @@ static void ngx_http_tokenring_body_event(ngx_http_request_t *r);
 static void ngx_http_tokenring_body_gather(ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_body_hold(ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_body_more(ngx_http_tokenring_ctx_t *ctx);
+static ngx_int_t ngx_http_tokenring_body_ahead(ngx_http_tokenring_ctx_t *ctx);
 static void ngx_http_tokenring_body_take(ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_body_copy(ngx_http_tokenring_ctx_t *ctx);
 static uint64_t ngx_http_tokenring_body_len(ngx_http_tokenring_ctx_t *ctx);
@@ -157,7 +158,7 @@ ngx_http_tokenring_body_gather(ngx_http_tokenring_ctx_t *ctx)
                    "tokenring body: kept:%uz whole:%d", ctx->kept_size,
                    !r->reading_body);
 
-    if (ctx->conf->engine->conns.nelts < 2
+    if ((ctx->conf->engine->conns.nelts < 2 && ctx->conf->migrate == 0)
         || ctx->kept_size > ctx->conf->retry_buffer)
     {
         /* it cannot be retried; the bytes stay until the engine has them */
@@ -223,8 +224,12 @@ ngx_http_tokenring_body_again(ngx_http_tokenring_ctx_t *ctx)
 
     ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_SEND);
 
-    rc = ctx->foreign_body ? ngx_http_tokenring_body_copy(ctx)
-                           : ngx_http_tokenring_body_rewind(ctx);
+    rc = ctx->moving ? ngx_http_tokenring_body_ahead(ctx) : NGX_OK;
+
+    if (rc == NGX_OK) {
+        rc = ctx->foreign_body ? ngx_http_tokenring_body_copy(ctx)
+                               : ngx_http_tokenring_body_rewind(ctx);
+    }
 
     if (rc != NGX_OK) {
         ngx_http_tokenring_body_fail(ctx, NGX_HTTP_INTERNAL_SERVER_ERROR);
@@ -232,6 +237,30 @@ ngx_http_tokenring_body_again(ngx_http_tokenring_ctx_t *ctx)
     }
 
     ngx_http_tokenring_body_send(ctx);
+}
+
+
+/* the replay block comes first */
+
+static ngx_int_t
+ngx_http_tokenring_body_ahead(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_chain_t  *cl;
+
+    cl = ngx_alloc_chain_link(ctx->request->pool);
+    if (cl == NULL) {
+        return NGX_ERROR;
+    }
+
+    ctx->replay->pos = ctx->replay->start;
+
+    cl->buf = ctx->replay;
+    cl->next = NULL;
+
+    *ctx->last_body = cl;
+    ctx->last_body = &cl->next;
+
+    return NGX_OK;
 }
 
 
@@ -722,6 +751,21 @@ ngx_http_tokenring_body_part(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t *last)
         head.request_id_len = (uint32_t) ctx->request_id.len;
 
         head.body_len = ngx_http_tokenring_body_len(ctx);
+
+        if (ctx->moving) {
+            /* it was whole when it was sent the first time */
+            head.replay_len = (uint32_t) ngx_buf_size(ctx->replay);
+            head.body_len -= head.replay_len;
+        }
+
+        if (ctx->conf->migrate && !ctx->resumable
+            && (ctx->conn->features & TR_FEATURE_IDS)
+            && (ctx->conn->features & TR_FEATURE_REPLAY))
+        {
+            head.flags |= TR_SUBMIT_IDS;
+            ctx->with_ids = 1;
+        }
+
         head.received_us = ctx->start_us;
         ngx_memcpy(head.request_id, ctx->request_id.data, ctx->request_id.len);
         ngx_memcpy(head.completion, ctx->completion.data,

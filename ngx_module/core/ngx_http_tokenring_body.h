@@ -12,6 +12,8 @@
 
 #include "ngx_http_tokenring.h"
 
+#include <tokenring/wire.h>
+
 
 /* begins; ctx has a slot.  As ngx_http_read_client_request_body() returns */
 ngx_int_t ngx_http_tokenring_body_read(ngx_http_tokenring_ctx_t *ctx);
@@ -52,6 +54,24 @@ void ngx_http_tokenring_body_forget(ngx_http_tokenring_ctx_t *ctx);
 
 /* puts what is kept into ctx->body again; NGX_ERROR: no memory */
 ngx_int_t ngx_http_tokenring_body_rewind(ngx_http_tokenring_ctx_t *ctx);
+
+/* _migrate.c: a request that has begun and lost its engine.  NGX_OK: it goes on
+ * at another one, waits for one, or has ended; NGX_DECLINED: it cannot */
+ngx_int_t ngx_http_tokenring_move(ngx_http_tokenring_ctx_t *ctx);
+
+/* what is kept for that: from ACCEPTED on, with each DELTA, to the end */
+void ngx_http_tokenring_move_keep(ngx_http_tokenring_ctx_t *ctx,
+    const tr_wire_accepted_t *head);
+void ngx_http_tokenring_move_told(ngx_http_tokenring_ctx_t *ctx,
+    const tr_wire_delta_t *head, const tr_wire_bytes_t *ids);
+void ngx_http_tokenring_move_forget(ngx_http_tokenring_ctx_t *ctx);
+
+/* may this request go on there? */
+ngx_uint_t ngx_http_tokenring_move_fits(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_conn_t *conn);
+
+/* looks again for an engine; may end the request */
+void ngx_http_tokenring_move_retry(ngx_http_tokenring_ctx_t *ctx);
 
 /* a request with an error that was not told.  NGX_OK: it goes on at another
  * engine, or has ended; NGX_DECLINED: nobody takes it, the error stands */

@@ -627,7 +627,11 @@ ngx_http_tokenring_slot_take(ngx_http_tokenring_conn_t *conn,
     ctx->tried |= ngx_http_tokenring_conn_bit(conn);
     ctx->conn = conn;
     ctx->id = TR_ID(n, slot->generation);
-    ctx->number = 0;
+
+    if (!ctx->moving) {
+        ctx->number = 0;
+    }
+
     ctx->body_sent = NGX_HTTP_TOKENRING_NOTHING;
 
     ngx_log_debug5(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,

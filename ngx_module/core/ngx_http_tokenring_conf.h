@@ -27,6 +27,10 @@ struct ngx_http_tokenring_loc_conf_s {
     ngx_http_tokenring_engine_t    *engine;
     size_t                          buffer_size;
     size_t                          retry_buffer;
+    ngx_uint_t                      migrate;     /* moves at most, 0: none */
+    ngx_msec_t                      migrate_timeout;
+    size_t                          migrate_memory;  /* of a worker */
+    ngx_flag_t                      migrate_strict;
     size_t                          body_rate;   /* bytes a second, 0: any */
     ngx_msec_t                      queue_timeout;
     ngx_msec_t                      first_token_timeout;
@@ -47,6 +51,10 @@ struct ngx_http_tokenring_loc_conf_s {
     ngx_http_handler_pt             handler;
 };
 
+
+/* the directive tokenring_migrate */
+char *ngx_http_tokenring_set_migrate(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
 
 /* the directive tokenring_engine */
 char *ngx_http_tokenring_set_engine(ngx_conf_t *cf, ngx_command_t *cmd,

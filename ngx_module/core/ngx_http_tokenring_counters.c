@@ -167,7 +167,7 @@ ngx_http_tokenring_gateway_metrics(ngx_http_tokenring_text_t *out)
 
     active = ngx_http_tokenring_active(shared);
 
-    return ngx_http_tokenring_printf(out, 2048,
+    return ngx_http_tokenring_printf(out, 4096,
         "# HELP tokenring_gateway_active_requests "
         "Requests in the workers now.\n"
         "# TYPE tokenring_gateway_active_requests gauge\n"
@@ -188,12 +188,20 @@ ngx_http_tokenring_gateway_metrics(ngx_http_tokenring_text_t *out)
         "Requests sent again, to another engine.\n"
         "# TYPE tokenring_gateway_retries_total counter\n"
         "tokenring_gateway_retries_total %uA\n"
+        "# HELP tokenring_gateway_migrations_total "
+        "Requests that went on at another engine after they had begun.\n"
+        "# TYPE tokenring_gateway_migrations_total counter\n"
+        "tokenring_gateway_migrations_total %uA\n"
+        "# HELP tokenring_gateway_unmovable_total "
+        "Requests that lost their engine and could not.\n"
+        "# TYPE tokenring_gateway_unmovable_total counter\n"
+        "tokenring_gateway_unmovable_total %uA\n"
         "# HELP tokenring_gateway_protocol_errors_total "
         "Channels closed because an engine broke the protocol.\n"
         "# TYPE tokenring_gateway_protocol_errors_total counter\n"
         "tokenring_gateway_protocol_errors_total %uA\n",
         active, shared->pauses, shared->slow_uploads, shared->engine_losses,
-        shared->retries,
+        shared->retries, shared->migrations, shared->unmovable,
         shared->protocol_errors);
 }
 

@@ -815,6 +815,12 @@ ngx_http_tokenring_choose(ngx_http_tokenring_ctx_t *ctx,
             continue;
         }
 
+        if (ctx->moving && conn->state == NGX_HTTP_TOKENRING_READY
+            && !ngx_http_tokenring_move_fits(ctx, conn))
+        {
+            continue;
+        }
+
         if (!ngx_http_tokenring_healthy(conn, ctx->conf->stall_timeout,
                                         &why))
         {

@@ -665,7 +665,7 @@ ngx_http_tokenring_admit(ngx_http_tokenring_ctx_t *ctx)
         return NGX_OK;
     }
 
-    if (rc == TR_AGAIN) {
+    if (rc == TR_AGAIN || ctx->moving) {
         ngx_http_tokenring_set_state(ctx,
                                      (ctx->state <= NGX_HTTP_TOKENRING_WAIT)
                                      ? NGX_HTTP_TOKENRING_WAIT

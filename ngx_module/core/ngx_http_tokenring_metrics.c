@@ -226,6 +226,11 @@ static ngx_http_tokenring_family_t  ngx_http_tokenring_families[] = {
       ngx_http_tokenring_sample_counter,
       ngx_http_tokenring_counter(generation_tokens) },
 
+    { "tokenring_replayed_tokens_total", "counter",
+      "Tokens of requests that came from another engine.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(replayed_tokens) },
+
     { "tokenring_preemptions_total", "counter",
       "Times that a request lost its pages to others.",
       ngx_http_tokenring_sample_counter,

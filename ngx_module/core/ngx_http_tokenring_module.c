@@ -103,6 +103,13 @@ static ngx_command_t  ngx_http_tokenring_commands[] = {
       offsetof(ngx_http_tokenring_loc_conf_t, buffer_size),
       &ngx_http_tokenring_some },
 
+    { ngx_string("tokenring_migrate"),
+      NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF|NGX_CONF_1MORE,
+      ngx_http_tokenring_set_migrate,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      0,
+      NULL },
+
     { ngx_string("tokenring_body_rate"),
       NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF|NGX_CONF_TAKE1,
       ngx_conf_set_size_slot,
@@ -347,6 +354,7 @@ ngx_http_tokenring_create_loc_conf(ngx_conf_t *cf)
 
     conf->buffer_size = NGX_CONF_UNSET_SIZE;
     conf->retry_buffer = NGX_CONF_UNSET_SIZE;
+    conf->migrate = NGX_CONF_UNSET_UINT;
     conf->body_rate = NGX_CONF_UNSET_SIZE;
     conf->queue_timeout = NGX_CONF_UNSET_MSEC;
     conf->first_token_timeout = NGX_CONF_UNSET_MSEC;
@@ -371,6 +379,14 @@ ngx_http_tokenring_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
 
     ngx_conf_merge_size_value(conf->buffer_size, prev->buffer_size,
                               256 * 1024);
+    if (conf->migrate == NGX_CONF_UNSET_UINT) {
+        conf->migrate = (prev->migrate == NGX_CONF_UNSET_UINT)
+                        ? 0 : prev->migrate;
+        conf->migrate_timeout = prev->migrate_timeout;
+        conf->migrate_memory = prev->migrate_memory;
+        conf->migrate_strict = prev->migrate_strict;
+    }
+
     ngx_conf_merge_size_value(conf->body_rate, prev->body_rate, 4096);
     ngx_conf_merge_size_value(conf->retry_buffer, prev->retry_buffer,
                               1024 * 1024);

@@ -197,6 +197,15 @@ ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
 
     ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_ACCEPTED);
 
+    if (ctx->moving) {
+        /* it goes on where it was: all of this is known already */
+        ctx->moving = 0;
+
+        return (head.choices == ctx->nchoices
+                && head.prompt_tokens == ctx->prompt_tokens)
+               ? NGX_OK : NGX_DECLINED;
+    }
+
     ctx->prompt_tokens = head.prompt_tokens;
     ctx->created = head.created;
     ctx->stream = (head.flags & TR_ACCEPTED_STREAM) ? 1 : 0;
@@ -240,6 +249,8 @@ ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
 
     ctx->nchoices = head.choices;
     ctx->left = head.choices;
+
+    ngx_http_tokenring_move_keep(ctx, &head);
 
     if ((head.flags & TR_ACCEPTED_ITEMS)
         && ngx_http_tokenring_items_create(ctx) != NGX_OK)
@@ -301,11 +312,11 @@ ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     size_t len)
 {
     size_t                        limit;
-    tr_wire_bytes_t               text, logprobs;
+    tr_wire_bytes_t               text, logprobs, ids;
     tr_wire_delta_t               head;
     ngx_http_tokenring_choice_t  *choice;
 
-    if (tr_wire_delta_parse(payload, len, &head, &text, &logprobs, NULL)
+    if (tr_wire_delta_parse(payload, len, &head, &text, &logprobs, &ids)
         != TR_OK
         || ctx->state < NGX_HTTP_TOKENRING_ACCEPTED
         || head.choice >= ctx->nchoices
@@ -317,13 +328,17 @@ ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
         return NGX_DECLINED;
     }
 
+    if (ctx->with_ids) {
+        ngx_http_tokenring_move_told(ctx, &head, &ids);
+    }
+
     ctx->completion_tokens += head.tokens;
     ctx->last_us = ctx->conn ? ctx->conn->now : ngx_http_tokenring_clock();
 
     if (ctx->first_us == 0) {
         ctx->first_us = ctx->last_us;
 
-        if (ctx->stream) {
+        if (ctx->stream && !ctx->movable) {
             /* the client will see some of it, so it cannot be retried */
             ngx_http_tokenring_body_forget(ctx);
         }

@@ -20,6 +20,9 @@
 /* how long a request waits for its last record after the client left, ms */
 #define NGX_HTTP_TOKENRING_HOLD  1000
 
+/* how often a request that moves looks for an engine, ms */
+#define NGX_HTTP_TOKENRING_AGAIN  100
+
 
 static ngx_msec_t ngx_http_tokenring_limit(ngx_http_tokenring_ctx_t *ctx);
 static void ngx_http_tokenring_read_handler(ngx_http_request_t *r);
@@ -156,7 +159,9 @@ ngx_http_tokenring_limit(ngx_http_tokenring_ctx_t *ctx)
 
     case NGX_HTTP_TOKENRING_WAIT:
     case NGX_HTTP_TOKENRING_HELD:
-        limit = NGX_HTTP_TOKENRING_HANDSHAKE + NGX_HTTP_TOKENRING_RETRY;
+        limit = ctx->moving ? ctx->conf->migrate_timeout
+                            : NGX_HTTP_TOKENRING_HANDSHAKE
+                              + NGX_HTTP_TOKENRING_RETRY;
         break;
 
     case NGX_HTTP_TOKENRING_READ:
@@ -411,6 +416,13 @@ ngx_http_tokenring_arm(ngx_http_tokenring_ctx_t *ctx)
         }
     }
 
+    if (ctx->moving && ctx->state == NGX_HTTP_TOKENRING_HELD
+        && (ngx_msec_int_t) (ngx_current_msec + NGX_HTTP_TOKENRING_AGAIN - at)
+           < 0)
+    {
+        at = ngx_current_msec + NGX_HTTP_TOKENRING_AGAIN;
+    }
+
     if (ctx->timer.timer_set
         && (ngx_msec_int_t) (ctx->timer.timer.key - at) <= 0)
     {
@@ -455,6 +467,15 @@ ngx_http_tokenring_timer(ngx_event_t *ev)
 
         ctx->comment = 1;
         ctx->sent = ngx_current_msec;
+    }
+
+    if (ctx->moving && ctx->state == NGX_HTTP_TOKENRING_HELD) {
+        ngx_http_tokenring_move_retry(ctx);
+
+        if (ctx->state == NGX_HTTP_TOKENRING_DONE) {
+            ngx_http_run_posted_requests(c);
+            return;
+        }
     }
 
     ngx_http_tokenring_arm(ctx);
@@ -555,6 +576,7 @@ ngx_http_tokenring_cleanup(void *data)
     ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_DONE);
 
     ngx_http_tokenring_upload_end(ctx);
+    ngx_http_tokenring_move_forget(ctx);
 
     ngx_http_tokenring_socket_return(ctx->request->connection);
 

@@ -53,6 +53,9 @@ typedef struct {
     ngx_http_tokenring_items_t     *items;   /* NULL: text alone */
     uint64_t                        offset;  /* characters shown so far */
     uint64_t                        tokens;  /* generated so far */
+    ngx_http_tokenring_text_t       ids;     /* of those told, to be moved */
+    uint32_t                        told;
+    uint32_t                        echoed;
     tr_wire_usage_t                *kv;      /* held now; NULL: not told */
     unsigned                        reason:8;
     unsigned                        begun:1;
@@ -115,7 +118,9 @@ typedef struct {
  * Over HTTP/2, a body that has ended already is read in a later event.
  * (3) If the engine aborted the request, else x.
  * (4) With the LAST flag, which an abort always has.  Without it, as DELTA.
- * (5) If the client has seen nothing of the answer: another engine (_retry.c).
+ * (5) Another engine: if the client has seen nothing of the answer (_retry.c), or
+ * if the request may go on there (_migrate.c).  Then HELD has the time limit of
+ * tokenring_migrate.
  *
  * A request ends, with DONE,
  *
@@ -206,6 +211,11 @@ struct ngx_http_tokenring_ctx_s {
     unsigned                        retried:1;       /* an engine died */
     unsigned                        uploading:1;     /* in the uploads */
 
+    /* a request that can go on at another engine (_migrate.c) */
+    unsigned                        with_ids:1;      /* DELTAs have them */
+    unsigned                        movable:1;       /* all is kept for it */
+    unsigned                        moving:1;        /* not accepted there */
+
     /* an error to send, after what came before it */
     tr_status_t                     error;
 
@@ -253,6 +263,14 @@ struct ngx_http_tokenring_ctx_s {
     ngx_chain_t                   **last_kept;
     size_t                          kept_size;
     uint64_t                        tried;   /* bit: replica of the engine */
+    ngx_uint_t                      moves;
+    ngx_buf_t                      *replay;  /* block ahead of the body */
+    size_t                          held;    /* bytes, of the worker's */
+    uint64_t                        seed;
+    uint64_t                        max_total;
+    uint64_t                        exact_id;
+    uint8_t                         model_id[TR_MODEL_ID];
+    uint32_t                        max_model_len;
     ngx_http_tokenring_shared_t    *shared;
 
     /* from ACCEPTED */

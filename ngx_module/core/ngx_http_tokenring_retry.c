@@ -49,7 +49,9 @@ ngx_http_tokenring_body_keep(ngx_http_tokenring_ctx_t *ctx, ngx_chain_t *in)
 
     gathering = (ctx->state == NGX_HTTP_TOKENRING_GATHER);
 
-    if (!gathering && ctx->conf->engine->conns.nelts < 2) {
+    if (!gathering && ctx->conf->engine->conns.nelts < 2
+        && ctx->conf->migrate == 0)
+    {
         ngx_http_tokenring_body_forget(ctx);
         return NGX_OK;
     }

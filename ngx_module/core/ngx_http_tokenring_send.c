@@ -61,6 +61,17 @@ ngx_http_tokenring_flush(ngx_http_tokenring_ctx_t *ctx)
         return;
     }
 
+    if (ctx->error && ngx_http_tokenring_move(ctx) == NGX_OK) {
+
+        /* what the lost engine has told goes out meanwhile */
+
+        if (ctx->state != NGX_HTTP_TOKENRING_DONE && ctx->stream) {
+            ngx_http_tokenring_stream(ctx);
+        }
+
+        return;
+    }
+
     if (ctx->error && ngx_http_tokenring_retry(ctx) == NGX_OK) {
         return;
     }

@@ -1,0 +1,360 @@
+/*
+ * Another engine for a request that has begun: its client sees a pause.
+ *
+ * While a request runs, the worker keeps its body, and the ids of the tokens
+ * that the engine has told.  When the engine is lost, these go to another one
+ * ahead of the body (a replay block, include/tokenring/wire.h), which goes on
+ * behind them.  What the client has, and what waits for it, stays: nothing is
+ * told twice.  The request waits for an engine that may take it, one that is
+ * being restarted, too; its time limits begin when it is there.
+ *
+ * Unlike _retry.c, where nothing has begun, this must be asked for
+ * (tokenring_migrate).  Requests whose output is stored in Redis do not move.
+ */
+
+#include "ngx_http_tokenring_body.h"
+#include "ngx_http_tokenring_channel.h"
+#include "ngx_http_tokenring_conf.h"
+#include "ngx_http_tokenring_error.h"
+#include "ngx_http_tokenring_metrics.h"
+#include "ngx_http_tokenring_request.h"
+#include "ngx_http_tokenring_send.h"
+
+
+static ngx_uint_t ngx_http_tokenring_may_move(ngx_http_tokenring_ctx_t *ctx);
+static ngx_int_t ngx_http_tokenring_move_block(ngx_http_tokenring_ctx_t *ctx);
+static void ngx_http_tokenring_move_hold(ngx_http_tokenring_ctx_t *ctx,
+    size_t size);
+
+
+/* bytes that this worker keeps for moves */
+
+static size_t  ngx_http_tokenring_move_held;
+
+
+/* tokenring_migrate N [timeout=TIME] [memory=SIZE] [strict]; */
+
+char *
+ngx_http_tokenring_set_migrate(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ssize_t                         size;
+    ngx_int_t                       n;
+    ngx_str_t                      *value, s;
+    ngx_uint_t                      i;
+    ngx_http_tokenring_loc_conf_t  *tlcf = conf;
+
+    if (tlcf->migrate != NGX_CONF_UNSET_UINT) {
+        return "is duplicate";
+    }
+
+    value = cf->args->elts;
+
+    n = ngx_atoi(value[1].data, value[1].len);
+
+    if (n == NGX_ERROR || n > 100) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "invalid number \"%V\", expected 0 to 100",
+                           &value[1]);
+        return NGX_CONF_ERROR;
+    }
+
+    tlcf->migrate = n;
+    tlcf->migrate_timeout = 30000;
+    tlcf->migrate_memory = 64 * 1024 * 1024;
+    tlcf->migrate_strict = 0;
+
+    for (i = 2; i < cf->args->nelts; i++) {
+
+        if (ngx_strncmp(value[i].data, "timeout=", 8) == 0) {
+            s.data = value[i].data + 8;
+            s.len = value[i].len - 8;
+
+            tlcf->migrate_timeout = ngx_parse_time(&s, 0);
+
+            if (tlcf->migrate_timeout != (ngx_msec_t) NGX_ERROR) {
+                continue;
+            }
+
+        } else if (ngx_strncmp(value[i].data, "memory=", 7) == 0) {
+            s.data = value[i].data + 7;
+            s.len = value[i].len - 7;
+
+            size = ngx_parse_size(&s);
+
+            if (size != NGX_ERROR) {
+                tlcf->migrate_memory = size;
+                continue;
+            }
+
+        } else if (ngx_strcmp(value[i].data, "strict") == 0) {
+            tlcf->migrate_strict = 1;
+            continue;
+        }
+
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "invalid parameter \"%V\", expected timeout=TIME, "
+                           "memory=SIZE or strict", &value[i]);
+        return NGX_CONF_ERROR;
+    }
+
+    return NGX_CONF_OK;
+}
+
+
+/* the first ACCEPTED of the request */
+
+void
+ngx_http_tokenring_move_keep(ngx_http_tokenring_ctx_t *ctx,
+    const tr_wire_accepted_t *head)
+{
+    ngx_uint_t  i, known;
+
+    known = 0;
+
+    for (i = 0; i < TR_MODEL_ID; i++) {
+        known |= head->model_id[i];
+    }
+
+    if (!ctx->with_ids || ctx->lost_body || !known || ctx->conn == NULL) {
+        return;
+    }
+
+    ctx->movable = 1;
+    ctx->seed = head->seed;
+    ctx->max_total = head->max_total;
+    ctx->exact_id = head->exact_id;
+    ngx_memcpy(ctx->model_id, head->model_id, TR_MODEL_ID);
+    ctx->max_model_len = ctx->conn->card.max_model_len;
+
+    ngx_http_tokenring_move_hold(ctx, ctx->kept_size);
+}
+
+
+/* at most once a token: the ids of what a DELTA told */
+
+void
+ngx_http_tokenring_move_told(ngx_http_tokenring_ctx_t *ctx,
+    const tr_wire_delta_t *head, const tr_wire_bytes_t *ids)
+{
+    ngx_http_tokenring_choice_t  *choice;
+
+    choice = &ctx->choices[head->choice];
+
+    choice->told += head->tokens;
+    choice->echoed = head->echoed;
+
+    if (!ctx->movable) {
+        return;
+    }
+
+    if (ids->len != head->tokens * sizeof(int32_t)
+        || ngx_http_tokenring_append(&choice->ids, ids->data, ids->len)
+           != NGX_OK)
+    {
+        ngx_http_tokenring_move_forget(ctx);
+        return;
+    }
+
+    ngx_http_tokenring_move_hold(ctx, ids->len);
+}
+
+
+static void
+ngx_http_tokenring_move_hold(ngx_http_tokenring_ctx_t *ctx, size_t size)
+{
+    ctx->held += size;
+    ngx_http_tokenring_move_held += size;
+
+    if (ngx_http_tokenring_move_held > ctx->conf->migrate_memory) {
+        ngx_http_tokenring_move_forget(ctx);
+    }
+}
+
+
+/* the request ends, or stays with its engine */
+
+void
+ngx_http_tokenring_move_forget(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_uint_t  i;
+
+    ctx->movable = 0;
+
+    ngx_http_tokenring_move_held -= ctx->held;
+    ctx->held = 0;
+
+    for (i = 0; i < ctx->nchoices; i++) {
+        ngx_http_tokenring_text_free(&ctx->choices[i].ids);
+    }
+}
+
+
+static ngx_uint_t
+ngx_http_tokenring_may_move(ngx_http_tokenring_ctx_t *ctx)
+{
+    if (ctx->conf->migrate == 0
+        || ctx->gone
+        || ctx->conn
+        || ctx->follow
+        || ctx->first_us == 0)
+    {
+        return 0;
+    }
+
+    switch (ctx->error) {
+
+    case TR_ERR_CLOSED:
+        break;
+
+    case TR_ERR_QUEUE_FULL:
+        if (!ctx->moving) {
+            return 0;
+        }
+
+        break;
+
+    case TR_ERR_DRAINING:
+        break;
+
+    default:
+        return 0;
+    }
+
+    if (!ctx->movable || ctx->moves >= ctx->conf->migrate) {
+        ngx_http_tokenring_count(unmovable);
+        return 0;
+    }
+
+    return 1;
+}
+
+
+ngx_uint_t
+ngx_http_tokenring_move_fits(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_conn_t *conn)
+{
+    return (conn->features & TR_FEATURE_REPLAY)
+           && ngx_memcmp(conn->card.model_id, ctx->model_id, TR_MODEL_ID) == 0
+           && conn->card.max_model_len >= ctx->max_model_len
+           && (!ctx->conf->migrate_strict
+               || conn->card.exact_id == ctx->exact_id);
+}
+
+
+ngx_int_t
+ngx_http_tokenring_move(ngx_http_tokenring_ctx_t *ctx)
+{
+    tr_status_t  error;
+
+    if (!ngx_http_tokenring_may_move(ctx)
+        || ngx_http_tokenring_move_block(ctx) != NGX_OK)
+    {
+        return NGX_DECLINED;
+    }
+
+    error = ctx->error;
+
+    if (error == TR_ERR_CLOSED || !ctx->moving) {
+        ctx->moves++;
+        ngx_http_tokenring_count(migrations);
+    }
+
+    ngx_log_error(NGX_LOG_NOTICE, ctx->request->connection->log, 0,
+                  "tokenring: moves to another engine, request=%V status=%s "
+                  "tokens=%uL", &ctx->request_id, tr_status_info(error).name,
+                  ctx->completion_tokens);
+
+    ctx->moving = 1;
+    ctx->error = TR_OK;
+    ctx->error_number = 0;
+    ctx->retry_after = 0;
+    ctx->param.len = 0;
+    ctx->message.len = 0;
+    ctx->paused = 0;
+    ctx->reason = 0;
+    ctx->tried = 0;
+    ctx->body_sent = NGX_HTTP_TOKENRING_NOTHING;
+
+    if (ngx_http_tokenring_admit(ctx) == NGX_OK) {
+        ngx_http_tokenring_body_again(ctx);
+    }
+
+    return NGX_OK;
+}
+
+
+/* one that waits: an engine may have a place by now */
+
+void
+ngx_http_tokenring_move_retry(ngx_http_tokenring_ctx_t *ctx)
+{
+    if (ngx_http_tokenring_admit(ctx) == NGX_OK) {
+        ngx_http_tokenring_body_again(ctx);
+    }
+}
+
+
+/* how far the request is, in a buffer that goes ahead of its body */
+
+static ngx_int_t
+ngx_http_tokenring_move_block(ngx_http_tokenring_ctx_t *ctx)
+{
+    size_t                        size;
+    ngx_buf_t                    *b;
+    ngx_uint_t                    i;
+    tr_wire_replay_t              head;
+    tr_wire_replay_choice_t       one;
+    ngx_http_tokenring_choice_t  *choice;
+
+    size = sizeof(tr_wire_replay_t);
+
+    for (i = 0; i < ctx->nchoices; i++) {
+        choice = &ctx->choices[i];
+        size += sizeof(tr_wire_replay_choice_t)
+                + (choice->reason ? 0
+                                  : ngx_http_tokenring_text_len(&choice->ids));
+    }
+
+    if (size > TR_REPLAY_MAX) {
+        return NGX_ERROR;
+    }
+
+    b = ngx_create_temp_buf(ctx->request->pool, size);
+    if (b == NULL) {
+        return NGX_ERROR;
+    }
+
+    ngx_memzero(&head, sizeof(tr_wire_replay_t));
+
+    head.seed = ctx->seed;
+    head.created = ctx->created;
+    head.number = ctx->number;
+    ngx_memcpy(head.model_id, ctx->model_id, TR_MODEL_ID);
+    head.choices = ctx->nchoices;
+    head.prompt_tokens = ctx->prompt_tokens;
+    head.epoch = ctx->moves + 1;
+    head.max_total = ctx->max_total;
+
+    b->last = ngx_cpymem(b->last, &head, sizeof(tr_wire_replay_t));
+
+    for (i = 0; i < ctx->nchoices; i++) {
+        choice = &ctx->choices[i];
+
+        ngx_memzero(&one, sizeof(tr_wire_replay_choice_t));
+
+        one.tokens = choice->told;
+        one.echoed = choice->echoed;
+        one.reason = choice->reason;
+
+        b->last = ngx_cpymem(b->last, &one, sizeof(tr_wire_replay_choice_t));
+
+        if (choice->reason == 0) {
+            b->last = ngx_cpymem(b->last, choice->ids.pos,
+                                 ngx_http_tokenring_text_len(&choice->ids));
+        }
+    }
+
+    ctx->replay = b;
+
+    return NGX_OK;
+}

@@ -1,0 +1,156 @@
+'use strict';
+//
+// Streams that survive their engine (tokenring_migrate): engines are killed again
+// and again, and clients see a pause and nothing else.  On the CPU with kv_policy
+// full, every answer is the one of a run that nobody disturbed, byte for byte:
+// sampled, with several choices, stop strings, penalties, logprobs, echo.
+
+const { test } = require('node:test');
+const assert = require('node:assert/strict');
+const { Stack, until, sleep } = require('../lib/stack');
+const { post, stream } = require('../lib/http');
+const { story } = require('../lib/prompts');
+
+const CPU = { kv_policy: 'full', kv_memory: '64m', max_num_seqs: 16 };
+
+// Requests of all kinds, the i-th of them; every one is long enough to be met.
+function ask(i) {
+  const text = { model: 'pocket', prompt: `${story(i)} `, max_tokens: 160,
+    ignore_eos: true, temperature: 0.9, seed: 1000 + i };
+  const chat = { model: 'pocket', messages: [{ role: 'user',
+    content: story(i) }], max_tokens: 160, ignore_eos: true, temperature: 1,
+    seed: 77 + i };
+  return [
+    ['completions', text],
+    ['completions', { ...text, n: 3 }],
+    ['completions', { ...text, temperature: 0, repetition_penalty: 1.2,
+      presence_penalty: 0.5 }],
+    ['completions', { ...text, stop: ['the', 'zzzz'], min_tokens: 60 }],
+    ['completions', { ...text, logprobs: 3 }],
+    ['completions', { ...text, echo: true, n: 2 }],
+    ['chat/completions', chat],
+    ['chat/completions', { ...chat, n: 2, logprobs: true, top_logprobs: 2 }],
+  ][i % 8];
+}
+
+// The cache's figures are those of the last engine.
+const counts = ({ prompt_tokens: prompt, completion_tokens: completion }) =>
+  ({ prompt, completion });
+
+// What a client has of a stream, whatever the borders of its events.
+function gathered(s) {
+  const choices = [];
+  let usage = null;
+  for (const event of s.events) {
+    if (event.usage) usage = counts(event.usage);
+    for (const c of event.choices || []) {
+      const at = choices[c.index] = choices[c.index]
+        || { text: '', logprobs: [], reasons: [] };
+      at.text += c.text || (c.delta && c.delta.content) || '';
+      if (c.logprobs) {
+        at.logprobs.push(...(c.logprobs.content
+          || c.logprobs.tokens.map((t, k) =>
+            [t, c.logprobs.token_logprobs[k]])));
+      }
+      if (c.finish_reason) at.reasons.push(c.finish_reason);
+    }
+  }
+  return { choices, usage };
+}
+
+async function run(stack, i, streamed) {
+  const [path, body] = ask(i);
+  const url = `${stack.url}/v1/${path}`;
+  if (!streamed) {
+    const r = await post(url, body);
+    assert.equal(r.status, 200, `${i}: ${r.text}`);
+    const answer = r.json();
+    return { choices: answer.choices, usage: counts(answer.usage) };
+  }
+  const s = stream(url, { ...body, stream: true,
+    stream_options: { include_usage: true } });
+  await s.finished;
+  assert.ok(s.done, `${i}: ${s.raw.slice(-600)}`);
+  return gathered(s);
+}
+
+const all = (stack, n) => Promise.all(Array.from({ length: n }, (_, i) =>
+  run(stack, i, i % 5 !== 4)));
+
+async function disturbed(options, n, disturb) {
+  const stack = await Stack.start({ engine: CPU, ...options });
+  // What a killed engine leaves in the log is not asked about.
+  stack.complaints = () => [];
+  try {
+    await stack.connected(1 + stack.others.length);
+    const want = await all(stack, n);
+    let over = false;
+    const answers = all(stack, n).finally(() => { over = true; });
+    const rounds = await disturb(stack, () => over);
+    const got = await answers;
+    for (let i = 0; i < n; i++) {
+      assert.deepEqual(got[i], want[i], `${i}`);
+    }
+    assert.ok(rounds >= 2, `${rounds} engines were killed`);
+    const m = await stack.metrics();
+    assert.ok(m.value('tokenring_gateway_migrations_total') > 0);
+    assert.equal(m.value('tokenring_gateway_unmovable_total'), 0);
+    await stack.idle();
+  } finally {
+    await stack.stop();
+  }
+}
+
+test('two engines, killed in turns', () => disturbed({
+  engines: { second: CPU }, pass: 'fleet',
+  http: 'tokenring_engine fleet unix:DIR/main.sock unix:DIR/second.sock;',
+  location: 'tokenring_migrate 100 timeout=60s strict;',
+}, 16, async (stack, over) => {
+  const engines = [stack.engine, stack.others[0]];
+  let k = 0;
+  while (k < 8 && !over()) {
+    await sleep(400 + 97 * (k % 5));
+    if (over()) break;
+    const e = engines[k % 2];
+    await e.kill();
+    await e.start();
+    await until(() => over() || e.connects(), 'it is back');
+    k++;
+  }
+  return k;
+}));
+
+test('one engine that is killed and comes back', () => disturbed({
+  location: 'tokenring_migrate 100 timeout=60s;',
+}, 8, async (stack, over) => {
+  let k = 0;
+  while (k < 5 && !over()) {
+    await sleep(700);
+    if (over()) break;
+    await stack.engine.kill();
+    await stack.engine.start();
+    k++;
+  }
+  return k;
+}));
+
+test('without tokenring_migrate, and beyond its moves, an error ends the stream',
+  async () => {
+    for (const location of ['', 'tokenring_migrate 0;',
+      'tokenring_migrate 1 timeout=300ms;']) {
+      const stack = await Stack.start({ engine: { backend: 'null',
+        null_rate: 25, kv_memory: '64m' }, location });
+      stack.complaints = () => [];
+      try {
+        const s = stream(`${stack.url}/v1/completions`, { model: 'pocket',
+          prompt: 'x', max_tokens: 4000, stream: true });
+        await s.begun();
+        await stack.engine.kill();
+        await s.finished;
+        assert.ok(!s.done, 'no [DONE]');
+        assert.match(s.raw, /engine_unavailable/);
+      } finally {
+        await stack.stop();
+      }
+    }
+  });
