@@ -118,9 +118,9 @@ typedef struct {
  * Over HTTP/2, a body that has ended already is read in a later event.
  * (3) If the engine aborted the request, else x.
  * (4) With the LAST flag, which an abort always has.  Without it, as DELTA.
- * (5) Another engine: if the client has seen nothing of the answer (_retry.c), or
- * if the request may go on there (_migrate.c).  Then HELD has the time limit of
- * tokenring_migrate.
+ * (5) Another engine: if the client has seen nothing of the answer (_retry.c),
+ * or if the request may go on there (_migrate.c).  Then HELD has the time limit
+ * of tokenring_migrate.
  *
  * A request ends, with DONE,
  *
