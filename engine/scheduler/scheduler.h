@@ -57,8 +57,8 @@
  *
  * Preemption, when a running sequence needs a page and none is free: blocked
  * sequences (paused, or with a full response ring) go first, then the youngest
- * choice of a request that runs more than an eighth of max_num_seqs, then the
- * youngest.
+ * choice, younger than itself, of a request that runs more than an eighth of
+ * max_num_seqs, then the youngest.
  * Pages at 16 bits are freed and recomputed later, with the same result.
  * Compressed pages could not be recomputed to the same bits: they are swapped
  * out, and swapped in again before any new sequence is admitted.  Only when

@@ -156,9 +156,10 @@ tr_scheduler_ending(const tr_sequence_t *q)
 }
 
 /* The youngest choice of the request that runs most, where that is more than an
- * eighth of all that may run; NULL otherwise.  It is never the oldest of all. */
+ * eighth of all that may run; NULL otherwise.  It is no older than `from`: those
+ * before it may have joined the batch already. */
 static tr_sequence_t *
-tr_scheduler_crowd(const tr_scheduler_t *s)
+tr_scheduler_crowd(const tr_scheduler_t *s, const tr_sequence_t *from)
 {
     tr_sequence_t *q, *crowd = NULL;
     uint32_t most = s->max_num_seqs / 8;
@@ -168,6 +169,9 @@ tr_scheduler_crowd(const tr_scheduler_t *s)
         if (q->request->running_sequences > most) {
             most = q->request->running_sequences;
             crowd = q;
+        }
+        if (q == from) {
+            break;
         }
     }
     return crowd;
@@ -182,7 +186,7 @@ tr_scheduler_victim(tr_scheduler_t *s, tr_sequence_t *q)
     tr_sequence_t *victim = tr_scheduler_idler(s, false);
 
     if (victim == NULL) {
-        victim = tr_scheduler_crowd(s);
+        victim = tr_scheduler_crowd(s, q);
     }
     if (victim == NULL) {
         victim = s->running.last;
