@@ -154,3 +154,23 @@ test('without tokenring_migrate, and beyond its moves, an error ends the stream'
       }
     }
   });
+
+test('a constrained answer does not go on unconstrained', async () => {
+  const stack = await Stack.start({ engine: CPU,
+    location: 'tokenring_migrate 5 timeout=60s;' });
+  stack.complaints = () => [];
+  try {
+    const s = stream(`${stack.url}/v1/completions`, { model: 'pocket',
+      prompt: 'Tell ', max_tokens: 3000, stream: true,
+      structured_outputs: { regex: '[a-z ]{2500,3000}' } });
+    await s.begun();
+    await stack.engine.kill();
+    await stack.engine.start();
+    await s.finished;
+    assert.ok(!s.done, 'no [DONE]');
+    assert.match(s.raw, /its answer is held to a grammar/);
+    await stack.idle();
+  } finally {
+    await stack.stop();
+  }
+});
