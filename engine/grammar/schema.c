@@ -727,13 +727,13 @@ tr_schema_rules(tr_rules_t *b, const tr_grammar_spec_t *spec, uint32_t *dropped,
 
     c.root = json_loadb(spec->text, spec->len,
                         JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, &where);
-    c.made = json_array();
     if (c.root == NULL) {
         return tr_error_set(err, TR_ERR_INVALID, spec->param,
                             "Invalid schema for %s '%.64s': %s at byte %d.",
                             spec->param, name_of(&c), where.text,
                             where.position);
     }
+    c.made = json_array();
     if (memmem(spec->text, spec->len, "\\u0001", 6) != NULL) {
         tr_schema_invalid(&c, "U+0001");
     }
