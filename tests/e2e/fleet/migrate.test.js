@@ -174,3 +174,25 @@ test('a constrained answer does not go on unconstrained', async () => {
     await stack.stop();
   }
 });
+
+test('an engine that stops gives its requests to another', async () => {
+  const brief = { ...CPU, drain_timeout: '0s' };
+  const stack = await Stack.start({ engine: brief, engines: { second: brief },
+    pass: 'fleet', location: 'tokenring_migrate 5 timeout=60s strict;',
+    http: 'tokenring_engine fleet unix:DIR/main.sock unix:DIR/second.sock;' });
+  stack.complaints = () => [];
+  try {
+    await stack.connected(2);
+    const want = await all(stack, 8);
+    const answers = all(stack, 8);
+    await until(async () => (await stack.metrics())
+      .value('tokenring_num_requests_running', { replica: '0' }) > 0, 'some run');
+    await sleep(200);
+    await stack.engine.kill('SIGTERM');
+    assert.deepEqual(await answers, want);
+    await stack.engine.start();
+    await stack.idle();
+  } finally {
+    await stack.stop();
+  }
+});
