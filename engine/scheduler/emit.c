@@ -225,8 +225,7 @@ tr_emit_pieces(tr_emit_turn_t *t)
         const tr_dialect_piece_t *p = &e->items.pieces[i];
         const char *text = e->items.bytes + p->text;
 
-        if (p->kind == TR_DIALECT_REASONING
-            && t->q->request->hide_reasoning) {
+        if (p->kind == TR_DIALECT_REASONING && t->q->request->hide_reasoning) {
             continue;
         }
         if (p->begins) {
