@@ -23,7 +23,7 @@ const floors = [
   ['kernels/cuda/attention'],
   ['engine/grammar', 'engine/sampling', 'engine/template'],
   ['engine/dialect'],
-  ['engine/kv/policy'],
+  ['engine/kv/policy', 'engine/prefix'],
   ['engine/kv', 'engine/model'],
   ['engine/model/cpu', 'engine/model/cuda'],
   ['engine/executor', 'engine/transport'],
