@@ -53,6 +53,9 @@ typedef struct {
     bool by_sum; /* the candidate is the token of least score, else the
                             * one of least score / (n - position) */
     uint32_t recent_from;
+    /* The first uncompressed pages of each head, whole ones, that are cached for
+     * others, too (manager_share.h): nobody writes into them. */
+    uint32_t shared;
     /* Quest: a decode step reads, in layers >= read_layer, only the read_pages
      * uncompressed pages whose min/max promises most, the last one always among
      * them; 0: all */

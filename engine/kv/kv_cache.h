@@ -14,6 +14,20 @@
  *        -> reserve (len + 1), ..    generation: one token a step
  *        -> close
  *
+ * Reuse: what one sequence has computed serves others that begin alike, as long
+ * as there is room (engine/prefix/prefix.h has the tree, kv_prefix.c the pages).
+ * Pages are shared block by block: block i is page i of every head.  A page's
+ * references are counted where the tree is, on the host, since only whole blocks
+ * in front of what a slot writes are shared: a slot pins the node of its last
+ * shared block, a kept block has no other owner, and it comes back to the ring
+ * when no slot holds it and room is wanted.  The manager knows of a slot only how
+ * many of its pages in front are not its own (tr_kv_seq_t.shared).
+ *
+ *   open -> find (pins) -> adopt     instead of computing [0, found.tokens)
+ *        -> reserve ..               what follows
+ *        -> keep, keep ..            each block that has been computed
+ *        -> keep (end) -> close      and the part of the last one
+ *
  * The step loop is the only caller.  Nothing here allocates after create.
  */
 #ifndef TR_KV_CACHE_H
@@ -27,6 +41,7 @@
 #include <tokenring/error.h>
 
 #include "engine/kv/policy/kv_policy.h"
+#include "engine/prefix/prefix.h"
 
 typedef struct tr_kv_cache tr_kv_cache_t;
 typedef struct tr_kernels tr_kernels_t; /* kernels/kernels.h */
@@ -45,6 +60,8 @@ typedef struct {
     const tr_kernels_t *kernels; /* NULL: pages are managed, but compress copies
                                   * no tokens into them (tests) */
     tr_stream_t stream;          /* plans steps of many heads, and prompts */
+    bool reuse;                  /* prefixes are kept for others; not on a
+                                  * device */
 } tr_kv_config_t;
 
 tr_status_t tr_kv_cache_create(const tr_kv_config_t *config,
@@ -55,6 +72,8 @@ void tr_kv_cache_free(tr_kv_cache_t *kv);
 const tr_page_plan_t *tr_kv_plan(const tr_kv_cache_t *kv);
 uint64_t tr_kv_page_bytes(const tr_kv_cache_t *kv);
 uint64_t tr_kv_pages(const tr_kv_cache_t *kv);
+/* Those that nobody has, or that only the prefixes of others keep: what is
+ * asked for below takes from these what it needs. */
 uint64_t tr_kv_free_pages(const tr_kv_cache_t *kv);
 /* FP16 bytes of a token: all layers and KV heads, keys and values alone. */
 uint64_t tr_kv_token_bytes(const tr_kv_cache_t *kv);
@@ -121,9 +140,49 @@ bool tr_kv_compressing(const tr_kv_cache_t *kv, int32_t slot);
  * empty one, of any policy (n > 1 shares the prompt's prefill; eval forks a
  * prompt over policies).  Scores come along as they are,
  * and from where `recent` was counted: nothing beyond `len` should have been
- * computed, by a policy that is scored if the other is.  TR_AGAIN as above. */
+ * computed, by a policy that is scored if the other is.  Blocks that `from`
+ * shares, `to` shares too, and has its key.  TR_AGAIN as above. */
 tr_status_t tr_kv_fork(tr_kv_cache_t *kv, int32_t from, int32_t to,
                        uint32_t len);
+
+/* ---- reuse -------------------------------------------------------------- */
+
+/* What a prompt shares with what is cached.  It is pinned, and so not among the
+ * free pages, until it is adopted or dropped. */
+typedef struct {
+    uint32_t tokens; /* positions [0, tokens) need not be computed */
+    uint64_t pages;  /* of these, pages that are shared and not copied */
+    tr_prefix_match_t match;
+} tr_kv_found_t;
+
+/* Does this cache keep prefixes of sequences with this policy (NULL: the
+ * default)? */
+bool tr_kv_reuses(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy);
+/* The time that it is, us; never less than before. */
+void tr_kv_time(tr_kv_cache_t *kv, uint64_t now);
+/* The longest prefix of tokens[0, n) that is cached under this key, for a
+ * policy that reuses. */
+void tr_kv_find(tr_kv_cache_t *kv, const tr_prefix_key_t *key,
+                const int32_t *tokens, uint32_t n, tr_kv_found_t *found);
+void tr_kv_drop_found(tr_kv_cache_t *kv, tr_kv_found_t *found);
+/* A slot just opened takes what was found, which may be nothing, and is of this
+ * key from now on.  TR_AGAIN: no page for the copy of a part; close the slot.
+ * What was found is no longer pinned but by the slot. */
+tr_status_t tr_kv_adopt(tr_kv_cache_t *kv, int32_t slot,
+                        const tr_prefix_key_t *key, tr_kv_found_t *found);
+/* Positions [0, n) of the slot are computed: tokens[0, n).  Its whole blocks are
+ * kept; with `end` the rest too, and the slot is to be closed.  Nothing, for a
+ * slot that adopted nothing. */
+void tr_kv_keep(tr_kv_cache_t *kv, int32_t slot, const int32_t *tokens,
+                uint32_t n, bool end);
+/* Pages that a fork of [0, len) of this slot would share. */
+uint64_t tr_kv_fork_shares(const tr_kv_cache_t *kv, int32_t from, uint32_t len);
+/* Prefixes that nobody has used since then go. */
+void tr_kv_expire(tr_kv_cache_t *kv, uint64_t before);
+/* All 0 without reuse. */
+void tr_kv_prefixes(const tr_kv_cache_t *kv, tr_prefix_stats_t *out);
+
+/* ---- preemption --------------------------------------------------------- */
 
 /* Preemption of a compressed slot: its pages go to host memory and back,
  * exactly, with tables, counts, scores and a move not yet done.  TR_AGAIN: no
@@ -158,12 +217,13 @@ tr_status_t tr_kv_policy_plan(const tr_kv_policy_t *policy, uint32_t head_dim,
                               uint32_t max_len, tr_page_plan_t *out);
 
 /* Of all open slots: pages by layout (index as in tr_kv_plan), and FP16 bytes
- * of the tokens that they cache. */
+ * of the tokens that they cache; what several share counts once. */
 typedef struct {
     uint64_t tokens;
     uint64_t full_bytes;
     uint64_t pages[TR_KV_LAYOUTS_MAX];
     uint64_t swapped_pages;
+    uint64_t cached_pages; /* of prefixes that no slot uses now */
 } tr_kv_totals_t;
 
 void tr_kv_totals(const tr_kv_cache_t *kv, tr_kv_totals_t *out);

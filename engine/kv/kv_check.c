@@ -40,6 +40,81 @@ row_sound(const tr_kv_cache_t *kv, int32_t slot, uint32_t head, uint8_t *seen,
     return true;
 }
 
+/* What the slot shares is what is kept, in its first entries; and nothing else
+ * is. */
+static bool
+shared_sound(const tr_kv_cache_t *kv, int32_t slot)
+{
+    const tr_kv_manager_t *m = &kv->m;
+    uint32_t shared = m->seq[slot].shared, i, h;
+    uint32_t node = kv->reuse != NULL && kv->reuse->slot[slot].on
+                        ? kv->reuse->slot[slot].node
+                        : TR_PREFIX_NONE;
+
+    if (shared > m->slot[slot].dense_pages) {
+        return false;
+    }
+    for (i = shared; i != 0; i--) {
+        const int32_t *pages;
+
+        if (node == TR_PREFIX_NONE) {
+            return false;
+        }
+        pages = tr_prefix_pages(kv->reuse->tree, node);
+        for (h = 0; h < m->heads; h++) {
+            if (manager_row(m, slot, h)[i - 1] != pages[h]) {
+                return false;
+            }
+        }
+        node = tr_prefix_parent(kv->reuse->tree, node);
+    }
+    return node == TR_PREFIX_NONE;
+}
+
+/* Pages of the prefixes, each met once. */
+typedef struct {
+    const tr_kv_cache_t *kv;
+    uint8_t *seen;
+    uint64_t pages;
+    bool sound;
+} kept_t;
+
+static void
+kept_block(void *arg, uint32_t node, const int32_t *pages)
+{
+    kept_t *k = arg;
+
+    (void) node;
+    for (uint32_t h = 0; h < k->kv->heads && k->sound; h++) {
+        int32_t page = pages[h];
+
+        k->sound = page >= 0 && (uint32_t) page < k->kv->m.size.pages
+                   && !k->seen[page] && k->kv->m.owner[page] == MANAGER_SHARED;
+        if (k->sound) {
+            k->seen[page] = 1;
+            k->pages++;
+        }
+    }
+}
+
+/* Returns the pages of all prefixes, UINT64_MAX: something is wrong. */
+static uint64_t
+kept_sound(const tr_kv_cache_t *kv, uint8_t *seen)
+{
+    kept_t k = { kv, seen, 0, true };
+    tr_prefix_stats_t s;
+
+    if (kv->reuse == NULL) {
+        return 0;
+    }
+    tr_prefix_each(kv->reuse->tree, kept_block, &k);
+    tr_prefix_stats(kv->reuse->tree, &s);
+    return k.sound && tr_prefix_sound(kv->reuse->tree)
+                   && k.pages == (uint64_t) s.nodes * kv->heads
+               ? k.pages
+               : UINT64_MAX;
+}
+
 /* No head has more tokens than the sequence, and they are where they can be. */
 static bool
 counts_sound(const tr_kv_manager_t *m, int32_t slot)
@@ -80,7 +155,7 @@ slot_sound(const tr_kv_cache_t *kv, int32_t slot, uint8_t *seen,
     if (!s->open) {
         return s->pages == 0 && s->tokens == 0;
     }
-    if (!counts_sound(&kv->m, slot)) {
+    if (!counts_sound(&kv->m, slot) || !shared_sound(kv, slot)) {
         return false;
     }
     for (head = 0; head < kv->heads; head++) {
@@ -131,13 +206,14 @@ tr_kv_host_sound(const tr_kv_cache_t *kv)
     uint8_t *seen = calloc(kv->m.size.pages, 1);
     uint8_t *seen_out = calloc(kv->swap.n + 1, 1);
     bool sound = seen != NULL && seen_out != NULL;
-    uint64_t pages = 0;
+    uint64_t pages = 0, kept = 0;
     uint32_t i;
 
     for (i = 0; i < kv->config.slots && sound; i++) {
         sound = slot_sound(kv, (int32_t) i, seen, seen_out, &sum);
     }
-    sound = sound && ring_sound(&kv->m, seen);
+    kept = sound ? kept_sound(kv, seen) : 0;
+    sound = sound && kept != UINT64_MAX && ring_sound(&kv->m, seen);
     free(seen);
     free(seen_out);
     for (i = 0; i < TR_KV_LAYOUTS_MAX && sound; i++) {
@@ -147,7 +223,8 @@ tr_kv_host_sound(const tr_kv_cache_t *kv)
     /* as many pages in tables as have an owner */
     return sound && sum.tokens == kv->totals.tokens
            && sum.swapped_pages == kv->totals.swapped_pages
-           && pages + tr_kv_free_pages(kv) == kv->m.size.pages
+           && pages + kept + (kv->m.report->end - kv->m.report->start)
+                  == kv->m.size.pages
            && sum.swapped_pages == kv->swap.used
            && (kv->swap.n == 0 || tr_kv_pages_sound(&kv->swap));
 }

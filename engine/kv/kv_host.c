@@ -3,8 +3,10 @@
  * the page manager on the host (kernels/kv_manager/host.h), whose answer is
  * there on return.
  *
- * Owner of a page = its sequence slot.  An entry of a table whose page went
- * back is -1, so that who reads too far does not meet another's page.
+ * Owner of a page = its sequence slot, or nobody, or those that share it
+ * (kv_prefix.c), which make room before anybody is refused.  An entry of a
+ * table whose page went back is -1, so that who reads too far does not meet
+ * another's page.
  *
  * Preemption: pages go to a stack of host memory (kv_pages.h) and come back,
  * byte by byte; tables keep their shape, with TR_KV_HOST in the entries of a
@@ -107,6 +109,7 @@ host_close(tr_kv_cache_t *kv, int32_t slot)
     if (s->out) {
         drop_swapped(kv, slot);
     }
+    tr_kv_reuse_close(kv, slot);
     tr_kv_host_close(&kv->config.stream, &kv->m, &slot, 1);
     trust(kv, "close", slot);
     assert(kv->m.need[0].pages == pages); /* all that it took came back */
@@ -122,6 +125,29 @@ host_prompt(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
     assert(!tr_kv_slot(kv, slot)->out && len >= kv->m.slot[slot].tokens);
     tr_kv_host_prompt(&kv->m, &begin, 1);
     trust(kv, "prompt", slot);
+}
+
+/* A request that stalled asks once more when prefixes that nobody uses have made
+ * room for it. */
+static bool
+ask_again(tr_kv_cache_t *kv, const tr_kv_page_request_t *ask)
+{
+    manager_need_t w;
+    uint64_t pages;
+
+    manager_need(&kv->m, ask, &w);
+    /* no head takes more than a page in a step */
+    pages = w.kind == NEED_STEP ? kv->heads : w.pages;
+    if (pages == MANAGER_NEVER || tr_kv_reuse_idle(kv) == 0
+        || !tr_kv_reuse_room(kv, ask->slot, pages)) {
+        return false;
+    }
+    tr_kv_host_step(&kv->config.stream, &kv->m, ask, 1);
+    trust(kv, "reserve", ask->slot);
+    kv->totals.tokens += kv->m.need[0].granted
+                             ? kv->m.need[0].len - kv->m.need[0].n
+                             : 0;
+    return kv->m.result[0] == TR_KV_GRANTED;
 }
 
 static void
@@ -146,6 +172,11 @@ host_reserve_batch(tr_kv_cache_t *kv, const int32_t *slots,
         result[i] = kv->m.result[i] == TR_KV_GRANTED ? TR_OK : TR_AGAIN;
         kv->totals.tokens += w->granted ? w->len - w->n : 0;
     }
+    for (i = 0; i < n; i++) {
+        if (result[i] != TR_OK && ask_again(kv, &kv->ask[i])) {
+            result[i] = TR_OK;
+        }
+    }
 }
 
 static tr_status_t
@@ -168,6 +199,11 @@ host_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
     c.rule = begun.rule;
     tr_kv_host_plan_prompts(t, &kv->m, &c, 1, kv->work);
     trust(kv, "compress", slot);
+    if (kv->m.result[0] == TR_KV_STALLED
+        && tr_kv_reuse_room(kv, slot, job->pages)) {
+        tr_kv_host_plan_prompts(t, &kv->m, &c, 1, kv->work);
+        trust(kv, "compress", slot);
+    }
     if (kv->m.result[0] != TR_KV_GRANTED) {
         return TR_AGAIN;
     }
@@ -196,6 +232,7 @@ host_fork(tr_kv_cache_t *kv, int32_t from, int32_t to, uint32_t len)
     assert(from != to && tr_kv_slot(kv, from)->tokens >= len);
     assert(kv->m.seq[from].base == 0 && !kv->m.slot[from].out);
     assert(tr_kv_slot(kv, to)->pages == 0);
+    tr_kv_reuse_fork(kv, from, to, len);
     host_reserve_batch(kv, &to, &len, 1, &rc);
     if (rc == TR_OK) {
         tr_kv_host_fork(&kv->config.stream, &kv->m, NULL, 0, &fork, 1);
@@ -316,6 +353,7 @@ host_swap_in(tr_kv_cache_t *kv, int32_t slot)
     uint32_t pages = tr_kv_slot(kv, slot)->pages, got = 0;
 
     assert(kv->m.slot[slot].out);
+    (void) tr_kv_reuse_room(kv, slot, pages);
     tr_kv_host_take(&kv->m, slot, kv->moved, &got, pages);
     trust(kv, "swap_in", slot);
     if (got != pages) {
@@ -347,7 +385,7 @@ host_compressing(const tr_kv_cache_t *kv, int32_t slot)
 static uint64_t
 host_free_pages(const tr_kv_cache_t *kv)
 {
-    return kv->m.report->end - kv->m.report->start;
+    return kv->m.report->end - kv->m.report->start + tr_kv_reuse_idle(kv);
 }
 
 static void
@@ -364,6 +402,7 @@ host_free(tr_kv_cache_t *kv)
 #ifdef TR_KV_POISON
     assert(kv->m.tables == NULL || tr_kv_host_sound(kv)); /* nothing leaked */
 #endif
+    tr_kv_reuse_free(kv);
     tr_kv_pages_free(&kv->swap);
     unmap(kv->pool, kv->pool_size);
     unmap(kv->memory, kv->memory_size);
@@ -506,6 +545,9 @@ tr_kv_cache_create(const tr_kv_config_t *config, tr_kv_cache_t **out,
     rc = tr_kv_shape(kv, config, err);
     if (rc == TR_OK) {
         rc = host_fill(kv, err);
+    }
+    if (rc == TR_OK) {
+        rc = tr_kv_reuse_create(kv, err);
     }
     if (rc != TR_OK) {
         host_free(kv);

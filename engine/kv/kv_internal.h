@@ -1,7 +1,8 @@
 /*
  * What the files of the KV cache share: kv_ops.c (kv_cache.h's functions),
  * kv_cache.c (what a cache is made of), kv_host.c (the cache that is here),
- * kv_usage.c, kv_check.c, and those of a device's cache (kv_device_internal.h).
+ * kv_prefix.c (what it reuses), kv_usage.c, kv_check.c, and those of a device's
+ * cache (kv_device_internal.h).
  * Nobody else includes this but tests.
  *
  * Who has which page is the manager's to decide (kernels/kv_manager): the
@@ -27,6 +28,23 @@
 typedef struct {
     tr_kv_policy_t origin, begun;
 } tr_kv_slot_policy_t;
+
+/* Of a slot: its last shared block (tr_kv_seq_t.shared of them), and whose it
+ * is. */
+typedef struct {
+    bool on;
+    uint32_t node;
+    uint64_t lent; /* its tokens in shared blocks */
+    tr_prefix_key_t key;
+} tr_kv_sharer_t;
+
+typedef struct {
+    tr_prefix_t *tree;
+    tr_kv_sharer_t *slot; /* [slots] */
+    int32_t *pages;       /* [heads] */
+    uint64_t now;
+    uint64_t lent; /* of all slots */
+} tr_kv_reuse_t;
 
 /* What differs between a cache that is here and one on a device; each entry is
  * the function of kv_cache.h of that name. */
@@ -79,6 +97,7 @@ struct tr_kv_cache {
     tr_kv_page_request_t *ask; /* [slots] */
     void *work, *kernel_work;
     int32_t *moved; /* [swap.n] pages of a slot that goes out or comes in */
+    tr_kv_reuse_t *reuse; /* NULL: nothing is kept for others */
 };
 
 static inline tr_kv_slot_t *
@@ -96,6 +115,21 @@ void tr_kv_host_usage_in(const tr_kv_cache_t *kv, int32_t slot,
                          const tr_page_plan_t *plan, tr_kv_usage_t *out);
 void tr_kv_host_totals(const tr_kv_cache_t *kv, tr_kv_totals_t *out);
 bool tr_kv_host_sound(const tr_kv_cache_t *kv);
+
+/* kv_prefix.c */
+tr_status_t tr_kv_reuse_create(tr_kv_cache_t *kv, tr_error_t *err);
+void tr_kv_reuse_free(tr_kv_cache_t *kv);
+/* Pages in blocks that no slot holds: they can be had. */
+uint64_t tr_kv_reuse_idle(const tr_kv_cache_t *kv);
+/* Has blocks go until `pages` are free; false: there are too few, and nothing
+ * changed.  For this slot. */
+bool tr_kv_reuse_room(tr_kv_cache_t *kv, int32_t slot, uint64_t pages);
+/* The first blocks of `from`, as far as [0, len) covers them, are shared by
+ * `to`, which has no pages. */
+void tr_kv_reuse_fork(tr_kv_cache_t *kv, int32_t from, int32_t to,
+                      uint32_t len);
+/* The slot is closed next. */
+void tr_kv_reuse_close(tr_kv_cache_t *kv, int32_t slot);
 
 /* What both kinds of cache do alike (kv_cache.c). */
 /* Checks the configuration, plans pages. */

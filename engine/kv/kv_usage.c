@@ -232,8 +232,11 @@ void
 tr_kv_host_usage(const tr_kv_cache_t *kv, int32_t slot, tr_kv_usage_t *out)
 {
     tr_kv_host_usage_in(kv, slot, &kv->plan, out);
-    /* uncompressed pages may be there for tokens to come */
-    out->bytes = (uint64_t) kv->m.slot[slot].pages * kv->plan.page_bytes;
+    /* uncompressed pages may be there for tokens to come; what it shares it would
+     * hold alone */
+    out->bytes = (kv->m.slot[slot].pages
+                  + (uint64_t) kv->m.seq[slot].shared * kv->heads)
+                 * kv->plan.page_bytes;
 }
 
 tr_status_t
@@ -279,11 +282,18 @@ tr_kv_levels_of(const tr_kv_policy_t *p, tr_kv_level_t *level, uint32_t *n,
 void
 tr_kv_host_totals(const tr_kv_cache_t *kv, tr_kv_totals_t *out)
 {
+    tr_prefix_stats_t s;
     uint32_t i;
 
+    tr_kv_prefixes(kv, &s);
     *out = kv->totals;
+    if (kv->reuse != NULL) {
+        out->tokens += s.held_tokens - kv->reuse->lent;
+    }
+    out->cached_pages = (uint64_t) (s.nodes - s.held) * kv->heads;
     out->full_bytes = out->tokens * tr_kv_token_bytes(kv);
     for (i = 0; i < TR_KV_LAYOUTS_MAX; i++) {
         out->pages[i] = kv->m.report->pages[i];
     }
+    out->pages[0] += (uint64_t) s.held * kv->heads;
 }

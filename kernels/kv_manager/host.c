@@ -21,6 +21,7 @@
 #endif
 
 #include "manager_prompt.h"
+#include "manager_share.h"
 #include "manager_step.h"
 #include "manager_tally.h"
 
@@ -151,6 +152,43 @@ tr_kv_host_take(const tr_kv_manager_t *m, int32_t slot, int32_t *pages,
     manager_swap_t shared;
 
     manager_take(m, slot, pages, n, max, &shared);
+}
+
+void
+tr_kv_host_lend(const tr_kv_manager_t *m, int32_t slot, uint32_t block,
+                const int32_t *pages)
+{
+    manager_lend(m, slot, block, pages);
+}
+
+void
+tr_kv_host_lent(const tr_kv_manager_t *m, int32_t slot, uint32_t blocks)
+{
+    manager_lent(m, slot, blocks);
+}
+
+void
+tr_kv_host_cede(const tr_kv_manager_t *m, int32_t slot)
+{
+    manager_cede(m, slot);
+}
+
+void
+tr_kv_host_merge(const tr_kv_manager_t *m, int32_t slot, const int32_t *pages)
+{
+    manager_merge_block(m, slot, pages);
+}
+
+void
+tr_kv_host_reclaim(const tr_kv_manager_t *m, const int32_t *pages, uint32_t n)
+{
+    manager_reclaim(m, pages, n);
+}
+
+void
+tr_kv_host_leave_shared(const tr_kv_manager_t *m, int32_t slot)
+{
+    manager_leave_shared(m, slot);
 }
 
 static void

@@ -43,6 +43,10 @@
  *        -> close, or give and take when it is preempted
  *   tally                                 what each slot holds, for the host
  *
+ * Uncompressed pages that are whole can be shared (manager_share.h): a slot gives some
+ * up to whoever keeps prefixes, and others put them into their tables.  They are
+ * then no slot's, and come back to the ring from their keeper.
+ *
  * A request for which there are no pages is stalled: nothing of it changes, its
  * bit is set in the report, and seq_slot is -1, so that kernels pass it over.
  * Others behind it go on.
@@ -202,7 +206,8 @@ typedef struct {
     /* pages: the ring's index i is ring[i modulo pages]; [start, end) of the
      * report are free */
     int32_t *ring;   /* [pages] page ids */
-    uint32_t *owner; /* [pages] slot by page, UINT32_MAX: free */
+    uint32_t *owner; /* [pages] slot by page, UINT32_MAX: free, one less:
+                      * kept for others (manager_share.h) */
 
     /* slots, as kernels see them: kernels.h */
     int32_t *tables;    /* [slots][heads][table_len], -1: no page */

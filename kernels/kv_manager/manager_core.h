@@ -42,7 +42,8 @@
 #define MANAGER_WARPS (MANAGER_THREADS / MANAGER_WARP)
 #define MANAGER_CHUNK 256u /* heads of a step that a block plans */
 #define MANAGER_NOBODY UINT32_MAX
-#define MANAGER_NEVER UINT32_MAX /* pages that no pool has */
+#define MANAGER_SHARED (UINT32_MAX - 1) /* kept for others (manager_share.h) */
+#define MANAGER_NEVER UINT32_MAX        /* pages that no pool has */
 
 #ifdef __CUDA_ARCH__
 #define EACH_THREAD(tid)                                    \
@@ -381,9 +382,10 @@ manager_runs(const tr_kv_manager_t *m, const tr_kv_seq_t *q,
 {
     uint32_t n = 0;
 
-    if (uncompressed_pages != 0) {
-        out[n].layout = out[n].entry = 0;
-        out[n].n = uncompressed_pages;
+    if (uncompressed_pages > q->shared) { /* those in front are not its own */
+        out[n].layout = 0;
+        out[n].entry = q->shared;
+        out[n].n = uncompressed_pages - q->shared;
         out[n++].step = 1;
     }
     if (q->base != 0 && q->window != 0) {

@@ -49,9 +49,11 @@ manager_fork(const tr_kv_manager_t *m, int32_t *history, uint32_t history_len,
     uint32_t pages = manager_ceil(f->len, m->place[0].tokens);
     size_t words = m->view.page_bytes / sizeof(manager_words_t);
     bool good = manager_can_fork(m, f), once = head == 0 && block == 0;
+    /* those that `to` shares are the same pages */
+    uint32_t shared = good ? m->seq[f->to].shared : pages;
 
     EACH_THREAD (tid) {
-        for (uint32_t p = block; p < pages && good; p += blocks) {
+        for (uint32_t p = shared + block; p < pages; p += blocks) {
             const manager_words_t
                 *from = (const manager_words_t *) (const void *)
                     tr_kv_page_at(&m->view, manager_row(m, f->from, head)[p]);

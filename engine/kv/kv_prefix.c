@@ -1,0 +1,324 @@
+/*
+ * Reuse of computed prefixes (kv_cache.h, "reuse"): between the tree of prefixes
+ * and the manager's pages, for the cache that is here.
+ *
+ * Only policies that leave everything at 16 bits share: what a dense page holds
+ * is then keys and values alone, of tokens in order, the same for whoever asks.
+ * A slot shares its first blocks, which are whole.  What it needs of one more it
+ * copies into a page of its own (a cut at any position), and so nobody writes
+ * into a page that others read.
+ */
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/config/log.h"
+#include "kv_internal.h"
+
+#define KEYS_MAX 65536u
+
+static uint32_t
+block_tokens(const tr_kv_cache_t *kv)
+{
+    return kv->plan.layout[0].tokens;
+}
+
+static uint64_t
+free_pages(const tr_kv_cache_t *kv)
+{
+    return kv->m.report->end - kv->m.report->start;
+}
+
+/* ---- the tree ----------------------------------------------------------- */
+
+static void
+give(void *arg, const int32_t *pages, uint32_t n)
+{
+    tr_kv_cache_t *kv = arg;
+
+    tr_kv_host_reclaim(&kv->m, pages, n);
+}
+
+tr_status_t
+tr_kv_reuse_create(tr_kv_cache_t *kv, tr_error_t *err)
+{
+    uint32_t blocks = kv->m.size.pages / kv->heads;
+    tr_prefix_config_t c = { .block_tokens = block_tokens(kv),
+                             .block_pages = kv->heads,
+                             .blocks = blocks,
+                             .keys = blocks < KEYS_MAX ? blocks : KEYS_MAX,
+                             .seed = 1,
+                             .give = give,
+                             .arg = kv };
+    tr_kv_reuse_t *r;
+
+    if (!kv->config.reuse) {
+        return TR_OK;
+    }
+    r = kv->reuse = calloc(1, sizeof(*r));
+    if (r != NULL) {
+        r->tree = tr_prefix_create(&c);
+        r->slot = calloc(kv->config.slots, sizeof(*r->slot));
+        r->pages = calloc(kv->heads, sizeof(*r->pages));
+    }
+    if (r == NULL || r->tree == NULL || r->slot == NULL || r->pages == NULL) {
+        return tr_error_set(err, TR_ERR_NOMEM, "kv_reuse",
+                            "no memory for the prefixes of %u blocks of pages",
+                            blocks);
+    }
+    return TR_OK;
+}
+
+void
+tr_kv_reuse_free(tr_kv_cache_t *kv)
+{
+    if (kv->reuse != NULL) {
+        tr_prefix_free(kv->reuse->tree);
+        free(kv->reuse->slot);
+        free(kv->reuse->pages);
+        free(kv->reuse);
+        kv->reuse = NULL;
+    }
+}
+
+bool
+tr_kv_reuses(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy)
+{
+    const tr_kv_policy_t *p = policy != NULL ? policy : kv->usual;
+
+    return kv->reuse != NULL && p->n_levels == 0 && !p->scored && !p->minmax;
+}
+
+void
+tr_kv_time(tr_kv_cache_t *kv, uint64_t now)
+{
+    if (kv->reuse != NULL && now > kv->reuse->now) {
+        kv->reuse->now = now;
+    }
+}
+
+void
+tr_kv_prefixes(const tr_kv_cache_t *kv, tr_prefix_stats_t *out)
+{
+    memset(out, 0, sizeof(*out));
+    if (kv->reuse != NULL) {
+        tr_prefix_stats(kv->reuse->tree, out);
+    }
+}
+
+/* ---- room --------------------------------------------------------------- */
+
+uint64_t
+tr_kv_reuse_idle(const tr_kv_cache_t *kv)
+{
+    tr_prefix_stats_t s;
+
+    tr_kv_prefixes(kv, &s);
+    return (uint64_t) (s.nodes - s.held) * kv->heads;
+}
+
+bool
+tr_kv_reuse_room(tr_kv_cache_t *kv, int32_t slot, uint64_t pages)
+{
+    const tr_kv_sharer_t *q;
+
+    if (free_pages(kv) + tr_kv_reuse_idle(kv) < pages) {
+        return false;
+    }
+    q = kv->reuse != NULL ? &kv->reuse->slot[slot] : NULL;
+    while (free_pages(kv) < pages) {
+        bool some = tr_prefix_evict(kv->reuse->tree, q->on ? &q->key : NULL);
+
+        assert(some);
+        (void) some;
+    }
+    return true;
+}
+
+void
+tr_kv_expire(tr_kv_cache_t *kv, uint64_t before)
+{
+    if (kv->reuse != NULL) {
+        tr_prefix_expire(kv->reuse->tree, before);
+    }
+}
+
+/* ---- slots -------------------------------------------------------------- */
+
+void
+tr_kv_find(tr_kv_cache_t *kv, const tr_prefix_key_t *key, const int32_t *tokens,
+           uint32_t n, tr_kv_found_t *found)
+{
+    tr_kv_reuse_t *r = kv->reuse;
+
+    tr_prefix_match(r->tree, key, tokens, n, &found->match);
+    found->tokens = found->match.tokens;
+    found->pages = (uint64_t) found->match.blocks * kv->heads;
+    tr_prefix_pin(r->tree, found->match.node);
+    tr_prefix_pin(r->tree, found->match.part);
+}
+
+void
+tr_kv_drop_found(tr_kv_cache_t *kv, tr_kv_found_t *found)
+{
+    if (kv->reuse != NULL) {
+        tr_prefix_unpin(kv->reuse->tree, found->match.part, kv->reuse->now);
+        tr_prefix_unpin(kv->reuse->tree, found->match.node, kv->reuse->now);
+    }
+    memset(found, 0, sizeof(*found));
+    found->match.node = found->match.part = TR_PREFIX_NONE;
+}
+
+static void
+count_lent(tr_kv_reuse_t *r, int32_t slot, uint64_t tokens)
+{
+    r->slot[slot].lent += tokens;
+    r->lent += tokens;
+}
+
+/* The first `blocks` blocks of a path that ends with `node`, whose last is
+ * pinned for the slot. */
+static void
+lend(tr_kv_cache_t *kv, int32_t slot, uint32_t node, uint32_t blocks)
+{
+    tr_kv_reuse_t *r = kv->reuse;
+    uint32_t i;
+
+    assert(kv->m.slot[slot].pages == 0 && kv->m.slot[slot].tokens == 0);
+    r->slot[slot].node = node;
+    for (i = blocks; i != 0; i--) {
+        tr_kv_host_lend(&kv->m, slot, i - 1, tr_prefix_pages(r->tree, node));
+        node = tr_prefix_parent(r->tree, node);
+    }
+    tr_kv_host_lent(&kv->m, slot, blocks);
+    kv->totals.tokens += (uint64_t) blocks * block_tokens(kv);
+    count_lent(r, slot, (uint64_t) blocks * block_tokens(kv));
+}
+
+tr_status_t
+tr_kv_adopt(tr_kv_cache_t *kv, int32_t slot, const tr_prefix_key_t *key,
+            tr_kv_found_t *found)
+{
+    tr_kv_reuse_t *r = kv->reuse;
+    tr_prefix_match_t *m = &found->match;
+    tr_status_t rc = TR_OK;
+    uint32_t h;
+
+    tr_kv_slot(kv, slot);
+    assert(!r->slot[slot].on && kv->m.seq[slot].n_tiers == 0);
+    r->slot[slot].on = true;
+    r->slot[slot].key = *key;
+    lend(kv, slot, m->node, m->blocks);
+    m->node = TR_PREFIX_NONE; /* the pin is the slot's */
+    if (m->part_tokens != 0) {
+        rc = tr_kv_reserve(kv, slot, found->tokens);
+    }
+    if (m->part_tokens != 0 && rc == TR_OK) {
+        const int32_t *from = tr_prefix_pages(r->tree, m->part);
+
+        for (h = 0; h < kv->heads; h++) {
+            memcpy(tr_kv_page_at(&kv->view,
+                                 manager_row(&kv->m, slot, h)[m->blocks]),
+                   tr_kv_page_at(&kv->view, from[h]), kv->plan.page_bytes);
+        }
+    }
+    tr_kv_drop_found(kv, found);
+    return rc;
+}
+
+void
+tr_kv_reuse_fork(tr_kv_cache_t *kv, int32_t from, int32_t to, uint32_t len)
+{
+    tr_kv_reuse_t *r = kv->reuse;
+    uint32_t shared = kv->m.seq[from].shared, i;
+    uint32_t blocks = len / block_tokens(kv), node;
+
+    if (r == NULL || !r->slot[from].on || r->slot[to].on) {
+        return;
+    }
+    r->slot[to].on = true;
+    r->slot[to].key = r->slot[from].key;
+    blocks = blocks < shared ? blocks : shared;
+    node = r->slot[from].node;
+    for (i = shared; i > blocks; i--) {
+        node = tr_prefix_parent(r->tree, node);
+    }
+    tr_prefix_pin(r->tree, node);
+    lend(kv, to, node, blocks);
+}
+
+uint64_t
+tr_kv_fork_shares(const tr_kv_cache_t *kv, int32_t from, uint32_t len)
+{
+    uint32_t blocks = len / block_tokens(kv);
+    uint32_t shared = kv->m.seq[from].shared;
+
+    return (uint64_t) (blocks < shared ? blocks : shared) * kv->heads;
+}
+
+/* The slot's next block, of n tokens, is kept.  False: there is no room for its
+ * key. */
+static bool
+keep_block(tr_kv_cache_t *kv, int32_t slot, const int32_t *tokens, uint32_t n)
+{
+    tr_kv_reuse_t *r = kv->reuse;
+    tr_kv_sharer_t *q = &r->slot[slot];
+    uint32_t block = kv->m.seq[slot].shared, node, h;
+    tr_prefix_add_t what;
+
+    for (h = 0; h < kv->heads; h++) {
+        r->pages[h] = manager_row(&kv->m, slot, h)[block];
+    }
+    what = tr_prefix_add(r->tree, &q->key, q->node, tokens, n, r->pages, r->now,
+                         &node);
+    if (what == TR_PREFIX_FULL) {
+        return false;
+    }
+    if (what == TR_PREFIX_THERE && n != block_tokens(kv)) {
+        return true; /* the slot's own copy goes with it */
+    }
+    tr_prefix_pin(r->tree, node);
+    tr_prefix_unpin(r->tree, q->node, r->now);
+    q->node = node;
+    if (what == TR_PREFIX_NEW) {
+        tr_kv_host_cede(&kv->m, slot);
+    } else { /* computed twice, with the same result */
+        tr_kv_host_merge(&kv->m, slot, tr_prefix_pages(r->tree, node));
+    }
+    count_lent(r, slot, n);
+    return true;
+}
+
+void
+tr_kv_keep(tr_kv_cache_t *kv, int32_t slot, const int32_t *tokens, uint32_t n,
+           bool end)
+{
+    uint32_t size = block_tokens(kv), at;
+
+    if (kv->reuse == NULL || !kv->reuse->slot[slot].on) {
+        return;
+    }
+    assert(n <= tr_kv_slot(kv, slot)->tokens && !kv->m.slot[slot].out);
+    for (at = kv->m.seq[slot].shared * size; at + size <= n; at += size) {
+        if (!keep_block(kv, slot, tokens + at, size)) {
+            return;
+        }
+    }
+    if (end && at < n) {
+        keep_block(kv, slot, tokens + at, n - at);
+    }
+}
+
+void
+tr_kv_reuse_close(tr_kv_cache_t *kv, int32_t slot)
+{
+    tr_kv_reuse_t *r = kv->reuse;
+
+    if (r == NULL || !r->slot[slot].on) {
+        return;
+    }
+    r->lent -= r->slot[slot].lent;
+    tr_kv_host_leave_shared(&kv->m, slot);
+    tr_prefix_unpin(r->tree, r->slot[slot].node, r->now);
+    memset(&r->slot[slot], 0, sizeof(r->slot[slot]));
+}

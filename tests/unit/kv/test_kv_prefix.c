@@ -1,0 +1,478 @@
+/*
+ * Reuse of prefixes in the KV cache, against plain lists of tokens: each token
+ * writes itself into the pages of every head, and what a sequence has found, cut,
+ * forked or computed twice must be there when it looks, in every head, whatever
+ * was evicted for others meanwhile.  Beside them run compressed sequences that
+ * take and give pages, go out and come in.  The cache is sound after each
+ * operation, and at the end no page is missing.
+ *
+ *   TR_PREFIX_OPS=N   operations (default 20,000)
+ *   TR_PREFIX_SEED=N  the seed that a failure printed
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/kv/kv_cache.h"
+#include "engine/kv/kv_internal.h"
+
+#define LAYERS 2u
+#define KV_HEADS 2u
+#define HEADS (LAYERS * KV_HEADS)
+#define DIM 32u
+#define SLOTS 8u
+#define LONGEST 200u
+#define TEXTS 6u
+
+static uint64_t seed, state;
+
+#define REQUIRE(x)                                  \
+    do {                                            \
+        if (!(x)) {                                 \
+            fail_msg("%s, TR_PREFIX_SEED=%llu", #x, \
+                     (unsigned long long) seed);    \
+        }                                           \
+    } while (0)
+
+static uint32_t
+rnd(uint32_t n)
+{
+    state = state * 6364136223846793005ull + 1442695040888963407ull;
+    return (uint32_t) (state >> 33) % n;
+}
+
+typedef struct {
+    int32_t slot; /* -1: none */
+    bool dense, reuse, out;
+    uint32_t n, goal;
+    tr_prefix_key_t key;
+    int32_t token[LONGEST];
+} run_t;
+
+typedef struct {
+    tr_kv_cache_t *kv;
+    tr_kv_view_t view;
+    uint32_t page_tokens;
+    tr_kv_policy_t *full, *uniform;
+    run_t run[SLOTS];
+    int32_t text[TEXTS][LONGEST]; /* what prompts begin with */
+    uint64_t now, found, cuts, forks;
+} world_t;
+
+static void
+create(world_t *w, uint32_t blocks, bool reuse)
+{
+    const tr_kv_policy_t *policies[2];
+    tr_kv_config_t c = { .layers = LAYERS,
+                         .kv_heads = KV_HEADS,
+                         .head_dim = DIM,
+                         .slots = SLOTS,
+                         .max_len = LONGEST + 1,
+                         .memory = 1 << 20,
+                         .policies = policies,
+                         .n_policies = 2,
+                         .reuse = reuse };
+    tr_error_t err;
+
+    assert_int_equal(tr_kv_policy_create("full", LAYERS, KV_HEADS, DIM,
+                                         &w->full, &err),
+                     TR_OK);
+    assert_int_equal(tr_kv_policy_create("uniform:levels=8/8", LAYERS, KV_HEADS,
+                                         DIM, &w->uniform, &err),
+                     TR_OK);
+    policies[0] = w->full;
+    policies[1] = w->uniform;
+    assert_int_equal(tr_kv_cache_create(&c, &w->kv, &err), TR_OK);
+    c.memory = tr_kv_page_bytes(w->kv) * blocks * HEADS;
+    c.swap_memory = c.memory;
+    tr_kv_cache_free(w->kv);
+    assert_int_equal(tr_kv_cache_create(&c, &w->kv, &err), TR_OK);
+    tr_kv_view(w->kv, &w->view);
+    w->page_tokens = w->view.layout[0].tokens;
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        w->run[i].slot = -1;
+    }
+}
+
+static void
+destroy(world_t *w)
+{
+    tr_kv_cache_free(w->kv);
+    tr_kv_policy_free(w->full);
+    tr_kv_policy_free(w->uniform);
+}
+
+static int32_t *
+place(const world_t *w, int32_t slot, uint32_t head, uint32_t pos)
+{
+    const int32_t *row = tr_kv_table(&w->view, slot, head / KV_HEADS,
+                                     head % KV_HEADS);
+    uint8_t *page = tr_kv_page_at(&w->view, row[pos / w->page_tokens]);
+
+    return (int32_t *) (void *) (page
+                                 + tr_kv_key_row(&w->view.layout[0],
+                                                 pos % w->page_tokens));
+}
+
+/* Tokens and everything in front of them decide what stands there. */
+static int32_t
+mark(const run_t *r, uint32_t head, uint32_t pos)
+{
+    uint32_t sum = 2166136261u + head;
+
+    for (uint32_t i = 0; i <= pos; i++) {
+        sum = (sum ^ (uint32_t) r->token[i]) * 16777619u;
+    }
+    return (int32_t) sum;
+}
+
+static void
+write_tokens(const world_t *w, const run_t *r, uint32_t from, uint32_t to)
+{
+    const tr_kv_seq_t *q = &w->view.seq[r->slot];
+
+    REQUIRE(from >= q->shared * w->page_tokens); /* nobody else's */
+    for (uint32_t head = 0; head < HEADS; head++) {
+        for (uint32_t pos = from; pos < to; pos++) {
+            *place(w, r->slot, head, pos) = mark(r, head, pos);
+        }
+    }
+}
+
+static void
+verify(const world_t *w, const run_t *r)
+{
+    for (uint32_t head = 0; head < HEADS && r->slot >= 0 && r->dense; head++) {
+        for (uint32_t pos = 0; pos < r->n; pos++) {
+            REQUIRE(*place(w, r->slot, head, pos) == mark(r, head, pos));
+        }
+    }
+}
+
+/* ---- operations --------------------------------------------------------- */
+
+static void
+make_prompt(const world_t *w, run_t *r)
+{
+    uint32_t same = rnd(LONGEST), text = rnd(TEXTS);
+
+    r->goal = 2 + rnd(LONGEST - 2);
+    for (uint32_t i = 0; i < LONGEST; i++) {
+        r->token[i] = i < same ? w->text[text][i] : (int32_t) rnd(3);
+    }
+    memset(&r->key, 0, sizeof(r->key));
+    r->key.len = 1 + rnd(2);
+    r->reuse = rnd(8) != 0;
+}
+
+static void
+do_start(world_t *w, run_t *r)
+{
+    tr_kv_found_t found;
+    uint64_t left;
+
+    make_prompt(w, r);
+    r->dense = rnd(4) != 0;
+    r->out = false;
+    r->n = 0;
+    r->reuse = r->reuse && r->dense;
+    r->slot = tr_kv_open(w->kv, r->dense ? w->full : w->uniform);
+    REQUIRE(r->slot >= 0);
+    tr_kv_prompt(w->kv, r->slot, r->goal);
+    if (!r->reuse) {
+        return;
+    }
+    left = tr_kv_free_pages(w->kv);
+    tr_kv_find(w->kv, &r->key, r->token, r->goal - 1, &found);
+    REQUIRE(found.tokens < r->goal);
+    REQUIRE(tr_kv_free_pages(w->kv) <= left); /* what is pinned is not free */
+    if (rnd(6) == 0) {
+        tr_kv_drop_found(w->kv, &found);
+        REQUIRE(tr_kv_free_pages(w->kv) == left);
+    }
+    r->n = found.tokens;
+    w->found += found.tokens;
+    w->cuts += found.match.part_tokens != 0;
+    if (tr_kv_adopt(w->kv, r->slot, &r->key, &found) != TR_OK) {
+        tr_kv_close(w->kv, r->slot);
+        r->slot = -1;
+        return;
+    }
+    REQUIRE(tr_kv_slot(w->kv, r->slot)->tokens >= r->n);
+    verify(w, r);
+}
+
+static void
+do_close(world_t *w, run_t *r)
+{
+    tr_kv_close(w->kv, r->slot);
+    r->slot = -1;
+}
+
+static void
+do_dense(world_t *w, run_t *r)
+{
+    uint32_t what = rnd(10), to;
+
+    if (what == 0) { /* aborted */
+        do_close(w, r);
+    } else if (what == 1 || r->n == r->goal) {
+        tr_kv_keep(w->kv, r->slot, r->token, r->n, true);
+        do_close(w, r);
+    } else {
+        uint64_t left = tr_kv_free_pages(w->kv);
+        uint32_t had = tr_kv_slot(w->kv, r->slot)->uncompressed_pages, want;
+        tr_status_t rc;
+
+        to = r->n + 1 + rnd(r->goal - r->n);
+        want = (to + w->page_tokens - 1) / w->page_tokens;
+        rc = tr_kv_reserve(w->kv, r->slot, to);
+        /* it is refused exactly when there are too few */
+        REQUIRE((rc == TR_OK)
+                == (want <= had || (uint64_t) (want - had) * HEADS <= left));
+        if (rc == TR_OK) {
+            write_tokens(w, r, r->n, to);
+            r->n = to;
+            tr_kv_keep(w->kv, r->slot, r->token, r->n, false);
+        } else if (rnd(2) == 0) {
+            do_close(w, r);
+        }
+    }
+}
+
+static void
+do_compressed(world_t *w, run_t *r)
+{
+    if (r->out) {
+        if (tr_kv_swap_in(w->kv, r->slot) == TR_OK) {
+            r->out = false;
+        } else if (rnd(3) == 0) {
+            do_close(w, r);
+        }
+    } else if (r->n < r->goal) {
+        uint32_t to = r->n + 1 + rnd(r->goal - r->n);
+
+        if (tr_kv_reserve(w->kv, r->slot, to) == TR_OK) {
+            r->n = to;
+        } else {
+            do_close(w, r);
+        }
+    } else if (tr_kv_uncompressed(w->kv, r->slot)) {
+        if (tr_kv_compress(w->kv, r->slot, r->n) != TR_OK && rnd(3) == 0) {
+            do_close(w, r);
+        }
+    } else if (rnd(3) == 0) {
+        r->out = tr_kv_swap_out(w->kv, r->slot) == TR_OK;
+    } else if (rnd(3) == 0 || r->n == LONGEST) {
+        do_close(w, r);
+    } else if (tr_kv_reserve(w->kv, r->slot, r->n + 1) == TR_OK) {
+        r->goal = ++r->n;
+    }
+}
+
+static void
+do_fork(world_t *w, run_t *from, run_t *to)
+{
+    uint64_t shares;
+    uint32_t len = 1 + rnd(from->n);
+
+    shares = tr_kv_fork_shares(w->kv, from->slot, len);
+    *to = *from;
+    to->slot = tr_kv_open(w->kv, w->full);
+    REQUIRE(to->slot >= 0);
+    tr_kv_prompt(w->kv, to->slot, to->goal);
+    if (tr_kv_fork(w->kv, from->slot, to->slot, len) != TR_OK) {
+        do_close(w, to);
+        return;
+    }
+    to->n = len;
+    REQUIRE(w->view.seq[to->slot].shared * HEADS == shares);
+    verify(w, to);
+    w->forks++;
+    /* they part: a block that both go on with is not shared */
+    for (uint32_t i = len; i < LONGEST; i++) {
+        to->token[i] = (int32_t) rnd(3);
+    }
+}
+
+static void
+step(world_t *w)
+{
+    run_t *r = &w->run[rnd(SLOTS)], *other = &w->run[rnd(SLOTS)];
+
+    w->now += rnd(3);
+    tr_kv_time(w->kv, w->now);
+    if (rnd(30) == 0) {
+        tr_kv_expire(w->kv, w->now > 60 ? w->now - rnd(60) : 0);
+    } else if (r->slot < 0) {
+        do_start(w, r);
+    } else if (!r->dense) {
+        do_compressed(w, r);
+    } else if (other->slot < 0 && r->n != 0 && rnd(6) == 0) {
+        do_fork(w, r, other);
+    } else {
+        do_dense(w, r);
+    }
+}
+
+static uint64_t
+operations(void)
+{
+    const char *ops = getenv("TR_PREFIX_OPS");
+
+    return ops != NULL ? strtoull(ops, NULL, 10) : 20000;
+}
+
+/* In a pool so small that nearly everybody who comes evicts. */
+static void
+play(uint32_t blocks)
+{
+    world_t *w = calloc(1, sizeof(*w));
+    uint64_t n = operations();
+    tr_prefix_stats_t s;
+
+    assert_non_null(w);
+    create(w, blocks, true);
+    for (uint32_t t = 0; t < TEXTS; t++) {
+        for (uint32_t i = 0; i < LONGEST; i++) {
+            w->text[t][i] = i < 40 ? 1 : (int32_t) rnd(5);
+        }
+    }
+    for (uint64_t i = 0; i < n; i++) {
+        step(w);
+        REQUIRE(tr_kv_sound(w->kv));
+        verify(w, &w->run[rnd(SLOTS)]);
+    }
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        if (w->run[i].slot >= 0) {
+            do_close(w, &w->run[i]);
+        }
+    }
+    tr_kv_prefixes(w->kv, &s);
+    REQUIRE(s.held == 0 && s.evicted != 0);
+    REQUIRE(w->found != 0 && w->cuts != 0 && w->forks != 0);
+    REQUIRE(tr_kv_free_pages(w->kv) == tr_kv_pages(w->kv));
+    tr_kv_time(w->kv, w->now + 1);
+    tr_kv_expire(w->kv, w->now + 1);
+    tr_kv_prefixes(w->kv, &s);
+    REQUIRE(s.nodes == 0 && tr_kv_sound(w->kv));
+    destroy(w);
+    free(w);
+}
+
+static void
+random_operations(void **unused)
+{
+    const char *given = getenv("TR_PREFIX_SEED");
+
+    (void) unused;
+    seed = given != NULL ? strtoull(given, NULL, 10) : 7;
+    state = seed;
+    play(14);
+}
+
+static void
+roomy_operations(void **unused)
+{
+    const char *given = getenv("TR_PREFIX_SEED");
+
+    (void) unused;
+    seed = given != NULL ? strtoull(given, NULL, 10) : 8;
+    state = seed;
+    play(24);
+}
+
+/* ---- by hand ------------------------------------------------------------ */
+
+/* Without the setting, or under a policy that compresses, nothing is kept. */
+static void
+only_where_it_can_be(void **unused)
+{
+    world_t *w = calloc(1, sizeof(*w));
+
+    (void) unused;
+    assert_non_null(w);
+    create(w, 10, false);
+    assert_false(tr_kv_reuses(w->kv, w->full));
+    destroy(w);
+    create(w, 10, true);
+    assert_true(tr_kv_reuses(w->kv, NULL));
+    assert_true(tr_kv_reuses(w->kv, w->full));
+    assert_false(tr_kv_reuses(w->kv, w->uniform));
+    destroy(w);
+    free(w);
+}
+
+/* Fifty tokens that two sequences share count once; each holds, by its own
+ * account, what it would hold alone. */
+static void
+counts_once(void **unused)
+{
+    world_t *w = calloc(1, sizeof(*w));
+    run_t *a, *b;
+    tr_kv_found_t found;
+    tr_kv_totals_t t;
+    tr_kv_usage_t u;
+    uint32_t p, i;
+
+    (void) unused;
+    assert_non_null(w);
+    create(w, 40, true);
+    p = w->page_tokens;
+    a = &w->run[0];
+    b = &w->run[1];
+    for (i = 0; i < LONGEST; i++) {
+        a->token[i] = b->token[i] = (int32_t) i;
+    }
+    for (i = 0; i < 2; i++) {
+        w->run[i].dense = true;
+        w->run[i].key.len = 0;
+        w->run[i].slot = tr_kv_open(w->kv, w->full);
+        tr_kv_find(w->kv, &a->key, a->token, 2 * p + 4, &found);
+        assert_int_equal(found.tokens, i == 0 ? 0 : 2 * p);
+        assert_int_equal(tr_kv_adopt(w->kv, w->run[i].slot, &a->key, &found),
+                         TR_OK);
+        assert_int_equal(tr_kv_reserve(w->kv, w->run[i].slot, 2 * p + 5),
+                         TR_OK);
+        if (i == 0) {
+            write_tokens(w, a, 0, 2 * p + 5);
+            tr_kv_keep(w->kv, a->slot, a->token, 2 * p + 5, false);
+        }
+    }
+    tr_kv_totals(w->kv, &t);
+    assert_int_equal(t.tokens, 2 * p + 5 + 5);
+    assert_int_equal(t.pages[0], 4 * HEADS);
+    assert_int_equal(t.cached_pages, 0);
+    for (i = 0; i < 2; i++) {
+        tr_kv_usage(w->kv, w->run[i].slot, &u);
+        assert_int_equal(u.bytes, 3 * HEADS * tr_kv_page_bytes(w->kv));
+        assert_int_equal(u.tokens, 2 * p + 5);
+    }
+    tr_kv_keep(w->kv, a->slot, a->token, 2 * p + 5, true);
+    do_close(w, a);
+    do_close(w, b);
+    tr_kv_totals(w->kv, &t);
+    assert_int_equal(t.tokens, 0);
+    assert_int_equal(t.pages[0], 0);
+    assert_int_equal(t.cached_pages, 3 * HEADS);
+    assert_true(tr_kv_sound(w->kv));
+    destroy(w);
+    free(w);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(only_where_it_can_be),
+                                        cmocka_unit_test(counts_once),
+                                        cmocka_unit_test(random_operations),
+                                        cmocka_unit_test(roomy_operations) };
+
+    return cmocka_run_group_tests_name("kv_prefix", tests, NULL, NULL);
+}
