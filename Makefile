@@ -30,6 +30,7 @@
 #: make test-asan   unit and end-to-end tests with ASan and UBSan; one half
 #:                  with test-asan-unit, test-asan-e2e
 #: make test-tsan   rings and threads with TSan
+#: make test-prefix a million random operations on cached prefixes
 #: make test-nginx  the module in an nginx source tree (NGINX_SRC=DIR)
 #: make test-images the images of docker/, built and run in Debian roots
 #: make test-deb    install, upgrade and purge the packages in a clean Debian

@@ -155,6 +155,24 @@ used_bytes(const tr_stats_sample_t *b)
     return (double) n * (double) g.card.kv_page_bytes;
 }
 
+/* What is kept of prompts and answers for those that begin alike. */
+static void
+draw_prefixes(FILE *f, const tr_stats_sample_t *b)
+{
+    if (b->prefix_queries == 0) {
+        return;
+    }
+    fprintf(f, "  %-12s", "prefixes");
+    draw_bar(f, share_of(b->cached_pages, g.card.kv_pages));
+    fprintf(f, " %llu pages that nobody uses now; evicted %llu blocks\n",
+            (unsigned long long) b->cached_pages,
+            (unsigned long long) b->prefix_evicted);
+    fprintf(f, "  %-12s%.1f%% of prompts found %llu tokens; computed %llu\n",
+            "reuse", 100 * share_of(b->prefix_hits, b->prefix_queries),
+            (unsigned long long) b->prefix_tokens,
+            (unsigned long long) b->prefilled);
+}
+
 /* Pages by level, each against the whole pool; then the same tokens at 16 bits,
  * and what became of those of requests that ended. */
 static void
@@ -189,6 +207,7 @@ draw_cache(FILE *f, const tr_stats_sample_t *b)
             "swapped", (unsigned long long) b->now.kv_swapped_pages,
             (unsigned long long) b->swaps,
             (unsigned long long) b->recomputations);
+    draw_prefixes(f, b);
     if (ended != 0) {
         fprintf(f,
                 "  %-12s%.1f%% of 16 bits; tokens high %.1f%%, low %.1f%%, "
@@ -417,6 +436,18 @@ print_json(const tr_stats_sample_t *a, const tr_stats_sample_t *b)
                         json_integer((json_int_t) b->preemptions));
     json_object_set_new(root, "latency_ms", json_latencies(a, b));
     json_object_set_new(root, "kv", json_cache(b));
+    json_object_set_new(root, "prefixes",
+                        json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
+                                  "queries", (json_int_t) b->prefix_queries,
+                                  "hits", (json_int_t) b->prefix_hits, "tokens",
+                                  (json_int_t) b->prefix_tokens, "cuts",
+                                  (json_int_t) b->prefix_cuts, "computed",
+                                  (json_int_t) b->prefilled, "blocks",
+                                  (json_int_t) b->prefix_blocks,
+                                  "evicted_blocks",
+                                  (json_int_t) b->prefix_evicted,
+                                  "cached_pages",
+                                  (json_int_t) b->cached_pages));
     json_dumpf(root, stdout, JSON_COMPACT | JSON_REAL_PRECISION(7));
     putchar('\n');
     fflush(stdout);

@@ -46,6 +46,14 @@ tr_stats_take(tr_ring_client_t *client, tr_stats_sample_t *s)
     s->kv_pruned = LOAD(c->kv_full_bytes_pruned);
     s->swaps = LOAD(c->kv_swaps);
     s->recomputations = LOAD(c->kv_recomputations);
+    s->prefilled = LOAD(c->prefill_tokens);
+    s->prefix_queries = LOAD(c->prefix_queries);
+    s->prefix_hits = LOAD(c->prefix_hits);
+    s->prefix_tokens = LOAD(c->prefix_tokens);
+    s->prefix_cuts = LOAD(c->prefix_cuts);
+    s->prefix_evicted = LOAD(c->prefix_evicted);
+    s->prefix_blocks = LOAD(c->prefix_blocks);
+    s->cached_pages = LOAD(c->kv_cached_pages);
     s->channels = LOAD(c->channels_opened) - LOAD(c->channels_closed);
     copy_histogram(&s->histogram[TR_STATS_TTFT], &c->ttft);
     copy_histogram(&s->histogram[TR_STATS_INTER_TOKEN], &c->inter_token);

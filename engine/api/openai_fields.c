@@ -76,6 +76,8 @@ static const tr_field_t fields[] = {
     SUPPORTED("kv_policy", BOTH),
     SUPPORTED("kv_alpha_high", BOTH),
     SUPPORTED("kv_alpha_low", BOTH),
+    SUPPORTED("kv_reuse", BOTH),
+    SUPPORTED("cache_salt", BOTH),
 
     SUPPORTED("include_usage", STREAM),
     SUPPORTED("continuous_usage_stats", STREAM),
@@ -205,7 +207,6 @@ static const tr_field_t fields[] = {
     IGNORED("safety_identifier", BOTH),
     IGNORED("prompt_cache_key", BOTH),
     IGNORED("prompt_cache_retention", BOTH),
-    IGNORED("cache_salt", BOTH),
     IGNORED("cache_prompt", BOTH),
     IGNORED("id_slot", BOTH),
     IGNORED("keep_alive", BOTH),

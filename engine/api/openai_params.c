@@ -18,6 +18,8 @@
  * overflow. */
 #define TEMPERATURE_GREEDY 1e-4f
 
+#define SALT_MAX 128u /* bytes of cache_salt */
+
 /* ---- numbers ------------------------------------------------------------ */
 
 /* Logits are divided by it: below this they may overflow. */
@@ -397,6 +399,7 @@ read_policy(const tr_openai_t *api, const json_t *root, tr_request_t *r,
     r->max_len = api->max_model_len;
     if (api->n_policies != 0) {
         r->kv_policy = api->policies[0].policy;
+        r->kv_reuse = api->policies[0].reuses;
         r->max_len = api->policies[0].max_len;
     }
     if (value == NULL) {
@@ -413,6 +416,7 @@ read_policy(const tr_openai_t *api, const json_t *root, tr_request_t *r,
         if (strcmp(text, p->policy->name) == 0 || strcmp(text, p->given) == 0
             || strcmp(text, p->policy->spec) == 0) {
             r->kv_policy = p->policy;
+            r->kv_reuse = p->reuses;
             r->max_len = p->max_len;
             return TR_OK;
         }
@@ -451,6 +455,46 @@ read_alpha(const tr_openai_t *api, const json_t *root, const char *name,
     return TR_OK;
 }
 
+/* Whether prefixes are read and kept, and whose: cache_salt is added to the key
+ * that came with the request. */
+static tr_status_t
+read_reuse(const json_t *root, tr_request_t *r, tr_error_t *err)
+{
+    json_t *salt = tr_json_field(root, "cache_salt");
+    tr_prefix_key_t *key = &r->kv_key;
+    bool can = r->kv_reuse, wanted = can;
+    tr_status_t rc = tr_json_bool(root, "kv_reuse", &wanted, err);
+    size_t len = 0;
+
+    if (rc != TR_OK) {
+        return rc;
+    }
+    if (wanted && !can) {
+        return tr_error_set(err, TR_ERR_INVALID, "kv_reuse",
+                            "Invalid 'kv_reuse': true, but this server does "
+                            "not reuse prefixes under the KV policy of this "
+                            "request; leave it out.");
+    }
+    if (salt != NULL && !json_is_string(salt)) {
+        return tr_json_wrong_type(err, "cache_salt", "a string", salt);
+    }
+    if (salt != NULL) {
+        len = json_string_length(salt);
+    }
+    if (len > SALT_MAX) {
+        return tr_error_set(err, TR_ERR_INVALID, "cache_salt",
+                            "Invalid 'cache_salt': %zu bytes, expected at most "
+                            "%u.",
+                            len, SALT_MAX);
+    }
+    r->kv_reuse = wanted;
+    if (len != 0) {
+        memcpy(key->bytes + key->len, json_string_value(salt), len);
+        key->len += (uint32_t) len;
+    }
+    return TR_OK;
+}
+
 static tr_status_t
 read_cache(const tr_openai_t *api, const json_t *root, tr_request_t *r,
            tr_error_t *err)
@@ -460,6 +504,9 @@ read_cache(const tr_openai_t *api, const json_t *root, tr_request_t *r,
     tr_status_t rc;
 
     rc = read_policy(api, root, r, err);
+    if (rc == TR_OK) {
+        rc = read_reuse(root, r, err);
+    }
     if (rc == TR_OK) {
         rc = read_alpha(api, root, "kv_alpha_high", &high, err);
     }

@@ -58,6 +58,8 @@ typedef struct {
     char kv_policy[256];        /* a policy (kv_policy.h), default full */
     char kv_policies[1024];     /* those that requests may choose besides */
     bool kv_request_alpha;      /* requests may set thresholds */
+    char kv_reuse[8];           /* auto | yes | no */
+    uint64_t cache_ttl_us;      /* of a prefix, after its last use; 0: none */
     char kv_rotate[8];          /* off | k | v | kv */
     bool kv_equalise;           /* outlier channels, at load; default yes */
     double prefill_kv_fraction; /* of the pool, for prompts */

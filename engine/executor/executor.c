@@ -194,6 +194,18 @@ describe_policy(const tr_executor_policy_t *p, bool standard, const char *dir)
     }
 }
 
+/* Is there a policy whose prefixes are kept? */
+static bool
+reusing(const tr_executor_t *e)
+{
+    for (uint32_t i = 0; i < e->n_policies; i++) {
+        if (tr_kv_reuses(e->kv, e->policies[i].policy)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 void
 tr_executor_describe_cache(const tr_executor_t *e, const tr_config_t *config)
 {
@@ -202,11 +214,12 @@ tr_executor_describe_cache(const tr_executor_t *e, const tr_config_t *config)
 
     tr_log(TR_LEVEL_NOTICE,
            "kv cache page_bytes=%u pages=%llu memory_mib=%llu swap_mib=%llu "
-           "fp16_token_bytes=%llu",
+           "fp16_token_bytes=%llu reuse=%s",
            plan->page_bytes, (unsigned long long) tr_kv_pages(e->kv),
            (unsigned long long) (tr_kv_pages(e->kv) * plan->page_bytes) >> 20,
            (unsigned long long) config->swap_memory >> 20,
-           (unsigned long long) tr_kv_token_bytes(e->kv));
+           (unsigned long long) tr_kv_token_bytes(e->kv),
+           reusing(e) ? "yes" : "no");
     for (i = 0; i < plan->n; i++) {
         const tr_kv_layout_t *l = &plan->layout[i];
 
@@ -251,6 +264,7 @@ tr_executor_cache_config(const tr_executor_t *e, const tr_config_t *config,
                              .max_len = max_len,
                              .memory = config->kv_memory,
                              .swap_memory = config->swap_memory,
+                             .reuse = strcmp(config->kv_reuse, "no") != 0,
                              .policies = e->kv_policies,
                              .n_policies = e->n_policies };
 }
@@ -269,6 +283,7 @@ tr_executor_fit_cache(tr_executor_t *e)
     for (i = 0; i < e->n_policies; i++) {
         uint32_t most = tr_kv_max_len(e->kv, e->policies[i].policy);
 
+        e->policies[i].reuses = tr_kv_reuses(e->kv, e->policies[i].policy);
         e->policies[i].max_len = most < e->max_model_len ? most
                                                          : e->max_model_len;
     }
@@ -289,6 +304,12 @@ tr_executor_open_cache(tr_executor_t *e, const tr_config_t *config,
     kv.kernels = kernels;
     kv.stream = stream;
     rc = tr_kv_cache_create(&kv, &e->kv, err);
+    if (rc == TR_OK && strcmp(config->kv_reuse, "yes") == 0 && !reusing(e)) {
+        rc = tr_error_set(err, TR_ERR_UNSUPPORTED, "kv_reuse",
+                          "kv_reuse yes, but the KV policy is %s: prefixes are "
+                          "reused under full; choose that, or kv_reuse auto",
+                          e->policies[0].policy->name);
+    }
     if (rc == TR_OK) {
         tr_executor_describe_cache(e, config);
     }

@@ -66,6 +66,7 @@ typedef struct {
     tr_kv_source_t source; /* of its settings */
     char given[TR_KV_SPEC_MAX + 1];
     uint32_t max_len; /* of a sequence with it, at most max_model_len */
+    bool reuses;      /* prefixes of its sequences serve others */
 } tr_executor_policy_t;
 
 typedef struct tr_executor tr_executor_t;

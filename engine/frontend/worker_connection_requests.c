@@ -351,6 +351,8 @@ first_part(tr_connection_t *c, const tr_record_t *rec, const uint8_t *payload)
     r->endpoint = head.endpoint;
     r->submit_flags = head.flags;
     r->tenant = head.tenant;
+    memcpy(r->kv_key.bytes, head.cache_key, sizeof(head.cache_key));
+    r->kv_key.len = sizeof(head.cache_key);
     r->writer = &c->writer;
     r->owner = c;
     r->arrival_us = c->env->now_us;

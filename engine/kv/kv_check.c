@@ -51,7 +51,7 @@ shared_sound(const tr_kv_cache_t *kv, int32_t slot)
                         ? kv->reuse->slot[slot].node
                         : TR_PREFIX_NONE;
 
-    if (shared > m->slot[slot].dense_pages) {
+    if (shared > m->slot[slot].uncompressed_pages) {
         return false;
     }
     for (i = shared; i != 0; i--) {

@@ -7,6 +7,7 @@
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 /* ---- siblings ----------------------------------------------------------- */
 
@@ -333,9 +334,13 @@ take_node(tr_prefix_t *t, uint32_t parent, uint32_t owner,
           const int32_t *tokens, uint32_t n, uint64_t now)
 {
     uint32_t node = t->free;
-    prefix_node_t *v = &t->node[node];
+    prefix_node_t *v;
 
-    t->free = v->left;
+    if (node == TR_PREFIX_NONE) {
+        node = t->fresh++;
+    }
+    v = &t->node[node];
+    t->free = node == t->free ? v->left : t->free;
     memset(v, 0, sizeof(*v));
     v->parent = parent;
     v->key = owner;
@@ -372,7 +377,7 @@ tr_prefix_add(tr_prefix_t *t, const tr_prefix_key_t *key, uint32_t parent,
         *node = near;
         return TR_PREFIX_THERE;
     }
-    if (t->free == TR_PREFIX_NONE) {
+    if (t->free == TR_PREFIX_NONE && t->fresh == t->config.blocks) {
         if (t->owner[owner].nodes == 0) {
             key_drop(t, owner);
         }
@@ -518,42 +523,68 @@ tr_prefix_each(const tr_prefix_t *t,
                void (*f)(void *arg, uint32_t node, const int32_t *pages),
                void *arg)
 {
-    for (uint32_t i = 0; i < t->config.blocks; i++) {
+    for (uint32_t i = 0; i < t->fresh; i++) {
         if (t->node[i].n_tokens != 0) {
             f(arg, i, tr_prefix_pages(t, i));
         }
     }
 }
 
+/* Zeros, touched as far as they are used. */
+static void *
+map(size_t n, size_t size)
+{
+    void *at = mmap(NULL, n * size, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+    return at == MAP_FAILED ? NULL : at;
+}
+
+static void
+unmap(void *at, size_t n, size_t size)
+{
+    if (at != NULL) {
+        munmap(at, n * size);
+    }
+}
+
+static size_t
+token_bytes(const tr_prefix_t *t)
+{
+    return t->config.block_tokens * sizeof(*t->tokens);
+}
+
+static size_t
+page_bytes(const tr_prefix_t *t)
+{
+    return t->config.block_pages * sizeof(*t->pages);
+}
+
 tr_prefix_t *
 tr_prefix_create(const tr_prefix_config_t *config)
 {
     tr_prefix_t *t = calloc(1, sizeof(*t));
-    uint32_t n = config->blocks, i;
+    size_t n = config->blocks;
 
     if (t == NULL) {
         return NULL;
     }
     t->config = *config;
     t->random = config->seed;
-    t->node = calloc(n + 1, sizeof(*t->node));
-    t->tokens = calloc((size_t) n + 1, config->block_tokens * sizeof(int32_t));
-    t->pages = calloc((size_t) n + 1, config->block_pages * sizeof(int32_t));
-    t->owner = calloc(config->keys + 1, sizeof(*t->owner));
-    t->by_key = calloc(config->keys + 1, sizeof(*t->by_key));
+    t->node = map(n, sizeof(*t->node));
+    t->tokens = map(n, token_bytes(t));
+    t->pages = map(n, page_bytes(t));
+    t->owner = map(config->keys, sizeof(*t->owner));
+    t->by_key = map(config->keys, sizeof(*t->by_key));
     if (t->node == NULL || t->tokens == NULL || t->pages == NULL
         || t->owner == NULL || t->by_key == NULL) {
         tr_prefix_free(t);
         return NULL;
     }
-    for (i = 0; i < n; i++) {
-        t->node[i].left = i + 1 < n ? i + 1 : TR_PREFIX_NONE;
-    }
-    t->free = n != 0 ? 0 : TR_PREFIX_NONE;
-    for (i = 0; i < config->keys; i++) {
+    for (uint32_t i = 0; i < config->keys; i++) {
         t->by_key[i] = i;
     }
-    t->list.first = t->list.last = TR_PREFIX_NONE;
+    t->free = t->list.first = t->list.last = TR_PREFIX_NONE;
     return t;
 }
 
@@ -561,11 +592,13 @@ void
 tr_prefix_free(tr_prefix_t *t)
 {
     if (t != NULL) {
-        free(t->node);
-        free(t->tokens);
-        free(t->pages);
-        free(t->owner);
-        free(t->by_key);
+        size_t n = t->config.blocks;
+
+        unmap(t->node, n, sizeof(*t->node));
+        unmap(t->tokens, n, token_bytes(t));
+        unmap(t->pages, n, page_bytes(t));
+        unmap(t->owner, t->config.keys, sizeof(*t->owner));
+        unmap(t->by_key, t->config.keys, sizeof(*t->by_key));
         free(t);
     }
 }

@@ -52,8 +52,8 @@ typedef struct {
 typedef struct {
     uint32_t block_tokens; /* of a full block */
     uint32_t block_pages;  /* page ids of a block */
-    uint32_t blocks;       /* at most */
-    uint32_t keys;         /* that have blocks at once, at most */
+    uint32_t blocks;       /* at most, not 0 */
+    uint32_t keys;         /* that have blocks at once, at most, not 0 */
     uint64_t seed;         /* of the shape of search trees; any */
     /* A node has gone: its pages are nobody's any more. */
     void (*give)(void *arg, const int32_t *pages, uint32_t n);

@@ -90,7 +90,7 @@ keys_sound(const tr_prefix_t *t, uint32_t *met)
         const prefix_owner_t *o = &t->owner[owner];
         walk_t w;
 
-        for (j = 0; j < t->config.blocks; j++) {
+        for (j = 0; j < t->fresh; j++) {
             const prefix_node_t *v = &t->node[j];
 
             if (v->n_tokens != 0 && v->key == owner) {
@@ -115,7 +115,7 @@ bool
 tr_prefix_sound(const tr_prefix_t *t)
 {
     tr_prefix_stats_t sum = { 0 };
-    uint32_t i, leaves = 0, n = t->config.blocks, unused = 0;
+    uint32_t i, leaves = 0, n = t->fresh, unused = 0;
     uint32_t *met = calloc((size_t) n + 1, sizeof(*met));
     bool sound = met != NULL && keys_sound(t, met);
 
@@ -141,8 +141,9 @@ tr_prefix_sound(const tr_prefix_t *t)
         unused++;
     }
     free(met);
-    return sound && sum.nodes + unused == n && sum.nodes == t->stats.nodes
-           && sum.held == t->stats.held && sum.tokens == t->stats.tokens
+    return sound && n <= t->config.blocks && sum.nodes + unused == n
+           && sum.nodes == t->stats.nodes && sum.held == t->stats.held
+           && sum.tokens == t->stats.tokens
            && sum.held_tokens == t->stats.held_tokens
            && list_sound(t, &t->list, LIST_ALL, 0, leaves);
 }

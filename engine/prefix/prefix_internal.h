@@ -40,7 +40,8 @@ struct tr_prefix {
     int32_t *pages;        /* [blocks][block_pages] */
     prefix_owner_t *owner; /* [keys] */
     uint32_t *by_key;      /* [keys] owners: stats.keys in order, then free */
-    uint32_t free;         /* first free node */
+    uint32_t free;         /* first node that was used and is free */
+    uint32_t fresh;        /* nodes from here on were never used */
     uint64_t random;
     prefix_list_t list;
     tr_prefix_stats_t stats;

@@ -68,7 +68,8 @@ tr_emit_started(tr_emit_t *e, tr_request_t *r, uint64_t now)
         e->events = r->events;
     }
     if (!tr_request_detached(r) && tr_response_writer_has_room(r->writer, 1, 0)
-        && tr_response_writer_started(r->writer, r->id, 0) == TR_OK) {
+        && tr_response_writer_started(r->writer, r->id, r->cached_tokens)
+               == TR_OK) {
         tr_emit_touch(e, r->writer);
     }
 }
@@ -482,6 +483,7 @@ tr_emit_finish(tr_emit_t *e, tr_request_t *r, uint32_t choice, uint16_t reason,
         .flags = last ? TR_FINISH_LAST : 0,
         .prompt_tokens = r->prompt_tokens,
         .completion_tokens = r->completion_tokens,
+        .cached_tokens = r->cached_tokens,
         .preemptions = r->preemptions,
         .migrations = r->migrations,
         .queue_us = tr_emit_span(r->arrival_us, r->scheduled_us),

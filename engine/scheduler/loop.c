@@ -129,6 +129,47 @@ tr_loop_refuse(tr_loop_t *l)
     }
 }
 
+/* ---- prefixes ----------------------------------------------------------- */
+
+/* Those that nobody used for too long go, also while nothing else happens. */
+static void
+tr_loop_expire(tr_loop_t *l, uint64_t now)
+{
+    tr_kv_cache_t *kv = l->executor->kv;
+    tr_prefix_stats_t p;
+
+    if (l->cache_ttl_us == 0 || now < l->next_expiry_us) {
+        return;
+    }
+    tr_kv_time(kv, now);
+    tr_kv_expire(kv, now > l->cache_ttl_us ? now - l->cache_ttl_us : 0);
+    tr_kv_prefixes(kv, &p);
+    l->next_expiry_us = p.nodes == 0 ? 0 : now + l->cache_ttl_us / 16 + 1000;
+}
+
+/* What the scheduler counted in a turn, and what is kept now. */
+static void
+tr_loop_count_prefixes(tr_loop_t *l, const tr_scheduler_counts_t *before)
+{
+    const tr_scheduler_counts_t *now = &l->scheduler.counts;
+    tr_status_counters_t *c = l->counters;
+    tr_prefix_stats_t p;
+    tr_kv_totals_t t;
+
+    tr_loop_count(&c->prefill_tokens, now->prefilled - before->prefilled);
+    tr_loop_count(&c->prefix_queries, now->finds - before->finds);
+    tr_loop_count(&c->prefix_hits, now->hits - before->hits);
+    tr_loop_count(&c->prefix_tokens, now->reused - before->reused);
+    tr_loop_count(&c->prefix_cuts, now->cuts - before->cuts);
+    tr_kv_prefixes(l->executor->kv, &p);
+    tr_kv_totals(l->executor->kv, &t);
+    atomic_store_explicit(&c->prefix_evicted, p.evicted, memory_order_relaxed);
+    atomic_store_explicit(&c->prefix_expired, p.expired, memory_order_relaxed);
+    atomic_store_explicit(&c->prefix_blocks, p.nodes, memory_order_relaxed);
+    atomic_store_explicit(&c->kv_cached_pages, t.cached_pages,
+                          memory_order_relaxed);
+}
+
 /* ---- turns -------------------------------------------------------------- */
 
 static void
@@ -193,6 +234,7 @@ tr_loop_compose(tr_loop_t *l, uint64_t now)
         tr_loop_check(l, now);
     }
     tr_loop_retry(l);
+    tr_loop_expire(l, now);
     tr_scheduler_compose(&l->scheduler, now);
 }
 
@@ -231,6 +273,7 @@ tr_loop_turn(tr_loop_t *l)
     uint64_t now = tr_loop_now(), changes = s->changes;
     uint64_t preemptions = s->preemptions, swaps = s->swaps,
              recomputations = s->recomputations;
+    tr_scheduler_counts_t counts = s->counts;
     bool busy = false;
 
     tr_loop_compose(l, now);
@@ -251,6 +294,7 @@ tr_loop_turn(tr_loop_t *l)
     tr_loop_count(&l->counters->kv_swaps, s->swaps - swaps);
     tr_loop_count(&l->counters->kv_recomputations,
                   s->recomputations - recomputations);
+    tr_loop_count_prefixes(l, &counts);
     tr_loop_show(l);
     l->last_step_us = tr_loop_now(); /* also of a turn without a batch */
     tr_loop_publish_snapshot(l);
@@ -265,8 +309,9 @@ tr_loop_called(tr_loop_t *l)
            || atomic_load(&l->stop) != 0;
 }
 
-/* Until something happens: a wake, the time when a sequence is due, or, with
- * requests inside that can do nothing, the next check. */
+/* Until something happens: a wake, the time when a sequence is due, the next
+ * look at old prefixes, or, with requests inside that can do nothing, the next
+ * check. */
 static void
 tr_loop_sleep(tr_loop_t *l)
 {
@@ -277,6 +322,9 @@ tr_loop_sleep(tr_loop_t *l)
 
     if (l->requests.first != NULL && (until == 0 || l->next_check_us < until)) {
         until = l->next_check_us;
+    }
+    if (l->next_expiry_us != 0 && (until == 0 || l->next_expiry_us < until)) {
+        until = l->next_expiry_us;
     }
     atomic_store(&l->asleep, 1);
     while (n == -1 && !tr_loop_called(l)) {
@@ -431,6 +479,7 @@ tr_loop_start(const tr_config_t *config, tr_executor_t *executor,
     l->max_queue = config->max_queue;
     l->stall_timeout_us = config->channel_stall_timeout_us;
     l->paused_timeout_us = config->paused_timeout_us;
+    l->cache_ttl_us = config->cache_ttl_us;
     l->check_us = tr_loop_check_interval(l);
     l->emit.tokenizer = tokenizer;
     pthread_mutex_init(&l->snapshot_lock, NULL);

@@ -159,6 +159,7 @@ tr_loop_finish(tr_loop_t *l, tr_sequence_t *q, uint16_t reason, uint64_t now)
     if (r->include_kv) {
         tr_emit_kv(&l->emit, q, &u);
     }
+    tr_scheduler_keep(&l->scheduler, q);
     tr_scheduler_remove(&l->scheduler, q);
     r->last_choice = q->choice;
     r->finish_reason = reason;

@@ -40,6 +40,7 @@ struct tr_loop {
     int frontend_fd;
     uint32_t max_queue, ahead;
     uint64_t stall_timeout_us, paused_timeout_us, check_us;
+    uint64_t cache_ttl_us; /* 0: prefixes stay */
 
     /* shared with other threads */
     tr_request_t *_Atomic incoming; /* linked by next, newest first */
@@ -62,8 +63,10 @@ struct tr_loop {
     bool news;             /* for the frontend thread */
     bool lost; /* the cache does not settle: an empty batch failed */
     uint32_t n_requests;
-    uint32_t n_quiet;       /* requests inside that tr_loop_echo looks after */
-    uint64_t next_check_us; /* of pauses and full response writers */
+    uint32_t n_quiet;        /* requests inside that tr_loop_echo looks after */
+    uint64_t next_check_us;  /* of pauses and full response writers */
+    uint64_t next_expiry_us; /* when prefixes are looked at again, 0: there are
+                              * none that could grow old */
     uint64_t step, last_step_us;
     uint64_t completed_us; /* when the newest batch had arrived */
     tr_loop_batch_t in_flight[TR_BATCHES_IN_FLIGHT];

@@ -67,6 +67,7 @@ typedef struct tr_sequence {
     uint32_t uncompressed_len;
     bool is_long;     /* it has more tokens than the scheduler's long_from */
     bool exact;       /* a copy must stop where its source stands */
+    bool found;       /* what its prompt shares was counted */
     uint64_t offered; /* scheduler turn in which siblings could copy it */
     uint64_t charge, copy; /* pages (scheduler.h: prompt_pages, promised) */
     tr_sampler_t sampler;
@@ -143,7 +144,11 @@ struct tr_request {
     tr_grammar_t *grammar;           /* one reference */
     const tr_kv_policy_t *kv_policy; /* NULL: the engine's; in the arena when
                                       * its thresholds are this request's */
-    uint32_t max_len;         /* of a sequence, with that policy; 0: any */
+    uint32_t max_len; /* of a sequence, with that policy; 0: any */
+    bool kv_reuse;    /* it reads and writes cached prefixes, */
+    /* whose: the frontend thread sets what came with the request, to which
+     * the parser adds cache_salt */
+    tr_prefix_key_t kv_key;
     tr_sequence_t *sequences; /* [n_sequences], choice = prompt * n + k */
     uint32_t n_sequences;
     uint32_t prompt_tokens; /* of all prompts, each counted once */
@@ -188,6 +193,7 @@ struct tr_request {
     uint32_t open_sequences;    /* not yet finished */
     uint32_t running_sequences; /* of these, with a KV slot */
     uint32_t preemptions;
+    uint32_t cached_tokens;  /* of its prompts, that were not computed again */
     uint32_t aborted_choice; /* the first one that an abort cut short */
     uint32_t last_choice;    /* the last one that reached its end, and how */
     uint16_t finish_reason;

@@ -455,6 +455,7 @@ tr_scheduler_compose(tr_scheduler_t *s, uint64_t now)
     s->offers = 0;
     s->hopeless = NULL;
     s->unsure = false;
+    tr_kv_time(s->kv, now);
     tr_scheduler_stretch(s);
     tr_scheduler_compress(s);
     if (s->hopeless == NULL && !s->unsure) {

@@ -29,6 +29,15 @@
  * pages are left to running sequences.  Choices of one prompt wait until the
  * first of them has the prompt cached, and copy that.
  *
+ * Where the cache reuses prefixes (kv_cache.h), an admitted sequence takes what
+ * its prompt shares with what is cached, up to the token before its last: the
+ * match is pinned first, then its pages are counted, so that what the sequence
+ * itself will use is not taken for free.  Prefixes that nobody uses are free
+ * pages to everybody who asks, before anybody is preempted, and only running
+ * sequences pin any; so nobody waits for pages that nobody can give.  A prompt is
+ * kept block by block as it is computed, an answer when it ends.  A sequence whose
+ * prompt begins as one that is being computed now waits for that one.
+ *
  * A prompt is computed at 16 bits.  When it is complete its policy compresses
  * it (kv_cache.h), and only then does the sequence decode.  Token scores must
  * count every query once, so the first of several choices stops before the last
@@ -73,6 +82,9 @@
 #include "engine/kv/kv_cache.h"
 #include "request.h"
 
+/* Tokens that another prompt is about to share, for which it is worth to wait. */
+#define TR_SCHEDULER_SHARE_MIN 64u
+
 /* A response writer that is full for this long counts as blocked. */
 #define TR_SCHEDULER_FULL_US 100000
 
@@ -99,6 +111,15 @@ typedef struct {
     tr_sequence_t *first, *last;
 } tr_sequence_list_t;
 
+/* Since init. */
+typedef struct {
+    uint64_t prefilled; /* prompt tokens that were computed */
+    uint64_t finds;     /* prompts that looked for what is cached */
+    uint64_t hits;      /* of these, that found something */
+    uint64_t reused;    /* tokens that they found */
+    uint64_t cuts;      /* of these hits, that ended within a block */
+} tr_scheduler_counts_t;
+
 typedef struct {
     tr_kv_cache_t *kv;     /* borrowed */
     uint32_t heads;        /* layers * kv_heads of it */
@@ -124,8 +145,9 @@ typedef struct {
     uint64_t swaps;          /* of these, to the swap memory */
     uint64_t recomputations; /* compressed caches that were lost */
     uint64_t stretches;      /* sequences that grew beyond long_from */
-    uint64_t changes;        /* what may let others run in the next turn */
-    uint32_t offers;         /* sequences with offered == turn */
+    tr_scheduler_counts_t counts;
+    uint64_t changes; /* what may let others run in the next turn */
+    uint32_t offers;  /* sequences with offered == turn */
     bool stalled; /* a prompt waits for room for its copy: nobody is admitted */
     /* alone, and still without room for its next token, or not to be compressed
      * for another reason: to be ended.  Then the batch is empty. */
@@ -160,6 +182,10 @@ bool tr_scheduler_fits(const tr_kv_cache_t *kv, const tr_request_t *r);
 
 /* Queues all sequences of r. */
 void tr_scheduler_add(tr_scheduler_t *s, tr_request_t *r);
+
+/* q has come to its end, not been cut short: what it computed is kept.  Before
+ * it is removed. */
+void tr_scheduler_keep(tr_scheduler_t *s, const tr_sequence_t *q);
 
 /* Takes a sequence out wherever it is, gives back its pages, makes it DONE. */
 void tr_scheduler_remove(tr_scheduler_t *s, tr_sequence_t *q);

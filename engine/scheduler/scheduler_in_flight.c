@@ -85,9 +85,17 @@ tr_scheduler_chunk_done(tr_scheduler_t *s, tr_chunk_t *chunk, bool computed)
 
     assert(s->n_in_flight != 0 && q != NULL);
     if (computed) {
+        uint32_t prompt = chunk->pos < q->prompt_len
+                              ? q->prompt_len - chunk->pos
+                              : 0;
+
+        s->counts.prefilled += prompt < chunk->n ? prompt : chunk->n;
         q->ahead -= chunk->sample;
         q->under_way -= cached ? chunk->n : 0;
         tr_in_flight_forget(chunk);
+        if (cached && prompt != 0) {
+            tr_scheduler_keep_prompt(s, q);
+        }
         return;
     }
     tr_in_flight_take_back(chunk);

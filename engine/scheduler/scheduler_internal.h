@@ -1,7 +1,8 @@
 /*
  * What the files of the scheduler share: scheduler.c composes batches,
  * scheduler_in_flight.c follows those in flight, scheduler_pages.c gives pages
- * to sequences (admission, compression, preemption).
+ * to sequences (admission, compression, preemption), scheduler_reuse.c what
+ * others computed.
  */
 #ifndef TR_SCHEDULER_INTERNAL_H
 #define TR_SCHEDULER_INTERNAL_H
@@ -76,6 +77,38 @@ bool tr_scheduler_reserve(tr_scheduler_t *s, tr_sequence_t *q);
 
 /* Returns how many prompts were admitted. */
 uint32_t tr_scheduler_admit(tr_scheduler_t *s);
+
+/* It holds pages and has no use for them. */
+bool tr_scheduler_blocked(const tr_scheduler_t *s, const tr_sequence_t *q);
+
+/* ---- scheduler_reuse.c */
+
+/* Are prefixes of q kept?  Does it take over those of others? */
+bool tr_scheduler_reuses(const tr_scheduler_t *s, const tr_sequence_t *q);
+bool tr_scheduler_reads(const tr_scheduler_t *s, const tr_sequence_t *q);
+
+tr_prefix_key_t tr_scheduler_key(const tr_scheduler_t *s,
+                                 const tr_sequence_t *q);
+
+/* What q's prompt (NULL: nobody's) shares with what is cached, pinned. */
+void tr_scheduler_find(tr_scheduler_t *s, const tr_sequence_t *q,
+                       tr_kv_found_t *found);
+
+/* q starts with so many tokens that it found. */
+void tr_scheduler_count_found(tr_scheduler_t *s, tr_sequence_t *q,
+                              const tr_kv_found_t *found);
+
+/* Is q's prompt being computed, of which others may have a part soon?  Those
+ * that run and are so, into scratch; returns how many. */
+bool tr_scheduler_offers(const tr_scheduler_t *s, const tr_sequence_t *q);
+uint32_t tr_scheduler_offering(tr_scheduler_t *s);
+
+/* q found so many tokens: is one of the n in scratch about to have more for it? */
+bool tr_scheduler_awaits(const tr_scheduler_t *s, const tr_sequence_t *q,
+                         uint32_t found, uint32_t n);
+
+/* The whole blocks of q's prompt that are computed by now are kept for others. */
+void tr_scheduler_keep_prompt(tr_scheduler_t *s, const tr_sequence_t *q);
 
 /* Other choices of q's prompt wait to copy it: q does not compute its last
  * token before they had the chance. */

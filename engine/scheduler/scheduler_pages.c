@@ -116,8 +116,7 @@ tr_scheduler_stretch(tr_scheduler_t *s)
     }
 }
 
-/* It holds pages and has no use for them. */
-static bool
+bool
 tr_scheduler_blocked(const tr_scheduler_t *s, const tr_sequence_t *q)
 {
     uint64_t full = q->request->writer->full_since_us;
@@ -379,16 +378,17 @@ tr_sequence_first_len(const tr_sequence_t *q)
 }
 
 /* Gives q a slot with pages for its prompt (and for all it has said, where
- * nothing is compressed), the prompt copied from a sibling if there is one.
- * There are pages enough. */
+ * nothing is compressed), the prompt copied from a sibling if there is one, else
+ * what was found of it.  There are pages enough. */
 static tr_status_t
 tr_scheduler_start(tr_scheduler_t *s, tr_sequence_t *q,
-                   const tr_sequence_t *sibling)
+                   const tr_sequence_t *sibling, tr_kv_found_t *found)
 {
     int32_t slot = tr_scheduler_open(s, q);
     uint32_t shared = sibling != NULL ? q->prompt_len - 1 : 0;
     const tr_kv_policy_t *policy;
     tr_status_t rc = TR_OK;
+    tr_prefix_key_t key;
 
     if (slot < 0) {
         return TR_AGAIN;
@@ -404,6 +404,11 @@ tr_scheduler_start(tr_scheduler_t *s, tr_sequence_t *q,
                                           : q->prompt_len);
     if (shared != 0) {
         rc = tr_kv_fork(s->kv, sibling->kv_slot, slot, shared);
+    } else if (tr_scheduler_reuses(s, q)) {
+        tr_scheduler_count_found(s, q, found);
+        shared = found->tokens;
+        key = tr_scheduler_key(s, q);
+        rc = tr_kv_adopt(s->kv, slot, &key, found);
     }
     if (rc == TR_OK) {
         rc = tr_kv_reserve(s->kv, slot,
@@ -453,10 +458,10 @@ tr_scheduler_affords(tr_scheduler_t *s, uint64_t need, uint64_t keep,
     }
 }
 
-/* The pages that q takes at its start, with those that its compressed copy is
- * expected to take later. */
+/* The pages that q takes at its start, less those that it shares, with those
+ * that its compressed copy is expected to take later. */
 static bool
-tr_scheduler_affords_start(tr_scheduler_t *s, tr_sequence_t *q)
+tr_scheduler_affords_start(tr_scheduler_t *s, tr_sequence_t *q, uint64_t shared)
 {
     uint32_t n = q->uncompressed_len != 0 ? q->uncompressed_len
                                           : tr_sequence_first_len(q);
@@ -465,7 +470,9 @@ tr_scheduler_affords_start(tr_scheduler_t *s, tr_sequence_t *q)
     uint64_t copy = charge > uncompressed ? charge - uncompressed : 0;
 
     if (copy == 0) { /* stays at 16 bits */
-        return tr_scheduler_affords(s, tr_scheduler_uncompressed(s, q->len),
+        return tr_scheduler_affords(s,
+                                    tr_scheduler_uncompressed(s, q->len)
+                                        - shared,
                                     tr_kv_pages(s->kv) / 100, 0);
     }
     if (!tr_scheduler_affords(s, charge, tr_kv_pages(s->kv) / 100, charge)) {
@@ -527,15 +534,48 @@ tr_scheduler_crowds(const tr_scheduler_t *s, const tr_sequence_t *q)
            && s->waiting.first->request != s->waiting.last->request;
 }
 
+/* The pages that q need not be given: those of its sibling, or of what it
+ * found. */
+static uint64_t
+tr_scheduler_shared(const tr_scheduler_t *s, const tr_sequence_t *q,
+                    const tr_sequence_t *sibling, const tr_kv_found_t *found)
+{
+    return sibling != NULL && q->prompt_len > 1
+               ? tr_kv_fork_shares(s->kv, sibling->kv_slot, q->prompt_len - 1)
+               : found->pages;
+}
+
+/* Admits q, of which found is pinned.  False: there is no room. */
+static bool
+tr_scheduler_admit_one(tr_scheduler_t *s, tr_sequence_t *q,
+                       const tr_sequence_t *sibling, tr_kv_found_t *found)
+{
+    if (!tr_scheduler_affords_start(s, q,
+                                    tr_scheduler_shared(s, q, sibling,
+                                                        found))) {
+        return false;
+    }
+    s->prompt_pages += q->charge;
+    s->promised += q->copy;
+    if (tr_scheduler_start(s, q, sibling, found) != TR_OK) {
+        tr_scheduler_discharge(s, q);
+        return false;
+    }
+    return true;
+}
+
 uint32_t
 tr_scheduler_admit(tr_scheduler_t *s)
 {
     tr_sequence_t *q, *next, *sibling;
-    uint32_t n = 0;
+    uint32_t n = 0, offering;
+    tr_kv_found_t found;
+    bool admitted;
 
     if (!tr_scheduler_return(s)) {
         return 0;
     }
+    offering = tr_scheduler_offering(s);
     for (q = s->waiting.first; q != NULL; q = next) {
         next = q->next;
         if (q->ahead != 0 || tr_sequence_paused(q) || tr_scheduler_full(s, q)
@@ -547,16 +587,21 @@ tr_scheduler_admit(tr_scheduler_t *s)
         if (sibling != NULL && sibling->computed + 1 < q->prompt_len) {
             continue; /* its prompt is being computed */
         }
-        if (!tr_scheduler_affords_start(s, q)) {
+        tr_scheduler_find(s, sibling == NULL ? q : NULL, &found);
+        if (sibling == NULL && tr_scheduler_reads(s, q)
+            && tr_scheduler_awaits(s, q, found.tokens, offering)) {
+            tr_kv_drop_found(s->kv, &found);
+            continue; /* so is what it begins with */
+        }
+        admitted = tr_scheduler_admit_one(s, q, sibling, &found);
+        tr_kv_drop_found(s->kv, &found);
+        if (!admitted) {
             break; /* nobody overtakes it */
         }
-        s->prompt_pages += q->charge;
-        s->promised += q->copy;
-        if (tr_scheduler_start(s, q, sibling) != TR_OK) {
-            tr_scheduler_discharge(s, q);
-            break;
-        }
         n++;
+        if (offering < s->max_num_seqs && tr_scheduler_offers(s, q)) {
+            s->scratch[offering++] = q;
+        }
         if (tr_sequence_decodes(q)) {
             tr_scheduler_step(s, q, s->max_batch_tokens);
         }

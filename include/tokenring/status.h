@@ -70,13 +70,13 @@ typedef struct {
 
 /* Under the seqlock. */
 typedef struct {
-    uint32_t state;        /* enum tr_engine_state */
-    uint32_t running;      /* requests in prefill or decode */
-    uint32_t waiting;      /* requests queued, preempted included */
-    uint32_t queue_free;   /* submissions that would be accepted now */
-    uint64_t last_step_us; /* CLOCK_MONOTONIC of the last step's end, us */
-    uint64_t step;         /* steps done */
-    uint64_t kv_free_pages;
+    uint32_t state;         /* enum tr_engine_state */
+    uint32_t running;       /* requests in prefill or decode */
+    uint32_t waiting;       /* requests queued, preempted included */
+    uint32_t queue_free;    /* submissions that would be accepted now */
+    uint64_t last_step_us;  /* CLOCK_MONOTONIC of the last step's end, us */
+    uint64_t step;          /* steps done */
+    uint64_t kv_free_pages; /* or of prefixes that nobody uses */
     uint64_t kv_used_pages[TR_STATUS_LEVELS];
     uint64_t kv_tokens;        /* tokens cached now */
     uint64_t kv_full_bytes;    /* what these tokens would take at 16 bits */
@@ -136,6 +136,17 @@ typedef struct {
     _Atomic uint64_t gpu_use_percent; /* of the time, a kernel was running */
     _Atomic uint64_t gpu_milliwatts;
     _Atomic uint64_t replayed_tokens; /* of requests from other engines */
+    /* reuse of prefixes; the last two are as they are now */
+    _Atomic uint64_t prefill_tokens;  /* of prompts, that were computed */
+    _Atomic uint64_t prefix_queries;  /* prompts that looked for a prefix */
+    _Atomic uint64_t prefix_hits;     /* of these, that found one */
+    _Atomic uint64_t prefix_tokens;   /* tokens of these */
+    _Atomic uint64_t prefix_cuts;     /* of these hits, that end in a block */
+    _Atomic uint64_t prefix_evicted;  /* blocks that made room */
+    _Atomic uint64_t prefix_expired;  /* blocks that were too old */
+    _Atomic uint64_t prefix_blocks;   /* kept, used or not */
+    _Atomic uint64_t kv_cached_pages; /* of kv_free_pages, those of prefixes
+                                       * that nobody uses */
 } tr_status_counters_t;
 
 typedef struct {

@@ -137,8 +137,8 @@ static ngx_http_tokenring_family_t  ngx_http_tokenring_families[] = {
       ngx_http_tokenring_sample_usage, 0 },
 
     { "tokenring_kv_cache_pages", "gauge",
-      "Pages of the KV cache by level (bits of keys/values); \"free\" are "
-      "not in use.",
+      "Pages of the KV cache by level (bits of keys/values); \"cached\" hold "
+      "prefixes that nobody uses now, \"free\" nothing.",
       ngx_http_tokenring_sample_pages, 0 },
 
     { "tokenring_kv_cache_page_bytes", "gauge",
@@ -169,6 +169,46 @@ static ngx_http_tokenring_family_t  ngx_http_tokenring_families[] = {
       "Compressed caches that did not fit there and were recomputed.",
       ngx_http_tokenring_sample_counter,
       ngx_http_tokenring_counter(kv_recomputations) },
+
+    { "tokenring_prefill_tokens_total", "counter",
+      "Prompt tokens that were computed; the others were cached.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(prefill_tokens) },
+
+    { "tokenring_prefix_queries_total", "counter",
+      "Prompts that looked for a cached prefix.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(prefix_queries) },
+
+    { "tokenring_prefix_hits_total", "counter",
+      "Of these, prompts that found one.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(prefix_hits) },
+
+    { "tokenring_prefix_tokens_total", "counter",
+      "Tokens of the prefixes that were found.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(prefix_tokens) },
+
+    { "tokenring_prefix_cuts_total", "counter",
+      "Of the prefixes that were found, those that ended within a block.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(prefix_cuts) },
+
+    { "tokenring_prefix_evicted_blocks_total", "counter",
+      "Cached blocks of pages that made room.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(prefix_evicted) },
+
+    { "tokenring_prefix_expired_blocks_total", "counter",
+      "Cached blocks of pages that nobody used for cache_ttl.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(prefix_expired) },
+
+    { "tokenring_prefix_blocks", "gauge",
+      "Blocks of pages that are kept for prompts that begin alike.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(prefix_blocks) },
 
     { "tokenring_gpu_use_ratio", "gauge",
       "Part of the time that the GPU computes, where it tells, 0 to 1.",
@@ -573,7 +613,14 @@ static ngx_int_t
 ngx_http_tokenring_sample_pages(ngx_http_tokenring_page_t *page,
     ngx_http_tokenring_conn_t *conn, const char *name, size_t offset)
 {
+    uint64_t    cached, free;
     ngx_uint_t  i;
+
+    /* the two are written at different moments */
+    free = conn->admission.kv_free_pages;
+    cached = ngx_http_tokenring_load(conn,
+                                ngx_http_tokenring_counter(kv_cached_pages));
+    cached = ngx_min(cached, free);
 
     for (i = 0; i < conn->card.kv_levels; i++) {
         if (ngx_http_tokenring_labels(page, conn, name, "") != NGX_OK
@@ -588,12 +635,17 @@ ngx_http_tokenring_sample_pages(ngx_http_tokenring_page_t *page,
         }
     }
 
-    if (ngx_http_tokenring_labels(page, conn, name, "") != NGX_OK) {
+    if (ngx_http_tokenring_labels(page, conn, name, "") != NGX_OK
+        || ngx_http_tokenring_printf(page->out, 64,
+                                     ",level=\"cached\"} %uL\n", cached)
+           != NGX_OK
+        || ngx_http_tokenring_labels(page, conn, name, "") != NGX_OK)
+    {
         return NGX_ERROR;
     }
 
     return ngx_http_tokenring_printf(page->out, 64, ",level=\"free\"} %uL\n",
-                                     conn->admission.kv_free_pages);
+                                     free - cached);
 }
 
 
