@@ -772,6 +772,7 @@ ngx_http_tokenring_body_part(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t *last)
                    TR_COMPLETION_LEN);
         ngx_http_tokenring_resumable_submit(ctx, &head);
         head.tenant = ngx_http_tokenring_tenant(ctx);
+        ngx_http_tokenring_cache_key(ctx, head.cache_key);
 
         pieces[n].base = &head;
         pieces[n].len = sizeof(tr_wire_submit_t);

@@ -42,6 +42,7 @@ struct ngx_http_tokenring_loc_conf_s {
     ngx_http_tokenring_redis_t     *redis;   /* NULL: none */
     ngx_flag_t                      resumable;
     ngx_http_complex_value_t       *key;     /* whose a request is */
+    ngx_http_complex_value_t       *cache_key; /* whose prefixes it shares */
     ngx_http_tokenring_cache_t     *dashboard; /* NULL: none */
 
     /* the directive of ours that serves the location, and where it stands */

@@ -180,6 +180,13 @@ static ngx_command_t  ngx_http_tokenring_commands[] = {
       offsetof(ngx_http_tokenring_loc_conf_t, key),
       NULL },
 
+    { ngx_string("tokenring_cache_key"),
+      NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF|NGX_CONF_TAKE1,
+      ngx_http_set_complex_value_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_tokenring_loc_conf_t, cache_key),
+      NULL },
+
       ngx_null_command
 };
 
@@ -347,6 +354,7 @@ ngx_http_tokenring_create_loc_conf(ngx_conf_t *cf)
      *     conf->shown = NULL;
      *     conf->errors = 0;
      *     conf->key = NULL;
+     *     conf->cache_key = NULL;
      *     conf->dashboard = NULL;
      *     conf->served = { 0, NULL };
      *     conf->handler = NULL;
@@ -402,6 +410,10 @@ ngx_http_tokenring_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
 
     if (conf->key == NULL) {
         conf->key = prev->key;
+    }
+
+    if (conf->cache_key == NULL) {
+        conf->cache_key = prev->cache_key;
     }
 
     clcf = ngx_http_conf_get_module_loc_conf(cf, ngx_http_core_module);

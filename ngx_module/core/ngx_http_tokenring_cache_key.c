@@ -1,0 +1,89 @@
+/*
+ * Whose cached prefixes a request shares (tokenring_cache_key).
+ *
+ * An engine computes nothing twice that two requests of one key begin with,
+ * and says how many tokens that were.  So strangers must not have one key: who
+ * guesses another's prompt would see that it is there.  Without the directive,
+ * or where its value is empty, a request has the key of what it proves itself
+ * with; without that, of the client's address, so that a conversation finds
+ * its own prefix.  The engine gets a hash, and what it was made from is part
+ * of it: an address is never the same as a key that looks like one.
+ */
+
+#include "ngx_http_tokenring_conf.h"
+#include "ngx_http_tokenring_request.h"
+
+#include <ngx_sha1.h>
+
+#include "ngx_http_tokenring_resumable.h"
+
+
+static void
+ngx_http_tokenring_cache_hash(u_char *key, const char *kind, u_char *data,
+    size_t len)
+{
+    u_char      digest[20];
+    ngx_sha1_t  sha1;
+
+    ngx_sha1_init(&sha1);
+    ngx_sha1_update(&sha1, kind, ngx_strlen(kind));
+    ngx_sha1_update(&sha1, data, len);
+    ngx_sha1_final(digest, &sha1);
+
+    ngx_memcpy(key, digest, TR_CACHE_KEY);
+}
+
+
+void
+ngx_http_tokenring_cache_key(ngx_http_tokenring_ctx_t *ctx, u_char *key)
+{
+    ngx_str_t             value, *header;
+    ngx_connection_t     *c;
+    ngx_http_request_t   *r;
+#if (NGX_HAVE_INET6)
+    struct sockaddr_in6  *sin6;
+#endif
+
+    r = ctx->request;
+    c = r->connection;
+
+    if (ctx->conf->cache_key) {
+        if (ngx_http_complex_value(r, ctx->conf->cache_key, &value) != NGX_OK) {
+            /* no memory: it shares with nobody */
+            ngx_http_tokenring_cache_hash(key, "request:",
+                                          ctx->request_id.data,
+                                          ctx->request_id.len);
+            return;
+        }
+
+        if (value.len) {
+            ngx_http_tokenring_cache_hash(key, "key:", value.data, value.len);
+            return;
+        }
+    }
+
+    header = ngx_http_tokenring_header_in(r, "Authorization");
+
+    if (header == NULL || header->len == 0) {
+        header = ngx_http_tokenring_header_in(r, "X-Api-Key");
+    }
+
+    if (header && header->len) {
+        ngx_http_tokenring_cache_hash(key, "auth:", header->data, header->len);
+        return;
+    }
+
+#if (NGX_HAVE_INET6)
+
+    if (c->sockaddr->sa_family == AF_INET6) {
+        /* the network that one client has for itself */
+        sin6 = (struct sockaddr_in6 *) c->sockaddr;
+        ngx_http_tokenring_cache_hash(key, "net:", sin6->sin6_addr.s6_addr, 8);
+        return;
+    }
+
+#endif
+
+    ngx_http_tokenring_cache_hash(key, "addr:", c->addr_text.data,
+                                  c->addr_text.len);
+}
