@@ -72,7 +72,7 @@ typedef struct tr_sequence {
     uint64_t charge, copy; /* pages (scheduler.h: prompt_pages, promised) */
     tr_sampler_t sampler;
     tr_text_stream_t text;
-    tr_matcher_t *matcher; /* what it may write; NULL: anything */
+    tr_matcher_t *matcher;       /* what it may write; NULL: anything */
     tr_dialect_state_t *dialect; /* NULL: all of it is content */
     uint32_t unsent;             /* tokens that no DELTA told of yet */
     tr_detok_t echo_detok;
