@@ -464,7 +464,7 @@ test_mask(void **state)
 
     (void) state;
     r.p.logprobs = 3;
-    rig_begin(&r, 1, NULL, 0);
+    fixture_begin(&r, 1, NULL, 0);
     mask[0] = 1u << 5 | 1u << 7;
     mask[2] = 1u << 3; /* token 67 */
     for (uint32_t i = 0; i < 300; i++) {
@@ -500,7 +500,7 @@ test_mask(void **state)
     memcpy(logits, r.logits, sizeof(logits));
     assert_int_equal(tr_sampler_sample(&r.s, logits, mask, r.scratch, &out),
                      TR_ERR_INTERNAL);
-    rig_end(&r);
+    fixture_end(&r);
 }
 
 int
