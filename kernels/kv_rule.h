@@ -54,15 +54,24 @@ typedef enum {
     uint32_t layers_of, kv_heads_of;  /* shape of the model */                 \
     double fraction[TR_KV_TIERS_MAX]; /* budgets by share of the length */     \
     uint32_t budget[TR_KV_TIERS_MAX]; /* budgets in tokens */                  \
-    uint32_t sinks;                                                            \
-    uint32_t pool; /* width of snapkv's smoothing */
+    uint32_t sinks; /* the first tokens that stay: tr_kv_rule_sinks */         \
+    uint32_t pool;  /* width of snapkv's smoothing */
 
 typedef struct {
     TR_KV_RULE_FIELDS
 } tr_kv_rule_t;
 
-/* Queries at the end of a prompt that uncompressed pages count apart in
- * `recent`. */
+/* How many of the first tokens of a prompt stand in front of the window.
+ * streamingllm has them in its tier. */
+TR_HD uint32_t
+tr_kv_rule_sinks(const tr_kv_rule_t *r, uint32_t len)
+{
+    return r->kind == TR_KV_RULE_SINKS || r->window == 0 ? 0
+           : r->sinks < len                              ? r->sinks
+                                                         : len;
+}
+
+/* Queries at the end of a prompt that uncompressed pages count apart in `recent`. */
 #define TR_KV_OBSERVATION_WINDOW 32u
 
 /* One token of one head outside the window. */

@@ -11,6 +11,8 @@
  *           16-bit pages in order: position p is token p - base.  Here prompts
  *           stand while they are computed; `full` never leaves it.
  *   window  a ring of the most recent tokens: position p is token p % window.
+ *           In front of it stand the first tokens, for good, when a policy has
+ *           sinks (tr_kv_window_entry).
  *   tiers   up to TR_KV_TIERS_MAX tiers, one for each level of the policy, best
  *           level first; tokens in no order, [0, count) without gaps.  Their
  *           positions and scores are in the page.
@@ -44,8 +46,10 @@
 
 typedef struct {
     uint32_t base;         /* positions from here on are uncompressed */
-    uint32_t window_from;  /* positions [window_from, base) are in the window */
+    uint32_t window_from;  /* positions [window_from, base) are in the ring */
     uint32_t window;       /* ring slots; 0: none, new tokens go to a tier */
+    uint32_t sinks;        /* so are [0, sinks), in front of it; at most
+                            * window_from, 0 without a window */
     uint8_t n_tiers;       /* 0: all is uncompressed */
     uint8_t window_layout; /* index of a layout */
     uint8_t tier_layout[TR_KV_TIERS_MAX];
@@ -61,6 +65,35 @@ typedef struct {
      * them; 0: all */
     uint32_t read_layer, read_pages;
 } tr_kv_seq_t;
+
+/* Where the window's part has position p: sinks, then the ring, which begins
+ * behind them. */
+TR_HD uint32_t
+tr_kv_window_entry(const tr_kv_seq_t *q, uint32_t p)
+{
+    return p < q->sinks ? p : q->sinks + (p - q->sinks) % q->window;
+}
+
+/* How many tokens the window's part has, and the position of the i-th of them,
+ * in order of position. */
+TR_HD uint32_t
+tr_kv_windowed(const tr_kv_seq_t *q)
+{
+    return q->window == 0 ? 0 : q->sinks + q->base - q->window_from;
+}
+
+TR_HD uint32_t
+tr_kv_windowed_position(const tr_kv_seq_t *q, uint32_t i)
+{
+    return i < q->sinks ? i : q->window_from + (i - q->sinks);
+}
+
+/* Is a position one that stands there? */
+TR_HD bool
+tr_kv_in_window(const tr_kv_seq_t *q, uint32_t p)
+{
+    return p < q->sinks || p >= q->window_from;
+}
 
 /* What kv_append does to one head when the token at position base - 1 comes,
  * decided before the step.  In this order: the candidate goes from its tier to
@@ -148,9 +181,9 @@ tr_kv_page_at(const tr_kv_view_t *v, int32_t page)
 
 /* A new home for everything that a slot caches, as its policy decided when a
  * prompt was complete.  Sources in this order, for each head: tiers 0, 1, ..
- * in order, the window in order of position, uncompressed pages in order; dest
- * has one byte for each.  Tokens that go to a tier take its places in that
- * order; those that go to the window take position % to->window. */
+ * in order, the window in order of position, uncompressed pages in order; dest has one
+ * byte for each.  Tokens that go to a tier take its places in that order;
+ * those that go to the window take tr_kv_window_entry, sinks among them. */
 typedef struct {
     int32_t slot;
     uint32_t n_uncompressed;  /* uncompressed tokens, from position base on */

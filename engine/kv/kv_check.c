@@ -124,7 +124,8 @@ counts_sound(const tr_kv_manager_t *m, int32_t slot)
     uint32_t head, l;
 
     if (q->base > s->tokens || q->window_from > q->base
-        || q->base - q->window_from > q->window
+        || q->base - q->window_from > q->window || q->sinks > q->window_from
+        || (q->sinks != 0 && q->window == 0)
         || (q->n_tiers == 0 && q->base != 0)
         || manager_ceil(s->tokens - q->base, m->place[0].tokens)
                > s->uncompressed_pages) {
@@ -137,7 +138,7 @@ counts_sound(const tr_kv_manager_t *m, int32_t slot)
         for (l = 0; l < TR_KV_TIERS_MAX; l++) {
             sum += count[l];
         }
-        if (sum > q->window_from) {
+        if (sum > q->window_from - q->sinks) {
             return false;
         }
     }

@@ -195,6 +195,7 @@ replay(tr_kv_gpu_t *g, int32_t slot, const tr_kv_tally_t *t, uint64_t serial)
     s->pages = t->pages;
     q->base = t->base;
     q->window_from = t->window_from;
+    q->sinks = t->sinks;
     x->told = t->tokens;
     x->steps = 0;
     for (i = serial + 1; i < g->next; i++) {

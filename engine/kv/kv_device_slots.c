@@ -292,9 +292,10 @@ worst_copy(const tr_kv_gpu_t *g, const tr_kv_seq_t *to)
 
         few = tokens < few ? tokens : few;
     }
-    each = to->window_from == 0
+    each = to->window_from == to->sinks
                ? 0
-               : manager_ceil(to->window_from, few) + to->n_tiers - 1;
+               : manager_ceil(to->window_from - to->sinks, few) + to->n_tiers
+                     - 1;
     if (to->window != 0) {
         each += manager_window_pages(&g->kv.m, to, to->base);
     }

@@ -27,7 +27,7 @@ tr_kv_gpu_usage(const tr_kv_cache_t *kv, int32_t slot, tr_kv_usage_t *out)
         return;
     }
     at.uncompressed = (uint64_t) (t->tokens - t->base) * kv->heads;
-    at.window = (uint64_t) (t->base - t->window_from) * kv->heads;
+    at.window = (uint64_t) (t->sinks + t->base - t->window_from) * kv->heads;
     for (l = 0; l < TR_KV_TIERS_MAX; l++) {
         at.tiered[l] = t->tiered[l];
     }

@@ -29,11 +29,12 @@ tr_kv_level_tokens(const tr_page_plan_t *plan, const tr_kv_level_t *level)
     return plan->layout[i].tokens;
 }
 
-/* Tokens in the window of a slot whose last prompt had n. */
+/* Tokens in the window of a slot whose last prompt had n, sinks included. */
 static uint32_t
 tr_kv_window_tokens(const tr_kv_policy_t *p, uint32_t n)
 {
     tr_kv_policy_t begun;
+    uint32_t held;
 
     if (p->n_levels == 0) {
         return 0;
@@ -42,7 +43,8 @@ tr_kv_window_tokens(const tr_kv_policy_t *p, uint32_t n)
         tr_kv_policy_for(p, n, &begun);
         p = &begun;
     }
-    return n < p->window ? n : p->window;
+    held = p->window + tr_kv_rule_sinks(&p->rule, n);
+    return n < held ? n : held;
 }
 
 uint32_t
@@ -86,7 +88,7 @@ uint32_t
 tr_kv_worst_copy(const tr_page_plan_t *plan, const tr_kv_policy_t *p,
                  uint32_t n)
 {
-    uint32_t least = UINT32_MAX, l;
+    uint32_t least = UINT32_MAX, held, l;
 
     if (p->n_levels == 0) {
         return 0;
@@ -96,7 +98,8 @@ tr_kv_worst_copy(const tr_page_plan_t *plan, const tr_kv_policy_t *p,
 
         least = tokens < least ? tokens : least;
     }
-    return manager_ceil(n - tr_kv_window_tokens(p, n), least) + p->n_levels - 1
+    held = tr_kv_window_tokens(p, n);
+    return manager_ceil(n - held, least) + p->n_levels - 1
            + tr_kv_policy_window(plan, p, n);
 }
 
@@ -202,10 +205,12 @@ tr_kv_usage_of(const tr_kv_cache_t *kv, int32_t slot, const uint32_t *counts,
                                             * kv->heads };
     uint64_t pages;
 
-    at.window = (uint64_t) (q->base - q->window_from) * kv->heads;
+    at.window = (uint64_t) tr_kv_windowed(q) * kv->heads;
     each = manager_ceil(uncompressed, plan->layout[0].tokens);
     if (q->base != 0 && q->window != 0) {
-        each += manager_ceil(q->base < q->window ? q->base : q->window,
+        uint32_t held = q->sinks + q->window;
+
+        each += manager_ceil(q->base < held ? q->base : held,
                              tr_kv_level_tokens(plan, &p->window_level));
     }
     pages = (uint64_t) each * kv->heads;

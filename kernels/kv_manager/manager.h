@@ -135,7 +135,7 @@ typedef struct {
 /* What a slot holds, all heads together. */
 typedef struct {
     uint32_t tokens; /* positions that were reserved */
-    uint32_t base, window_from;
+    uint32_t base, window_from, sinks;
     uint32_t uncompressed_pages; /* of a head */
     uint32_t pages; /* of all heads, also when they are elsewhere */
     bool open;

@@ -371,8 +371,9 @@ typedef struct {
 TR_HD uint32_t
 manager_window_pages(const tr_kv_manager_t *m, const tr_kv_seq_t *q, uint32_t n)
 {
-    return manager_ceil(n < q->window ? n : q->window,
-                        m->place[q->window_layout].tokens);
+    uint32_t all = q->sinks + q->window;
+
+    return manager_ceil(n < all ? n : all, m->place[q->window_layout].tokens);
 }
 
 TR_HD uint32_t

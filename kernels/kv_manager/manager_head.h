@@ -47,12 +47,12 @@ manager_need_step(const tr_kv_manager_t *m, uint32_t n, manager_need_t *w)
                         ? TR_KV_CHANNEL_TOKENS
                         : 1;
         w->leave_pos = q->window_from;
-        at = q->window_from % q->window;
+        at = tr_kv_window_entry(q, q->window_from);
         w->scored = place->score != 0;
         w->entry = m->view.at_window + at / place->tokens;
         w->offset = place->score + at % place->tokens * 4;
     }
-    w->window_page = n < q->window && n % place->tokens == 0;
+    w->window_page = n < q->sinks + q->window && n % place->tokens == 0;
 }
 
 /* pages: not yet those of a step's heads. */

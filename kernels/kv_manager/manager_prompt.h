@@ -11,9 +11,10 @@
  *   install  the same: old pages come back, the new table takes their place
  *   settle   one block, the last of install: the ring's end
  *
- * Tokens of a head stand in one order throughout: tiers, window, uncompressed.
- * Those that stay in the window are the last of them, so that the others, which
- * a rule decides about, are a prefix.
+ * Tokens of a head stand in one order throughout: tiers, window, uncompressed.  Those
+ * that stay in the window are the last of them, but for the sinks, which come
+ * first behind the tiers; the others, which a rule decides about, are numbered
+ * without these (manager_source).
  */
 #ifndef TR_KV_MANAGER_PROMPT_H
 #define TR_KV_MANAGER_PROMPT_H
@@ -38,7 +39,8 @@ manager_prompt_head(const tr_kv_manager_t *m, uint32_t head,
         s->tiered += s->count[l];
     }
     s->windowed = end > j->from.window_from ? end - j->from.window_from : 0;
-    s->uncompressed = window > base ? window - base : 0;
+    s->skipped = base == 0 ? j->to.sinks : 0;
+    s->uncompressed = window > base ? window - base - s->skipped : 0;
     s->n = s->tiered + s->windowed + s->uncompressed;
     s->counting = 0;
 }
@@ -103,7 +105,7 @@ manager_classify_some(const tr_kv_manager_t *m, uint32_t head, int8_t *dest,
 #endif
         }
         to = tr_kv_rule_place(&j->rule, &stats, from, t, key, s->cut);
-        dest[i] = (int8_t) to;
+        dest[manager_source(s, i)] = (int8_t) to;
         if (to < 0) {
             continue;
         }
@@ -121,7 +123,10 @@ manager_classify_some(const tr_kv_manager_t *m, uint32_t head, int8_t *dest,
         }
     }
     for (uint32_t i = s->n + tid; i < end; i += MANAGER_THREADS) {
-        dest[i] = TR_KV_WINDOW;
+        dest[manager_source(s, i)] = TR_KV_WINDOW;
+    }
+    for (uint32_t i = tid; i < j->to.sinks; i += MANAGER_THREADS) {
+        dest[s->tiered + i] = TR_KV_WINDOW;
     }
 }
 
@@ -210,8 +215,10 @@ manager_classify(const tr_kv_manager_t *m, const tr_kv_complete_t *c,
         s->index[l] = 0;
     }
     EACH (k, s->job.to.scored ? s->n : 0) { /* the candidates' places */
-        if (dest[k] >= 0 && s->least_at[dest[k]][0] > k) {
-            MANAGER_ADD(&s->index[dest[k]], 1);
+        int8_t to = dest[manager_source(s, k)];
+
+        if (to >= 0 && s->least_at[to][0] > k) {
+            MANAGER_ADD(&s->index[to], 1);
         }
     }
     EACH_FEW (j, 1) {

@@ -33,6 +33,9 @@ manager_target(const tr_kv_manager_t *m, tr_kv_job_t *j)
 
     j->to = j->from;
     j->to.window = r->window;
+    if (j->from.base == 0) {
+        j->to.sinks = tr_kv_rule_sinks(r, j->len);
+    }
     from = j->len > r->window ? j->len - r->window : 0;
     if (r->leaves == TR_KV_CHANNEL_TOKENS) {
         from = manager_ceil(from, TR_KV_CHANNEL_TOKENS) * TR_KV_CHANNEL_TOKENS;
@@ -40,6 +43,7 @@ manager_target(const tr_kv_manager_t *m, tr_kv_job_t *j)
     if (from < j->to.window_from) { /* nobody comes back into the window */
         from = j->to.window_from;
     }
+    from = from < j->to.sinks ? j->to.sinks : from;
     j->to.scored = r->scored && manager_keeps_scores(m, &j->to);
     j->to.base = j->len;
     j->to.window_from = from;
@@ -96,12 +100,14 @@ manager_job(const tr_kv_manager_t *m, const tr_kv_complete_t *c, tr_kv_job_t *j)
 
 /* ---- the tokens of a head ----------------------------------------------- */
 
-/* Those outside the new window: the first `n` of the head's order. */
+/* Those outside the new window: the first `n` of the head's order, but for the
+ * sinks, which stand behind the tiers there. */
 typedef struct {
     tr_kv_job_t job;
     uint32_t count[TR_KV_TIERS_MAX]; /* tiered now */
     uint32_t tiered;
     uint32_t windowed; /* leave the window */
+    uint32_t skipped;  /* uncompressed, which become sinks */
     uint32_t uncompressed;
     uint32_t n;
     uint32_t counting; /* tr_kv_recent_counts */
@@ -146,7 +152,7 @@ manager_stats_tiered(const tr_kv_manager_t *m, const manager_prompt_t *s,
     int32_t page = row[tr_kv_tier_entry(&m->view, l, i / place->tokens)];
 
     if (place->score == 0) { /* in order from the first one on */
-        stats->position = i;
+        stats->position = s->job.from.sinks + i;
         stats->score = 0;
         return;
     }
@@ -178,6 +184,13 @@ manager_stats_uncompressed(const tr_kv_manager_t *m, const manager_prompt_t *s,
     }
 }
 
+/* Where tr_kv_compress_t has token i: sinks are the first behind the tiers. */
+TR_HD uint32_t
+manager_source(const manager_prompt_t *s, uint32_t i)
+{
+    return i < s->tiered ? i : i + s->job.to.sinks;
+}
+
 /* Token i of the head; returns the tier that holds it, or TR_KV_NOWHERE. */
 TR_HD int
 manager_stats(const tr_kv_manager_t *m, const manager_prompt_t *s,
@@ -201,7 +214,7 @@ manager_stats(const tr_kv_manager_t *m, const manager_prompt_t *s,
     i -= s->tiered;
     if (i < s->windowed) {
         const tr_kv_segments_t *place = &m->place[j->from.window_layout];
-        uint32_t at = (j->from.window_from + i) % j->from.window;
+        uint32_t at = tr_kv_window_entry(&j->from, j->from.window_from + i);
 
         stats->position = j->from.window_from + i;
         stats->score = place->score == 0
@@ -211,7 +224,7 @@ manager_stats(const tr_kv_manager_t *m, const manager_prompt_t *s,
                                place->score + at % place->tokens * 4);
         return TR_KV_NOWHERE;
     }
-    manager_stats_uncompressed(m, s, row, i - s->windowed, stats);
+    manager_stats_uncompressed(m, s, row, s->skipped + i - s->windowed, stats);
     return TR_KV_NOWHERE;
 }
 
@@ -229,7 +242,7 @@ manager_recent(const tr_kv_manager_t *m, const manager_prompt_t *s,
     if (place->score == 0 || !s->job.from.scored) {
         return 0;
     }
-    i -= before;
+    i = s->skipped + i - before;
     return manager_real(m, manager_row(m, s->job.slot, head)[i / place->tokens],
                         place->recent + i % place->tokens * 4);
 }

@@ -394,7 +394,9 @@ manager_grant_page(const tr_kv_manager_t *m, const manager_need_t *w,
     uint32_t entry;
 
     if (want == TR_KV_WINDOW) {
-        entry = m->view.at_window + w->n / m->place[q->window_layout].tokens;
+        entry = m->view.at_window
+                + tr_kv_window_entry(q, w->n)
+                      / m->place[q->window_layout].tokens;
     } else {
         entry = tr_kv_tier_entry(&m->view, (uint32_t) want,
                                  (count[want] - 1)

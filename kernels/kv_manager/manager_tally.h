@@ -147,6 +147,7 @@ manager_tally(const tr_kv_manager_t *m, int32_t slot, manager_tally_t *s)
         out->pages = t->pages;
         out->base = t->open ? q->base : 0;
         out->window_from = t->open ? q->window_from : 0;
+        out->sinks = t->open ? q->sinks : 0;
         for (uint32_t l = 0; l < TR_KV_TIERS_MAX; l++) {
             out->tiered[l] = s->tiered[l];
         }

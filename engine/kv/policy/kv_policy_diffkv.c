@@ -97,7 +97,7 @@ diffkv_check(tr_kv_policy_t *p, uint32_t head_dim, tr_error_t *err)
 
 const tr_kv_policy_row_t tr_kv_policy_diffkv = {
     .name = "diffkv",
-    .settings = "levels window window_level groups alpha_top alpha_high"
+    .settings = "levels window window_level sinks groups alpha_top alpha_high"
                 " alpha_low alpha_file base observe",
     .levels_max = 3,
     .init = diffkv_init,

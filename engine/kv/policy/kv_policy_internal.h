@@ -54,11 +54,13 @@ tr_kv_budget(const tr_kv_policy_t *p, uint32_t index, uint32_t n)
     return tr_kv_rule_budget(&p->rule, index, n);
 }
 
-/* Tokens outside the window. */
+/* Tokens outside the window, and not among its sinks. */
 static inline uint32_t
 tr_kv_outside(const tr_kv_policy_t *p, uint32_t n)
 {
-    return n > p->window ? n - p->window : 0;
+    uint32_t held = p->window + tr_kv_rule_sinks(&p->rule, n);
+
+    return n > held ? n - held : 0;
 }
 
 #endif

@@ -44,6 +44,12 @@ tr_kv_levels_check(tr_kv_policy_t *p, uint32_t head_dim, tr_error_t *err)
 {
     tr_status_t rc = TR_OK;
 
+    if (p->sinks > 0 && p->window == 0) {
+        return tr_error_set(err, TR_ERR_INVALID, "kv_policy",
+                            "KV policy %s: sinks=%u stand in front of the"
+                            " window: expected a window of 1 or more, or 0",
+                            p->name, p->sinks);
+    }
     if (p->window_level.key_bits == 0 || p->window == 0) {
         p->window_level = p->level[0];
     }

@@ -58,7 +58,7 @@ static_check(tr_kv_policy_t *p, uint32_t head_dim, tr_error_t *err)
 
 const tr_kv_policy_row_t tr_kv_policy_static = {
     .name = "static",
-    .settings = "levels window window_level groups high low observe",
+    .settings = "levels window window_level sinks groups high low observe",
     .levels_max = 2,
     .init = static_init,
     .check = static_check,

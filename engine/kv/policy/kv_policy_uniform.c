@@ -16,7 +16,7 @@ uniform_init(tr_kv_policy_t *p, uint32_t head_dim)
 
 const tr_kv_policy_row_t tr_kv_policy_uniform = {
     .name = "uniform",
-    .settings = "levels window window_level groups",
+    .settings = "levels window window_level sinks groups",
     .levels_max = 1,
     .init = uniform_init,
     .check = tr_kv_levels_check,

@@ -33,6 +33,7 @@ typedef struct {
     int32_t step;
     uint32_t slots;           /* the tokens are in [0, slots), but for .. */
     uint32_t hole_from, hole; /* .. a ring's free slots, round the end */
+    uint32_t ring;            /* where the ring begins */
     int32_t tier;             /* TR_KV_WINDOW for the window */
 } tr_run_t;
 
@@ -67,10 +68,11 @@ tr_run_used(const tr_run_t *r, uint32_t i)
 static inline bool
 tr_run_has(const tr_run_t *r, uint32_t slot)
 {
-    uint32_t from_hole = slot >= r->hole_from ? slot - r->hole_from
-                                              : slot + r->slots - r->hole_from;
+    uint32_t from_hole = slot >= r->hole_from
+                             ? slot - r->hole_from
+                             : slot + r->slots - r->ring - r->hole_from;
 
-    return from_hole >= r->hole;
+    return slot < r->ring || from_hole >= r->hole;
 }
 
 /* Bit i: is token first + i of page `page` in use?  16 of them. */

@@ -5,20 +5,23 @@
  */
 #include "attention.h"
 
-/* The ring of the window: slots that ever held a token, less the free ones. */
+/* The sinks, and the ring of the window: slots that ever held a token, less the
+ * free ones. */
 static void
 window_run(const tr_kv_view_t *kv, const tr_kv_seq_t *seq, const int32_t *table,
            tr_run_t *out)
 {
     uint32_t n = seq->base - seq->window_from;
-    uint32_t slots = seq->base < seq->window ? seq->base : seq->window;
+    uint32_t base = seq->base - seq->sinks;
+    uint32_t slots = base < seq->window ? base : seq->window;
 
     *out = (tr_run_t){ .layout = &kv->layout[seq->window_layout],
                        .pages = table + kv->at_window,
                        .step = 1,
-                       .slots = slots,
-                       .hole_from = seq->base % slots,
+                       .slots = seq->sinks + slots,
+                       .hole_from = slots == 0 ? 0 : seq->sinks + base % slots,
                        .hole = slots - n,
+                       .ring = seq->sinks,
                        .tier = TR_KV_WINDOW };
 }
 
@@ -46,7 +49,7 @@ tr_attention_runs(const tr_kv_view_t *kv, int32_t slot, uint32_t layer,
             }
         }
     }
-    if (seq->window > 0 && seq->base > seq->window_from) {
+    if (tr_kv_windowed(seq) > 0) {
         window_run(kv, seq, table, &run[n++]);
     }
     return n;

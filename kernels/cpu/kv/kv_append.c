@@ -109,7 +109,7 @@ window_leave(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
 
     for (uint32_t i = 0; i < m->leaves; i++) {
         from[i] = tr_kv_place_window(a->kv, table, seq,
-                                     (m->leave_pos + i) % seq->window);
+                                     tr_kv_window_entry(seq, m->leave_pos + i));
     }
     for (uint32_t i = 0; i < m->leaves; i++) {
         tr_kv_place_t p = i == 0 ? tier_place(a, table, seq, count, to,
@@ -131,9 +131,9 @@ window_enter(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
              const token_t *t)
 {
     tr_kv_place_t p = tr_kv_place_window(a->kv, table, seq,
-                                         t->pos % seq->window);
-    uint32_t slot = t->pos % seq->window;
-    /* where the page's slots end, and how long ago the last was written: when
+                                         tr_kv_window_entry(seq, t->pos));
+    uint32_t slot = (t->pos - seq->sinks) % seq->window;
+    /* of a page without sinks: where the page's slots end, and how long ago the last was written: when
      * that has left the window, the page is new or as good as new */
     uint32_t end = slot - p.at + p.layout->tokens;
     uint32_t ago;
@@ -214,8 +214,8 @@ prefetch_row(const append_t *a, uint32_t row)
             continue;
         }
         if (seq->window > 0) { /* of a full one, who leaves makes the place */
-            tr_kv_prefetch(
-                tr_kv_place_window(kv, table, seq, pos % seq->window));
+            tr_kv_prefetch(tr_kv_place_window(kv, table, seq,
+                                              tr_kv_window_entry(seq, pos)));
         }
         prefetch_tier(a, table, seq, m->to, m->index);
         if (m->candidate_from >= 0) { /* its place is that of who comes */
@@ -352,7 +352,7 @@ move_valid(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
         return m->leaves == 1
                && target_valid(a, table, seq, count, NULL, m->to, m->index, 1);
     }
-    slot = pos % window;
+    slot = tr_kv_window_entry(seq, pos);
     if (!tr_kv_has_window(a->kv, table, seq, slot, slot + 1)) {
         return false;
     }
@@ -366,7 +366,7 @@ move_valid(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
         return false;
     }
     for (uint32_t i = 0; i < m->leaves; i++) {
-        slot = (m->leave_pos + i) % window;
+        slot = tr_kv_window_entry(seq, m->leave_pos + i);
         if (!tr_kv_has_window(a->kv, table, seq, slot, slot + 1)) {
             return false;
         }

@@ -64,8 +64,8 @@ dest_count(const compress_t *c, const int8_t *dest, uint32_t n,
     return allowed == n;
 }
 
-/* The window takes exactly its positions: of n sources, in order from position
- * `pos` on, those from window_from on. */
+/* The window takes exactly its positions, of n sources in order from position
+ * `pos` on. */
 static bool
 window_chosen(const compress_t *c, const int8_t *dest, uint32_t n, uint32_t pos)
 {
@@ -73,7 +73,7 @@ window_chosen(const compress_t *c, const int8_t *dest, uint32_t n, uint32_t pos)
         return true;
     }
     for (uint32_t i = 0; i < n; i++) {
-        if ((dest[i] == TR_KV_WINDOW) != (pos + i >= c->c->to->window_from)) {
+        if ((dest[i] == TR_KV_WINDOW) != tr_kv_in_window(c->c->to, pos + i)) {
             return false;
         }
     }
@@ -89,15 +89,11 @@ sources_valid(const compress_t *c, size_t head, const int8_t *dest,
     const tr_kv_seq_t *from = c->from;
     const int32_t *table = kv->tables + head * kv->table_len;
     const uint32_t *have = kv->count + head * TR_KV_TIERS_MAX;
-    uint32_t pos = from->base, n, left, window = 0;
+    uint32_t n, i, window = tr_kv_windowed(from);
     size_t all = c->c->n_uncompressed;
 
     for (uint32_t l = 0; l < from->n_tiers; l++) {
         all += have[l];
-    }
-    if (from->window > 0) {
-        window = from->base - from->window_from;
-        pos = from->window_from;
     }
     if (all + window > c->c->dest_len) {
         return false;
@@ -110,10 +106,13 @@ sources_valid(const compress_t *c, size_t head, const int8_t *dest,
             return false;
         }
     }
-    for (left = window; left > 0; left -= n, pos += n, dest += n) {
-        uint32_t slot = pos % from->window;
+    for (i = 0; i < window; i += n, dest += n) { /* sinks, the ring's ends */
+        uint32_t pos = tr_kv_windowed_position(from, i);
+        uint32_t slot = tr_kv_window_entry(from, pos);
+        uint32_t end = i < from->sinks ? from->sinks
+                                       : from->sinks + from->window;
 
-        n = from->window - slot < left ? from->window - slot : left;
+        n = end - slot < window - i ? end - slot : window - i;
         if (!tr_kv_has_window(kv, table, from, slot, slot + n)
             || !dest_count(c, dest, n, &kv->layout[from->window_layout], count)
             || !window_chosen(c, dest, n, pos)) {
@@ -122,7 +121,7 @@ sources_valid(const compress_t *c, size_t head, const int8_t *dest,
     }
     return tr_kv_has_uncompressed(kv, table, 0, c->c->n_uncompressed)
            && dest_count(c, dest, c->c->n_uncompressed, &kv->layout[0], count)
-           && window_chosen(c, dest, c->c->n_uncompressed, pos);
+           && window_chosen(c, dest, c->c->n_uncompressed, from->base);
 }
 
 /* Is there room for so many tokens, and their window? */
@@ -142,13 +141,15 @@ targets_valid(const compress_t *c, const int32_t *table, const uint32_t *count)
     if (to->window == 0) {
         return true;
     }
-    if (n != to->base - to->window_from) {
+    if (n != tr_kv_windowed(to)) {
         return false;
     }
-    first = to->window_from % to->window;
+    n -= to->sinks;
+    first = (to->window_from - to->sinks) % to->window;
     turn = first + n > to->window ? first + n - to->window : 0;
+    first += to->sinks;
     return tr_kv_has_window(&c->to, table, to, first, first + n - turn)
-           && tr_kv_has_window(&c->to, table, to, 0, turn);
+           && tr_kv_has_window(&c->to, table, to, 0, to->sinks + turn);
 }
 
 static void
@@ -206,7 +207,7 @@ source_move(head_t *h, tr_kv_place_t from, float score, uint32_t pos)
         move_to_tier(h, (uint32_t) dest, from, score, pos);
     } else if (dest == TR_KV_WINDOW) {
         tr_kv_place_t p = tr_kv_place_window(&h->c->to, h->to_table, to,
-                                             pos % to->window);
+                                             tr_kv_window_entry(to, pos));
 
         tr_kv_move(h->c->codec, from, p);
         tr_kv_put_stats(p, score, pos);
@@ -236,14 +237,14 @@ static void
 window_clear(const head_t *h)
 {
     const tr_kv_seq_t *to = h->c->c->to;
-    uint32_t n = to->window == 0 ? 0 : to->base - to->window_from;
+    uint32_t n = tr_kv_windowed(to);
 
     for (uint32_t i = 0; i < n; i++) {
+        uint32_t pos = tr_kv_windowed_position(to, i);
         tr_kv_place_t p = tr_kv_place_window(&h->c->to, h->to_table, to,
-                                             (to->window_from + i)
-                                                 % to->window);
+                                             tr_kv_window_entry(to, pos));
 
-        if (i == 0 || p.at == 0) {
+        if (i == 0 || i == to->sinks || p.at == 0) {
             tr_kv_page_clear(p.page, p.layout, h->c->to.page_bytes);
         }
     }
@@ -269,10 +270,10 @@ head_move(head_t *h, const uint32_t *have)
             source_move(h, p, tr_kv_score(p), tr_kv_position(p));
         }
     }
-    for (uint32_t pos = from->window_from; from->window && pos < from->base;
-         pos++) {
+    for (uint32_t i = 0; i < tr_kv_windowed(from); i++) {
+        uint32_t pos = tr_kv_windowed_position(from, i);
         tr_kv_place_t p = tr_kv_place_window(kv, h->table, from,
-                                             pos % from->window);
+                                             tr_kv_window_entry(from, pos));
 
         source_move(h, p, tr_kv_score(p), pos);
     }

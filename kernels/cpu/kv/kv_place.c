@@ -96,7 +96,7 @@ tr_kv_has_window(const tr_kv_view_t *kv, const int32_t *table,
                  const tr_kv_seq_t *seq, uint32_t first, uint32_t end)
 {
     return first >= end
-           || (end <= seq->window
+           || (end <= seq->sinks + seq->window
                && part_has(table + kv->at_window, 1,
                            kv->at_pair[0] - kv->at_window,
                            kv->layout[seq->window_layout].tokens, first, end));
@@ -123,10 +123,12 @@ tr_kv_seq_valid(const tr_kv_view_t *kv, const tr_kv_seq_t *seq)
             return false;
         }
     }
-    return seq->window == 0
-           || (seq->window_layout != 0 && seq->window_layout < kv->n_layouts
+    return (seq->window == 0 && seq->sinks == 0)
+           || (seq->window != 0 && seq->window_layout != 0
+               && seq->window_layout < kv->n_layouts
                && !kv->layout[seq->window_layout].level.by_channel
                && seq->base - seq->window_from <= seq->window
+               && seq->sinks <= seq->window_from
                && seq->window_from <= seq->base);
 }
 

@@ -55,8 +55,13 @@ fill_slot(kv_fixture_t *b, int32_t slot, uint32_t n_levels, uint32_t len)
 {
     tr_kv_seq_t *s = &b->seq[slot];
     uint32_t window = slot == 3 ? 0 : 1 + rng_below(&rng, 100);
-    uint32_t from = len > window ? len - window : 0;
+    uint32_t from = len > window ? len - window : 0, sinks = 0;
 
+    if (window > 0 && rng_below(&rng, 2)) {
+        sinks = 1 + rng_below(&rng, 40);
+        from = from < sinks ? sinks < len ? sinks : len : from;
+        sinks = sinks < from ? sinks : from;
+    }
     /* a ring that is not full, now and then */
     if (window > 40 && slot == 1) {
         from += rng_below(&rng, (len - from) / 2 + 1);
@@ -64,6 +69,7 @@ fill_slot(kv_fixture_t *b, int32_t slot, uint32_t n_levels, uint32_t len)
     *s = (tr_kv_seq_t){ .base = b->first + len,
                         .window_from = b->first + from,
                         .window = window,
+                        .sinks = sinks,
                         .n_tiers = (uint8_t) n_levels,
                         .window_layout = 1,
                         .scored = true,
@@ -73,7 +79,7 @@ fill_slot(kv_fixture_t *b, int32_t slot, uint32_t n_levels, uint32_t len)
     }
     for (uint32_t kv_head = 0; kv_head < b->kv.kv_heads; kv_head++) {
         size_t head = tr_kv_head(&b->kv, slot, FIXTURE_LAYER, kv_head);
-        uint32_t left = from;
+        uint32_t left = from - sinks;
 
         for (uint32_t l = 0; l < n_levels; l++) {
             uint32_t n = rng_below(&rng, left + 1);

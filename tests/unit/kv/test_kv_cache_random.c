@@ -30,7 +30,7 @@ do_open(world_t *w, sequence_t *q)
     q->policy = fixture_policy_list[random_below(FIXTURE_POLICIES)];
     q->uncompressed = true;
     q->out = q->pending = false;
-    q->len = q->base = q->window_from = 0;
+    q->len = q->base = q->window_from = q->sinks = 0;
     q->window = 0;
     q->goal = 1 + random_below(random_below(4) == 0 ? 300 : 60);
     for (uint32_t i = 0; i < w->n_kv; i++) {

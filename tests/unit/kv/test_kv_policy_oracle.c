@@ -140,7 +140,9 @@ page_of(const fixture_t *r, uint32_t head, int place, uint32_t i,
 
     if (place == IN_WINDOW) {
         *layout = &v->layout[q->window_layout];
-        i %= q->window;
+        if (i >= r->oracle->fixed) {
+            i = r->oracle->fixed + (i - r->oracle->fixed) % q->window;
+        }
         entry = v->at_window + i / (*layout)->tokens;
     } else if (place == GONE) { /* uncompressed */
         *layout = &v->layout[0];
@@ -222,9 +224,13 @@ attend(fixture_t *r, uint32_t n)
 
     for (uint32_t head = 0; head < HEADS; head++) {
         attend_tiers(r, head, n);
-        for (uint32_t t = q->window_from; t < q->base && t < n; t++) {
-            uint8_t *page = page_of(r, head, IN_WINDOW, t, &layout, &at);
+        for (uint32_t t = 0; t < q->base && t < n; t++) {
+            uint8_t *page;
 
+            if (t >= r->oracle->fixed && t < q->window_from) {
+                continue;
+            }
+            page = page_of(r, head, IN_WINDOW, t, &layout, &at);
             pay(r, page, layout->score, at, head, t, n);
         }
         for (uint32_t t = q->base; t < n; t++) {
@@ -279,7 +285,8 @@ compare(const fixture_t *r, const char *when)
         int found[TOKENS_MAX];
 
         for (uint32_t t = 0; t < q->base; t++) {
-            found[t] = t >= q->window_from ? IN_WINDOW : GONE;
+            found[t] = t < r->oracle->fixed || t >= q->window_from ? IN_WINDOW
+                                                                   : GONE;
         }
         for (int l = 0; l < q->n_tiers; l++) {
             if (v->layout[q->tier_layout[l]].position == 0) {
@@ -377,6 +384,7 @@ oracle_of(const tr_kv_policy_t *p, oracle_t *o)
     o->n_levels = p->n_levels;
     o->window = p->window;
     o->observe = p->observe;
+    o->sinks = p->sinks;
     o->base_position = p->base_position;
     for (uint32_t head = 0; head < HEADS; head++) {
         bool own = p->alpha_file[0] != '\0' && head != NOT_NAMED;
@@ -556,6 +564,25 @@ test_static(void **state)
     account(100000);
 }
 
+/* The first tokens in front of the window, fewer where the prompt is shorter. */
+static void
+test_sinks(void **state)
+{
+    static const uint32_t windows[] = { 1, 16, 64 };
+    static const char *const some[] = {
+        "diffkv:alpha_high=1,alpha_low=0.25,sinks=4",
+        "diffkv:levels=16/16+8/4+4/2,alpha_low=0.1,observe=7,sinks=33",
+        "diffkv:levels=8/4+4/2,alpha_low=0,window_level=16/16,sinks=16",
+        "static:high=0.25,low=0.35,sinks=3",
+    };
+
+    (void) state;
+    for (size_t i = 0; i < sizeof(some) / sizeof(some[0]); i++) {
+        conversations(some[i], windows, 3);
+    }
+    account(100000);
+}
+
 static void
 test_h2o(void **state)
 {
@@ -591,7 +618,7 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_diffkv), cmocka_unit_test(test_by_head),
         cmocka_unit_test(test_static), cmocka_unit_test(test_h2o),
-        cmocka_unit_test(test_long),
+        cmocka_unit_test(test_long),   cmocka_unit_test(test_sinks),
     };
 
     const char *given = getenv("TR_TEST_SEED"); /* repeats a run */

@@ -37,20 +37,21 @@ make(const char *spec)
 
 /* ---- specs -------------------------------------------------------------- */
 
-#define DIFFKV(levels, window, level, groups, top, high, low, rest)           \
-    "diffkv:levels=" levels ",window=" window ",window_level=" level          \
-    ",groups=" groups ",alpha_top=" top ",alpha_high=" high ",alpha_low=" low \
-    "," rest
+#define DIFFKV(levels, window, level, groups, top, high, low, rest)  \
+    "diffkv:levels=" levels ",window=" window ",window_level=" level \
+    ",sinks=0,groups=" groups ",alpha_top=" top ",alpha_high=" high  \
+    ",alpha_low=" low "," rest
 
 static const struct {
     const char *spec, *canonical;
 } specs[] = {
     { "full", "full" },
-    { "uniform", "uniform:levels=8/4,window=0,window_level=8/4,groups=1" },
+    { "uniform",
+      "uniform:levels=8/4,window=0,window_level=8/4,sinks=0,groups=1" },
     { "uniform:levels=4/8,window=32",
-      "uniform:levels=4/8,window=32,window_level=4/8,groups=1" },
-    { "uniform:window=8,window_level=16/16,groups=2,levels=2/16",
-      "uniform:levels=2/16,window=8,window_level=16/16,groups=2" },
+      "uniform:levels=4/8,window=32,window_level=4/8,sinks=0,groups=1" },
+    { "uniform:window=8,window_level=16/16,groups=2,levels=2/16,sinks=4",
+      "uniform:levels=2/16,window=8,window_level=16/16,sinks=4,groups=2" },
     { "diffkv",
       DIFFKV("8/4+4/2", "64", "8/4", "1", "4", "1", "0", "base=N,observe=0") },
     { "diffkv:alpha_low=0.020,alpha_high=3.0,base=i,observe=32",
@@ -61,8 +62,9 @@ static const struct {
              "base=N,observe=0") },
     { "diffkv:levels=8/4,alpha_high=0,alpha_low=0,window=0,groups=4",
       DIFFKV("8/4", "0", "8/4", "4", "4", "0", "0", "base=N,observe=0") },
-    { "static", "static:levels=8/4+4/2,window=64,window_level=8/4,groups=1,"
-                "high=0.25,low=0.35,observe=0" },
+    { "static",
+      "static:levels=8/4+4/2,window=64,window_level=8/4,sinks=0,groups=1,"
+      "high=0.25,low=0.35,observe=0" },
     { "int4", "int4:group=128" },
     { "int4:group=32", "int4:group=32" },
     { "kivi", "kivi:bits=2,window=128" },
@@ -218,6 +220,8 @@ static const struct {
     { "h2o:budget=1", "budget=1: expected 2 tokens or more" },
     { "h2o:budget=0.0", "budget=0: expected 2 tokens or more" },
     { "streamingllm:sinks=-4", "sinks=-4: expected tokens" },
+    { "uniform:sinks=4", "sinks=4 stand in front of the window: expected a "
+                         "window of 1 or more, or 0" },
 };
 
 static void
