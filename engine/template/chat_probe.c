@@ -127,10 +127,12 @@ probe_parts(tr_chat_template_t *c)
     json_t *messages = json_pack("[{s:s, s:o}]", "role", "user", "content",
                                  parts);
     json_t *again = json_deep_copy(messages);
+    bool question, answer;
 
     trial.list_content = true;
-    c->list_content = shows(&trial, messages, NULL, QUESTION, "'text'")
-                      && shows(&trial, again, NULL, ANSWER, "\"text\"");
+    question = shows(&trial, messages, NULL, QUESTION, "'text'");
+    answer = shows(&trial, again, NULL, ANSWER, "\"text\"");
+    c->list_content = question && answer;
 }
 
 static void
