@@ -341,13 +341,7 @@ tr_scheduler_decodable(tr_scheduler_t *s, uint32_t *prompts)
             s->scratch[kept++] = q;
         }
     }
-    /* a choice of many may have made way for a younger sequence */
-    for (i = 0, n = 0; i < kept; i++) {
-        if (s->scratch[i]->state == TR_SEQ_RUNNING) {
-            s->scratch[n++] = s->scratch[i];
-        }
-    }
-    return n;
+    return kept;
 }
 
 /* Chunks of one token each, up to `limit`.  Whoever is left out for want of
