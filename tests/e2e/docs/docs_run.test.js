@@ -32,6 +32,7 @@ const BEFORE = {
   'docs/engine.md': `mkdir /run/tokenring /etc/tokenring
     sed "s|^model .*|model $PWD/models/pocket|" conf/engine.conf \
       >/etc/tokenring/engine.conf`,
+  'docs/tools.md': 'make -s up',
   'docs/dashboard.md': 'mkdir -p /etc/prometheus /etc/grafana/provisioning',
   'docs/eval.md': `cp -R models/pocket /srv/models/X; cd /tmp
     ln -s $OLDPWD/models models; ln -s $OLDPWD/tests tests
