@@ -290,11 +290,18 @@ goes_with(const tr_eval_engine_t *e, const tr_kv_policy_t *p)
     return !(minmax && levels);
 }
 
+/* Of the window, sinks included. */
+static uint32_t
+places(const tr_kv_policy_t *p)
+{
+    return p->window + tr_kv_rule_sinks(&p->rule, UINT32_MAX);
+}
+
 /* Does a cache that was made for `a` take slots of `b`, too? */
 static bool
 covers(const tr_kv_policy_t *a, const tr_kv_policy_t *b)
 {
-    if (a->n_levels != b->n_levels || a->window < b->window
+    if (a->n_levels != b->n_levels || places(a) < places(b)
         || a->scored < b->scored || a->minmax < b->minmax
         || b->row->begin != NULL) {
         return false;

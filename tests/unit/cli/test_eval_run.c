@@ -40,7 +40,8 @@ static const char *const specs[] = {
     "snapkv:budget=16",
     "kivi",
     "h2o:budget=0.5",
-    "quest:budget=16,from=0"
+    "quest:budget=16,from=0",
+    "diffkv:alpha_high=1,alpha_low=0.1,window=16,sinks=40"
 };
 
 #define N_SPECS (sizeof(specs) / sizeof(specs[0]))
