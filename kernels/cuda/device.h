@@ -329,8 +329,8 @@ typedef struct {
     const float *q_norm, *k_norm; /* [head_dim] or NULL, both or none */
     float eps;
     const float *angles; /* [rows][2][head_dim / 2] */
-    bool hadamard;       /* the angles rotate keys, too; then R queries and keys
-                    * (kernels/hadamard.h) */
+    /* the angles rotate keys, too; then R queries and keys (kernels/hadamard.h) */
+    bool hadamard;
     bool early; /* tr_cuda_kv_append: the launch before it lets it begin */
 } tr_cuda_qkv_t;
 
@@ -691,7 +691,7 @@ size_t tr_cuda_sample_work(const tr_device_props_t *d, uint32_t rows,
 /* ---- the table ----------------------------------------------------------- */
 
 /* Changes with the order or the signature of any entry. */
-#define TR_DEVICE_VERSION 9u
+#define TR_DEVICE_VERSION 10u
 
 /* All entries, in the order of the table. */
 /* clang-format off */
