@@ -180,13 +180,13 @@ test_replay_is_checked(void **state)
     tr_wire_bytes_t param, message;
     tr_wire_error_t error;
     uint8_t payload[1024];
-    fixture_t rig;
+    fixture_t fixture;
     uint32_t i;
     raw_t r;
 
     (void) state;
-    rig_start(&rig, NULL);
-    raw_open(&r, &rig, 0);
+    fixture_start(&fixture, NULL);
+    raw_open(&r, &fixture, 0);
     for (i = 0; i < 4; i++) {
         uint64_t id = TR_ID(i, 1);
         size_t ahead = sizeof(block) + sizeof(choice), at = sizeof(block) / 2;
@@ -217,7 +217,7 @@ test_replay_is_checked(void **state)
     raw_submit(&r, TR_ID(0, 2), HELLO_BODY, TR_BODY_UNKNOWN, false);
     assert_int_equal(raw_end(&r, TR_ID(0, 2)), TR_FINISH_LENGTH);
     raw_close(&r);
-    rig_stop(&rig);
+    fixture_stop(&fixture);
 }
 
 /* A body far larger than the ring, and one that is interleaved with it. */
