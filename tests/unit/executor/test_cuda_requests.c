@@ -321,7 +321,8 @@ compare(const ask_t *asks, const ask_t *ask, uint32_t k, tally_t *t)
     check_logprobs(asks, ask, k, at, t);
     t->answers++;
     if (at == b->n && ask->aborted) { /* or had just come to its end */
-        if (b->len > a->len || memcmp(a->text, b->text, b->len) != 0) {
+        if (b->len > a->len
+            || (b->len != 0 && memcmp(a->text, b->text, b->len) != 0)) {
             differ(asks, ask, k, "texts", b->len, 0);
         }
         t->cut++;
