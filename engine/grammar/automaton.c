@@ -19,6 +19,7 @@ close_set(tr_grammar_t *g, uint32_t n)
     for (uint32_t at = 0; at < n; at++) {
         uint32_t s = g->list[at];
 
+        g->cost += p->first[s + 1] - p->first[s];
         for (uint32_t i = p->first[s]; i < p->first[s + 1]; i++) {
             uint32_t to = p->moves[i].target;
 
@@ -221,6 +222,7 @@ tr_state_make(tr_grammar_t *g, uint32_t state, uint8_t class_of, uint8_t byte)
     for (uint32_t k = 0; k < d->n_set; k++) {
         uint32_t s = d->set[k];
 
+        g->cost += p->first[s + 1] - p->first[s];
         for (uint32_t i = p->first[s]; i < p->first[s + 1]; i++) {
             const tr_move_t *m = &p->moves[i];
 

@@ -228,8 +228,12 @@ struct tr_grammar {
     uint32_t n_visited, n_masks;
     uint32_t *mark, *list; /* [n_states] of the closure */
     uint32_t generation;
-    bool spent; /* no memory for another state */
+    bool spent;    /* no memory for another state */
+    uint64_t cost; /* moves that this mask, or this step, has looked at */
 };
+
+/* Of one mask, or one step: some 30 ms in which the grammar is locked. */
+#define TR_GRAMMAR_COST (1u << 23)
 
 static inline tr_state_t *
 tr_state_at(const tr_grammar_t *g, uint32_t state)
@@ -325,6 +329,7 @@ struct tr_grammar_scratch {
     uint32_t looked;       /* depth of the lowest frame that was looked at */
     uint32_t bottom_count; /* with which the frame of a walk began */
     uint32_t work, work_limit;
+    bool deep;  /* a call was too deep: what came of it holds at this depth */
     bool limit; /* a limit was met: what came of it is worthless */
 };
 

@@ -206,6 +206,7 @@ begin(tr_grammar_scratch_t *s)
 {
     s->n_frames = s->n_configs = 0;
     s->looked = UINT32_MAX;
+    s->deep = false;
 }
 
 /* ---- tokens that the rule decides */
@@ -473,7 +474,9 @@ base_of(tr_walk_t *w, const tr_configuration_t *c, uint32_t room,
     if (m == NULL) {
         make_base(w, c, room, made);
         w->g->n_masks++;
-        m = w->s->limit ? made : keep(w->g, made, w->s->vocabulary->words);
+        m = w->s->limit || w->s->deep
+                ? made
+                : keep(w->g, made, w->s->vocabulary->words);
     }
     return m;
 }
@@ -531,7 +534,7 @@ fill(tr_grammar_t *g, tr_grammar_scratch_t *s, const tr_configuration_t *c,
         make_context(&w, c, m->leaves, m->n_leaves, &room, &made_context);
         g->n_masks++;
         context = &made_context;
-        if (!s->limit && context->n_entries > 0) {
+        if (!s->limit && !s->deep && context->n_entries > 0) {
             tr_state_at(g, c->state)->contexts |= 1ull << context->n_entries;
             context = keep(g, &made_context, s->vocabulary->words);
         }
@@ -575,6 +578,7 @@ tr_mask_fill(tr_grammar_t *g, tr_grammar_scratch_t *s, const tr_matcher_t *m,
 {
     s->work = 0;
     s->limit = false;
+    g->cost = 0;
     if (g->program.n_tokens > 0) {
         add_special(g, s, m, mask);
     }

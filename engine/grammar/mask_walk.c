@@ -101,6 +101,10 @@ add_targets(plain_t *p, uint32_t state, uint8_t lo, uint8_t hi, uint32_t more)
     for (uint32_t b = lo; b <= hi; b++) {
         uint32_t next = tr_state_next(p->g, state, (uint8_t) b), i = 0;
 
+        if (++p->g->cost > TR_GRAMMAR_COST) {
+            p->full = true;
+            return false;
+        }
         if (next == TR_DEAD
             || (tr_state_at(p->g, next)->flags
                 & (TR_STATE_ACCEPT | TR_STATE_CALLS | TR_STATE_TOKENS))) {

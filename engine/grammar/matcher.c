@@ -155,6 +155,7 @@ load(tr_matcher_t *m, tr_grammar_scratch_t *s, tr_config_set_t *set)
     s->n_frames = s->n_configs = 0;
     s->work = 0;
     s->limit = false;
+    m->grammar->cost = 0;
     s->looked = UINT32_MAX;
     tr_set_begin(s, set);
     for (uint32_t i = 0; i < m->n; i++) {

@@ -16,6 +16,8 @@
 #define DEPTH_MAX 64
 #define NODES_MAX 65536u
 #define REPEAT_MAX 65536u
+#define WORK_MAX (1u << 23) /* some 50 ms */
+#define PROPERTIES 16       /* of general categories, in one expression */
 
 typedef struct {
     const char *text;
@@ -25,6 +27,12 @@ typedef struct {
     tr_status_t rc;
     int depth;
     bool ignore_case, dot_all;
+    uint64_t work; /* characters and ranges that were looked at */
+    struct {
+        char name[32];
+        tr_charset_t set;
+    } known[PROPERTIES]; /* that were read already */
+    uint32_t n_known;
 } parser_t;
 
 static uint32_t
@@ -35,6 +43,17 @@ fail(parser_t *p, tr_status_t rc, const char *what)
         snprintf(p->why, 128, "%s at byte %zu", what, p->at);
     }
     return 0;
+}
+
+/* Counts work; false: it was too much. */
+static bool
+count(parser_t *p, uint64_t work)
+{
+    p->work += work;
+    if (p->work > WORK_MAX) {
+        fail(p, TR_ERR_INVALID, "the expression is too complex");
+    }
+    return p->rc == TR_OK;
 }
 
 static uint32_t
@@ -69,6 +88,7 @@ add_set(parser_t *p, tr_charset_t *set)
     tr_regex_tree_t *t = p->tree;
 
     tr_charset_normalise(set);
+    count(p, 1 + set->n);
     if (t->n_sets == t->cap_sets) {
         uint32_t cap = t->cap_sets == 0 ? 16 : t->cap_sets * 2;
         tr_charset_t *n = realloc(t->sets, cap * sizeof(*n));
@@ -213,14 +233,52 @@ static const property_t properties[] = { { "Letter", "L" },
                                          { "Control", "Cc" },
                                          { "Currency_Symbol", "Sc" } };
 
+/* The characters of a general category, by its letters; empty: there is none.
+ * Each is looked for once an expression. */
+static const tr_charset_t *
+property_set(parser_t *p, const char *name)
+{
+    static const tr_charset_t none;
+    tr_charset_t *c = &p->known[p->n_known].set;
+    uint32_t first = 0, in = 0;
+
+    for (uint32_t i = 0; i < p->n_known; i++) {
+        if (strcmp(p->known[i].name, name) == 0) {
+            return &p->known[i].set;
+        }
+    }
+    if (p->n_known == PROPERTIES) {
+        fail(p, TR_ERR_UNSUPPORTED, "more than 16 different properties");
+        return &none;
+    }
+    snprintf(p->known[p->n_known].name, sizeof(p->known[0].name), "%s", name);
+    p->n_known++;
+    for (uint32_t k = 0; k <= TR_CODE_POINTS; k++) {
+        const char *category = k < TR_CODE_POINTS ? utf8proc_category_string(
+                                   (utf8proc_int32_t) k)
+                                                  : "";
+        bool now = name[0] != '\0' && category[0] == name[0]
+                   && (name[1] == '\0'
+                       || (category[1] == name[1] && name[2] == '\0'));
+
+        if (now && !in) {
+            first = k;
+        } else if (!now && in) {
+            tr_charset_add(c, first, k - 1);
+        }
+        in = now;
+    }
+    return c;
+}
+
 /* Behind \p or \P. */
 static void
 read_property(parser_t *p, tr_charset_t *out, bool negative)
 {
     tr_charset_t c = { 0 };
     char name[32] = "";
+    const tr_charset_t *known;
     size_t n = 0;
-    bool found = false;
 
     if (!skip(p, "{")) {
         fail(p, TR_ERR_INVALID, "\\p without {");
@@ -241,25 +299,17 @@ read_property(parser_t *p, tr_charset_t *out, bool negative)
             snprintf(name, sizeof(name), "%s", properties[i].letters);
         }
     }
-    for (uint32_t k = 0, first = 0, in = 0; k <= TR_CODE_POINTS; k++) {
-        const char *category = k < TR_CODE_POINTS ? utf8proc_category_string(
-                                   (utf8proc_int32_t) k)
-                                                  : "";
-        bool now = name[0] != '\0' && category[0] == name[0]
-                   && (name[1] == '\0'
-                       || (category[1] == name[1] && name[2] == '\0'));
-
-        if (now && !in) {
-            first = k;
-        } else if (!now && in) {
-            tr_charset_add(&c, first, k - 1);
-            found = true;
-        }
-        in = now;
-    }
-    if (!found) {
+    known = property_set(p, name);
+    if (known->n == 0) {
         fail(p, TR_ERR_UNSUPPORTED, "this property is not known");
     }
+    if (!count(p, known->n)) {
+        return;
+    }
+    for (uint32_t i = 0; i < known->n; i++) {
+        tr_charset_add(&c, known->ranges[i].lo, known->ranges[i].hi);
+    }
+    c.failed = c.failed || known->failed;
     if (negative) {
         tr_charset_negate(&c);
     }
@@ -392,7 +442,7 @@ class_escape(parser_t *p, tr_charset_t *out)
 }
 
 static void
-fold(const parser_t *p, tr_charset_t *c)
+fold(parser_t *p, tr_charset_t *c)
 {
     uint32_t n = c->n;
 
@@ -400,8 +450,13 @@ fold(const parser_t *p, tr_charset_t *c)
         return;
     }
     for (uint32_t i = 0; i < n; i++) {
-        for (uint32_t k = c->ranges[i].lo; k <= c->ranges[i].hi && k < 0x10000;
-             k++) {
+        uint32_t lo = c->ranges[i].lo, hi = c->ranges[i].hi;
+
+        hi = hi < 0xffff ? hi : 0xffff;
+        if (lo <= hi && !count(p, hi - lo + 1)) {
+            return;
+        }
+        for (uint32_t k = lo; k <= hi; k++) {
             uint32_t low = (uint32_t) utf8proc_tolower((utf8proc_int32_t) k);
             uint32_t up = (uint32_t) utf8proc_toupper((utf8proc_int32_t) k);
 
@@ -618,6 +673,7 @@ static uint32_t
 read_repeated(parser_t *p)
 {
     uint32_t node = read_atom(p), min, max;
+    bool repeated = false;
 
     while (more(p)) {
         if (skip(p, "*")) {
@@ -632,6 +688,10 @@ read_repeated(parser_t *p)
         } else if (!read_bounds(p, &min, &max)) {
             break;
         }
+        if (repeated) {
+            return fail(p, TR_ERR_INVALID, "nothing to repeat");
+        }
+        repeated = true;
         if (min > max || (max != TR_UNBOUNDED ? max : min) > REPEAT_MAX) {
             return fail(p, TR_ERR_INVALID,
                         min > max ? "bounds are the wrong way round"
@@ -700,6 +760,9 @@ tr_regex_parse(const char *text, size_t len, tr_regex_tree_t *out,
     out->root = read_alternatives(&p);
     if (p.rc == TR_OK && p.at < p.len) {
         fail(&p, TR_ERR_INVALID, ") without (");
+    }
+    for (uint32_t i = 0; i < p.n_known; i++) {
+        tr_charset_free(&p.known[i].set);
     }
     return p.rc;
 }

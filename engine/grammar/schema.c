@@ -212,7 +212,10 @@ tr_schema_target(schema_t *c, const char *ref)
     json_t *at = c->root;
     char step[512];
 
-    if (ref[0] != '#' || has_inner_id(c->root, 0)) {
+    if (c->inner_id == INNER_ID_UNKNOWN) {
+        c->inner_id = has_inner_id(c->root, 0) ? INNER_ID_YES : INNER_ID_NO;
+    }
+    if (ref[0] != '#' || c->inner_id == INNER_ID_YES) {
         tr_schema_unsupported(c, "$ref");
         return NULL;
     }
@@ -745,6 +748,9 @@ tr_schema_rules(tr_rules_t *b, const tr_grammar_spec_t *spec, uint32_t *dropped,
         c.rc = TR_ERR_NOMEM;
     } else {
         compile_all(&c);
+    }
+    if (c.pattern != NULL) {
+        tr_chars_free(&c.pattern_chars);
     }
     json_decref(c.made);
     json_decref(c.root);

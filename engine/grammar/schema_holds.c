@@ -127,15 +127,21 @@ holds_string(schema_t *c, const json_t *flat, const json_t *value)
                         tr_schema_characters(text, len));
 
     for (size_t i = 0; i < json_array_size(patterns); i++) {
-        tr_chars_t chars;
+        const json_t *pattern = json_array_get(patterns, i);
 
-        if (!tr_schema_pattern(c, "pattern", json_array_get(patterns, i),
-                               &chars)) {
-            return HOLDS_UNKNOWN;
+        if (c->pattern != pattern) { /* the values of an enum share one */
+            if (c->pattern != NULL) {
+                tr_chars_free(&c->pattern_chars);
+                c->pattern = NULL;
+            }
+            if (!tr_schema_pattern(c, "pattern", pattern, &c->pattern_chars)) {
+                return HOLDS_UNKNOWN;
+            }
+            c->pattern = pattern;
         }
-        result = worse(result, tr_chars_accepts(&chars, text, len) ? HOLDS_YES
-                                                                   : HOLDS_NO);
-        tr_chars_free(&chars);
+        result = worse(result, tr_chars_accepts(&c->pattern_chars, text, len)
+                                   ? HOLDS_YES
+                                   : HOLDS_NO);
     }
     /* an author who lists values knows that they have the format */
     return result;

@@ -55,6 +55,11 @@ typedef struct {
     const tr_grammar_spec_t *spec;
     json_t *root;
     json_t *made; /* array: schemas that merging made, until the end */
+    size_t kept;  /* bytes of them, about */
+    enum { INNER_ID_UNKNOWN, INNER_ID_NO, INNER_ID_YES } inner_id;
+    /* the last pattern that values were held against; NULL: none */
+    const json_t *pattern;
+    tr_chars_t pattern_chars;
     tr_json_rules_t json;
     schema_rule_t *rules; /* references; compiled from `done` on */
     uint32_t n_rules, cap_rules, done;

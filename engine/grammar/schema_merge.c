@@ -16,6 +16,10 @@ tr_schema_keep(schema_t *c, json_t *made)
         c->rc = TR_ERR_NOMEM;
         return NULL;
     }
+    c->kept += 256 + 128 * json_object_size(made);
+    if (c->kept > TR_GRAMMAR_MEMORY && c->b->failed == TR_OK) {
+        c->b->failed = TR_ERR_UNSUPPORTED;
+    }
     return made;
 }
 
@@ -391,9 +395,15 @@ normalise(schema_t *c, json_t *schema)
         const char *key, *list;
     } lists[] = { { "pattern", SCHEMA_PATTERNS },
                   { "format", SCHEMA_FORMATS } };
-    json_t *out = json_copy(schema), *value = json_object_get(out, "items");
-    json_t *low, *high;
+    json_t *out = json_object(), *value, *low, *high;
+    const char *key;
 
+    json_object_foreach (schema, key, value) {
+        if (is_keyword(key)) {
+            json_object_set(out, key, value);
+        }
+    }
+    value = json_object_get(out, "items");
     json_object_del(out, "allOf");
     json_object_del(out, "$ref");
     if (json_is_array(value)) {
@@ -441,7 +451,8 @@ tr_schema_flat(schema_t *c, json_t *schema, int depth)
     json_t *parts, *ref, *out, *part;
     size_t i;
 
-    if (!tr_schema_going(c) || !tr_rules_count(c->b, 16)) {
+    if (!tr_schema_going(c)
+        || !tr_rules_count(c->b, 16 + 16 * json_object_size(schema))) {
         return NULL;
     }
     if (json_is_boolean(schema)) {

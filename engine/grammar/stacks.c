@@ -65,7 +65,8 @@ tr_frame_push(tr_grammar_scratch_t *s, tr_frame_t *parent, uint32_t site,
     tr_frame_t *f;
 
     if (depth > TR_GRAMMAR_DEPTH) {
-        return NULL; /* deeper than this nothing is allowed */
+        s->deep = true; /* deeper than this nothing is allowed */
+        return NULL;
     }
     if (s->n_frames == TR_SCRATCH_FRAMES) {
         s->limit = true;
@@ -225,7 +226,8 @@ tr_set_step(tr_grammar_t *g, tr_grammar_scratch_t *s,
         }
         tr_set_add(s, to, c.frame, next);
     }
-    s->limit = s->limit || g->spent || s->work > s->work_limit;
+    s->limit = s->limit || g->spent || s->work > s->work_limit
+               || g->cost > TR_GRAMMAR_COST;
 }
 
 tr_grammar_scratch_t *

@@ -101,12 +101,13 @@ test_refused(void **state)
 }
 
 static const char *const bad_regexes[][2] = {
-    { "(", "( without )" },        { "a)", ") without (" },
-    { "[a", "[ without ]" },       { "*", "nothing to repeat" },
-    { "a{3,2}", "wrong way" },     { "\\bx", "word boundary" },
-    { "(?=a)", "looking around" }, { "(a)\\1", "reference to a group" },
-    { "a^b", "an anchor" },        { "[b-a]", "wrong way" },
-    { "\\", "backslash" },         { "[^\\s\\S]", "no text could match" },
+    { "(", "( without )" },         { "a)", ") without (" },
+    { "[a", "[ without ]" },        { "*", "nothing to repeat" },
+    { "a{3,2}", "wrong way" },      { "\\bx", "word boundary" },
+    { "(?=a)", "looking around" },  { "(a)\\1", "reference to a group" },
+    { "a^b", "an anchor" },         { "[b-a]", "wrong way" },
+    { "a**", "nothing to repeat" }, { "a{2}{3}", "nothing to repeat" },
+    { "\\", "backslash" },          { "[^\\s\\S]", "no text could match" },
 };
 
 static void
@@ -128,6 +129,30 @@ test_refused_regexes(void **state)
 }
 
 /* A text that asks for much is refused, and soon. */
+/* An expression of `n` times the same is refused. */
+static void
+costly(grammar_bed_t *b, const char *begin, const char *part, int n,
+       const char *words)
+{
+    char *text = malloc(300000), *at = text;
+    tr_grammar_spec_t spec;
+    tr_error_t err = { 0 };
+    tr_grammar_t *g;
+
+    at += sprintf(at, "%sa", begin);
+    for (int i = 0; i < n; i++) {
+        at = stpcpy(at, part);
+    }
+    strcpy(at, begin[0] == '[' ? "]" : "");
+    spec = spec_of(TR_GRAMMAR_REGEX, text);
+    assert_int_equal(tr_grammar_compile(b->vocabulary, &spec, &g, &err),
+                     TR_ERR_INVALID);
+    if (strstr(err.text, words) == NULL) {
+        fail_msg("%s: %s", part, err.text);
+    }
+    free(text);
+}
+
 static void
 test_hostile(void **state)
 {
@@ -143,6 +168,9 @@ test_hostile(void **state)
     assert_int_equal(tr_grammar_compile(b->vocabulary, &spec, &g, &err),
                      TR_ERR_INVALID);
     assert_non_null(strstr(err.text, "299999 bytes"));
+    costly(b, "", "*", 100000, "nothing to repeat");
+    costly(b, "[", "\\p{L}", 40000, "too complex");
+    costly(b, "(?i)", "[\\0-\\uffff]", 15000, "too complex");
     at += sprintf(at, "root ::= r0\n");
     for (int i = 0; i < 2000; i++) { /* each takes twice the one before */
         at += sprintf(at, "r%d ::= r%d r%d | \"\"\n", i, i + 1, i + 1);

@@ -183,7 +183,7 @@ test_depth(void **state)
     grammar_bed_t *b = *state;
     tr_grammar_t *g = compile(b, TR_GRAMMAR_JSON, NULL);
     tr_frame_pool_t *pool = tr_frame_pool_init(b->memory, POOL_MATCHERS);
-    tr_matcher_t m;
+    tr_matcher_t m, other;
     int deep = 0;
 
     assert_int_equal(tr_matcher_init(&m, g, pool), TR_OK);
@@ -193,6 +193,12 @@ test_depth(void **state)
     }
     assert_in_range(deep, 100, 256);
     assert_true(check_mask(b, &m) > 0);
+    /* what holds there is not kept for places with room below */
+    assert_int_equal(tr_matcher_init(&other, g, pool), TR_OK);
+    assert_int_equal(tr_matcher_bytes(&other, b->scratch, "{\"a\":[", 6),
+                     TR_OK);
+    assert_true(check_mask(b, &other) > 10);
+    tr_matcher_drop(&other);
     for (; deep > 0; deep--) {
         assert_int_equal(tr_matcher_bytes(&m, b->scratch, "]", 1), TR_OK);
     }

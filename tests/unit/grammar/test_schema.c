@@ -258,6 +258,26 @@ test_hostile(void **state)
             at += sprintf(at, "{}");
             memset(at, '}', 5000);
             at[5000] = '\0';
+        } else if (i == 11) { /* each value against many keys */
+            at += sprintf(at, "{\"enum\":[{\"a\":1}");
+            for (int k = 0; k < 9900; k++) {
+                at += sprintf(at, ",{\"a\":1}");
+            }
+            at += sprintf(at, "],\"properties\":{\"a\":{\"x\":0");
+            for (int k = 0; k < 15000; k++) {
+                at += sprintf(at, ",\"%x\":0", k);
+            }
+            strcpy(at, "}}}");
+        } else if (i == 12) { /* each merge copies many keys */
+            at += sprintf(at, "{\"allOf\":[{}");
+            for (int k = 0; k < 1700; k++) {
+                at += sprintf(at, ",{}");
+            }
+            at += sprintf(at, "]");
+            for (int k = 0; k < 20000; k++) {
+                at += sprintf(at, ",\"%x\":0", k);
+            }
+            strcpy(at, "}");
         } else {
             break;
         }
