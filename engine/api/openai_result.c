@@ -8,13 +8,33 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Bytes of a result, ids counting four: the worker gathers it whole. */
+#define RESULT_BYTES (8u << 20)
+
+static tr_status_t
+check_size(tr_openai_call_t *c, uint64_t bytes)
+{
+    return bytes <= RESULT_BYTES
+               ? TR_OK
+               : tr_error_set(c->err, TR_ERR_INVALID, "",
+                              "The result would have %llu bytes, expected at "
+                              "most %u.",
+                              (unsigned long long) bytes, RESULT_BYTES);
+}
+
 static tr_status_t
 keep_ids(tr_openai_call_t *c, tr_result_t *result)
 {
     const tr_ids_t *prompt = &c->prompts[0];
-    int32_t *ids = tr_arena_alloc(&c->r->arena,
-                                  (size_t) prompt->len * sizeof(*ids));
+    tr_status_t rc = check_size(c,
+                                result->text_len
+                                    + (uint64_t) prompt->len * sizeof(int32_t));
+    int32_t *ids;
 
+    if (rc != TR_OK) {
+        return rc;
+    }
+    ids = tr_arena_alloc(&c->r->arena, (size_t) prompt->len * sizeof(*ids));
     if (ids == NULL) {
         return tr_openai_no_memory(c);
     }
@@ -175,5 +195,5 @@ tr_openai_detokenize(tr_openai_call_t *c)
     result->text = text;
     result->text_len = len;
     result->has_text = true;
-    return TR_OK;
+    return check_size(c, len);
 }

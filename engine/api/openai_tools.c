@@ -441,44 +441,27 @@ tr_openai_check_calls(tr_openai_call_t *c, json_t *message, size_t i,
 
 /* ---- results ------------------------------------------------------------ */
 
-/* The name of the call with this id, the newest before message i. */
-static const char *
-called(const json_t *messages, size_t i, const char *id)
+/* The calls of the messages so far: the newest name of an id, and the newest id
+ * of a name, as JSON objects. */
+typedef struct {
+    json_t *names, *ids;
+} calls_t;
+
+static void
+note_calls(calls_t *calls, const json_t *message)
 {
-    while (i-- > 0) {
-        const json_t *list = json_object_get(json_array_get(messages, i),
-                                             "tool_calls");
-        const json_t *call;
-        size_t k;
+    const json_t *list = json_object_get(message, "tool_calls"), *call;
+    size_t k;
 
-        json_array_foreach ((json_t *) list, k, call) {
-            const char *theirs = json_string_value(json_object_get(call, "id"));
+    json_array_foreach ((json_t *) list, k, call) {
+        const char *id = json_string_value(json_object_get(call, "id"));
+        const char *name = name_of(call);
 
-            if (theirs != NULL && strcmp(theirs, id) == 0) {
-                return name_of(call);
-            }
+        if (id != NULL && name != NULL) {
+            json_object_set_new(calls->names, id, json_string(name));
+            json_object_set_new(calls->ids, name, json_string(id));
         }
     }
-    return NULL;
-}
-
-/* The newest call before message i of this name that has an id. */
-static const char *
-id_of(const json_t *messages, size_t i, const char *name)
-{
-    while (i-- > 0) {
-        const json_t *list = json_object_get(json_array_get(messages, i),
-                                             "tool_calls");
-        const json_t *call;
-        size_t k;
-
-        json_array_foreach ((json_t *) list, k, call) {
-            if (strcmp(name_of(call), name) == 0) {
-                return json_string_value(json_object_get(call, "id"));
-            }
-        }
-    }
-    return NULL;
 }
 
 /* Nine letters and digits for any id: the same for a call and its result. */
@@ -508,7 +491,7 @@ shorten(json_t *object, const char *key)
 }
 
 static void
-settle_result(json_t *messages, json_t *message, size_t i)
+settle_result(const calls_t *calls, json_t *message)
 {
     const char *id = json_string_value(
         json_object_get(message, "tool_call_id"));
@@ -518,12 +501,12 @@ settle_result(json_t *messages, json_t *message, size_t i)
                  == 0;
 
     if (older && name != NULL && id == NULL) {
-        id = id_of(messages, i, name);
+        id = json_string_value(json_object_get(calls->ids, name));
         if (id != NULL) {
             json_object_set_new(message, "tool_call_id", json_string(id));
         }
     } else if (name == NULL && id != NULL) {
-        name = called(messages, i, id);
+        name = json_string_value(json_object_get(calls->names, id));
         if (name != NULL) {
             json_object_set_new(message, "name", json_string(name));
         }
@@ -536,6 +519,7 @@ settle_result(json_t *messages, json_t *message, size_t i)
 void
 tr_openai_settle_results(tr_openai_call_t *c, json_t *messages)
 {
+    calls_t calls = { json_object(), json_object() };
     json_t *message, *call;
     size_t i, k;
 
@@ -543,9 +527,12 @@ tr_openai_settle_results(tr_openai_call_t *c, json_t *messages)
         const char *role = json_string_value(json_object_get(message, "role"));
 
         if (strcmp(role, "tool") == 0 || strcmp(role, "function") == 0) {
-            settle_result(messages, message, i);
+            settle_result(&calls, message);
         }
+        note_calls(&calls, message);
     }
+    json_decref(calls.names);
+    json_decref(calls.ids);
     if (!tr_dialect_short_ids(c->api->dialect)) {
         return;
     }
