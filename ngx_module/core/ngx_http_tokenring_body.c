@@ -716,6 +716,11 @@ ngx_http_tokenring_tenant(ngx_http_tokenring_ctx_t *ctx)
         sin6 = (struct sockaddr_in6 *) c->sockaddr;
         addr.data = sin6->sin6_addr.s6_addr;
         addr.len = 8;
+
+        if (IN6_IS_ADDR_V4MAPPED(&sin6->sin6_addr)) {
+            addr.data += 12;
+            addr.len = 4;
+        }
     }
 
 #endif

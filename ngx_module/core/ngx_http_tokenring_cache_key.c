@@ -78,6 +78,13 @@ ngx_http_tokenring_cache_key(ngx_http_tokenring_ctx_t *ctx, u_char *key)
     if (c->sockaddr->sa_family == AF_INET6) {
         /* the network that one client has for itself */
         sin6 = (struct sockaddr_in6 *) c->sockaddr;
+
+        if (IN6_IS_ADDR_V4MAPPED(&sin6->sin6_addr)) {
+            ngx_http_tokenring_cache_hash(key, "addr4:",
+                                          sin6->sin6_addr.s6_addr + 12, 4);
+            return;
+        }
+
         ngx_http_tokenring_cache_hash(key, "net:", sin6->sin6_addr.s6_addr, 8);
         return;
     }

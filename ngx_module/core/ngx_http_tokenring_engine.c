@@ -801,7 +801,7 @@ ngx_http_tokenring_choose(ngx_http_tokenring_ctx_t *ctx,
         }
 
         if (conn->state == NGX_HTTP_TOKENRING_IDLE
-            && !ngx_exiting
+            && (!ngx_exiting || ctx->moving)
             && ngx_current_msec - conn->attempted
                >= NGX_HTTP_TOKENRING_RETRY)
         {

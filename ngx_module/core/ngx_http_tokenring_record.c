@@ -25,6 +25,8 @@ static ngx_int_t ngx_http_tokenring_started(ngx_http_tokenring_ctx_t *ctx,
     u_char *payload, size_t len);
 static ngx_int_t ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx,
     u_char *payload, size_t len);
+static ngx_uint_t ngx_http_tokenring_exceeds(ngx_http_tokenring_ctx_t *ctx,
+    size_t len);
 static ngx_int_t ngx_http_tokenring_item(ngx_http_tokenring_ctx_t *ctx,
     u_char *payload, size_t len);
 static ngx_int_t ngx_http_tokenring_result(ngx_http_tokenring_ctx_t *ctx,
@@ -201,9 +203,17 @@ ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
         /* it goes on where it was: all of this is known already */
         ctx->moving = 0;
 
-        return (head.choices == ctx->nchoices
-                && head.prompt_tokens == ctx->prompt_tokens)
-               ? NGX_OK : NGX_DECLINED;
+        if (head.choices != ctx->nchoices
+            || head.prompt_tokens != ctx->prompt_tokens)
+        {
+            /* another model under this name: no fault of the others' */
+            ngx_http_tokenring_control(ctx, TR_CONTROL_ABORT);
+            ngx_http_tokenring_fail(ctx, TR_ERR_INTERNAL,
+                                    "The engine reads another prompt");
+            ngx_http_tokenring_dirty(ctx->conn, ctx);
+        }
+
+        return NGX_OK;
     }
 
     ctx->prompt_tokens = head.prompt_tokens;
@@ -311,7 +321,6 @@ static ngx_int_t
 ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     size_t len)
 {
-    size_t                        limit;
     tr_wire_bytes_t               text, logprobs, ids;
     tr_wire_delta_t               head;
     ngx_http_tokenring_choice_t  *choice;
@@ -356,19 +365,7 @@ ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
         ctx->deadline = ngx_current_msec + ctx->conf->idle_timeout;
     }
 
-    /* more than the rings can hold after a pause: the engine ignores it */
-
-    limit = (ctx->stream && ctx->conn)
-            ? ctx->conf->buffer_size
-              + 2 * (size_t) ctx->conn->map.response_capacity
-              + NGX_HTTP_TOKENRING_RESPONSE_MAX / 64
-            : NGX_HTTP_TOKENRING_RESPONSE_MAX;
-
-    if (ctx->pending + len > limit) {
-        ngx_http_tokenring_control(ctx, TR_CONTROL_ABORT);
-        ngx_http_tokenring_fail(ctx, TR_ERR_INTERNAL,
-                                "The response is too large for the gateway");
-        ngx_http_tokenring_dirty(ctx->conn, ctx);
+    if (ngx_http_tokenring_exceeds(ctx, len)) {
         return NGX_OK;
     }
 
@@ -414,6 +411,35 @@ queued:
 }
 
 
+/*
+ * More than the rings can hold after a pause: the engine ignores it.  Then the
+ * request ends, and no other.
+ */
+
+static ngx_uint_t
+ngx_http_tokenring_exceeds(ngx_http_tokenring_ctx_t *ctx, size_t len)
+{
+    size_t  limit;
+
+    limit = (ctx->stream && ctx->conn)
+            ? ctx->conf->buffer_size
+              + 2 * (size_t) ctx->conn->map.response_capacity
+              + NGX_HTTP_TOKENRING_RESPONSE_MAX / 64
+            : NGX_HTTP_TOKENRING_RESPONSE_MAX;
+
+    if (ctx->pending + len <= limit) {
+        return 0;
+    }
+
+    ngx_http_tokenring_control(ctx, TR_CONTROL_ABORT);
+    ngx_http_tokenring_fail(ctx, TR_ERR_INTERNAL,
+                            "The response is too large for the gateway");
+    ngx_http_tokenring_dirty(ctx->conn, ctx);
+
+    return 1;
+}
+
+
 /* what the text that follows in a choice is */
 
 static ngx_int_t
@@ -432,13 +458,15 @@ ngx_http_tokenring_item(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
         return NGX_DECLINED;
     }
 
-    if (ctx->gone || ctx->error) {
+    if (ctx->gone || ctx->error || ngx_http_tokenring_exceeds(ctx, len)) {
         return NGX_OK;
     }
 
     if (ngx_http_tokenring_queues(ctx)) {
         return ngx_http_tokenring_queue_item(ctx, &head, &id, &name);
     }
+
+    ctx->pending += len;
 
     return ngx_http_tokenring_item_begin(ctx, head.choice, &head, &id, &name);
 }
@@ -464,11 +492,11 @@ ngx_http_tokenring_result(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
         return NGX_OK;
     }
 
-    ctx->pending += bytes.len;
-
-    if (ctx->pending > NGX_HTTP_TOKENRING_RESPONSE_MAX) {
-        return NGX_DECLINED;
+    if (ngx_http_tokenring_exceeds(ctx, bytes.len)) {
+        return NGX_OK;
     }
+
+    ctx->pending += bytes.len;
 
     switch (head.kind) {
 

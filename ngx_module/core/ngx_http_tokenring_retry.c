@@ -253,6 +253,9 @@ ngx_http_tokenring_retry(ngx_http_tokenring_ctx_t *ctx)
     error = ctx->error;
     retry_after = ctx->retry_after;
 
+    /* from the beginning: any engine will do */
+    ctx->moving = 0;
+
     rc = ngx_http_tokenring_admit(ctx);
 
     if (rc == NGX_DECLINED) {
@@ -306,8 +309,11 @@ ngx_http_tokenring_reset(ngx_http_tokenring_ctx_t *ctx)
 {
     u_char  *p;
 
+    ngx_http_tokenring_move_forget(ctx);
     ngx_http_tokenring_choices_free(ctx);
 
+    ctx->moving = 0;
+    ctx->replay = NULL;
     ctx->result = NULL;
     ctx->choices = NULL;
     ctx->nchoices = 0;
