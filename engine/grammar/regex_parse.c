@@ -239,8 +239,8 @@ static const tr_charset_t *
 property_set(parser_t *p, const char *name)
 {
     static const tr_charset_t none;
-    tr_charset_t *c = &p->known[p->n_known].set;
     uint32_t first = 0, in = 0;
+    tr_charset_t *c;
 
     for (uint32_t i = 0; i < p->n_known; i++) {
         if (strcmp(p->known[i].name, name) == 0) {
@@ -252,7 +252,7 @@ property_set(parser_t *p, const char *name)
         return &none;
     }
     snprintf(p->known[p->n_known].name, sizeof(p->known[0].name), "%s", name);
-    p->n_known++;
+    c = &p->known[p->n_known++].set;
     for (uint32_t k = 0; k <= TR_CODE_POINTS; k++) {
         const char *category = k < TR_CODE_POINTS ? utf8proc_category_string(
                                    (utf8proc_int32_t) k)
