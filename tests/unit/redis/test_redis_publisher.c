@@ -358,6 +358,7 @@ test_detached_by_a_lost_channel(void **state)
     raw_close(&r);
     wait_state(&b, 0, "detached");
     expect_output(&b, 300);
+    fake_wait(&b.redis, 0, "HSET", "tr:req:{" ID_B "}", "state", "done");
     read_output(&b, "tr:out:{" ID_B "}", &out);
     assert_int_equal(out.types[out.n - 1], TR_RECORD_FINISH);
     fake_wait(&b.redis, 0, "HSET", "tr:req:{00000000000000000000000000000002}",
