@@ -34,6 +34,8 @@ const BEFORE = {
       >/etc/tokenring/engine.conf`,
   'docs/tools.md': 'make -s up',
   'docs/dashboard.md': 'mkdir -p /etc/prometheus /etc/grafana/provisioning',
+  'docs/kv-cache.md': `cp -R models/pocket /srv/models/X; cd /tmp
+    cp /srv/cases.jsonl cases.jsonl`,
   'docs/eval.md': `cp -R models/pocket /srv/models/X; cd /tmp
     ln -s $OLDPWD/models models; ln -s $OLDPWD/tests tests
     cp /srv/cases.jsonl cases.jsonl
@@ -96,8 +98,8 @@ for (const page of PAGES.filter((p) => !ELSEWHERE.includes(p))) {
   test(`${page}: what is typed works`, { skip }, (t) => {
     const here = fs.mkdtempSync(path.join(os.tmpdir(), 'tokenring-docs-'));
     t.after(() => fs.rmSync(here, { recursive: true, force: true }));
-    const cases = blocks(page).find((b) => b.mark === 'cases.jsonl');
-    if (cases) fs.writeFileSync(path.join(here, 'cases.jsonl'), cases.text);
+    const cases = blocks('docs/eval.md').find((b) => b.mark === 'cases.jsonl');
+    fs.writeFileSync(path.join(here, 'cases.jsonl'), cases.text);
     const out = spawnSync('unshare', ['-mnpf', '--mount-proc', '--kill-child',
       'bash', '-c', SANDBOX], {
       stdio: ['ignore', 'pipe', 'pipe'], encoding: 'utf8', timeout: 300000,
