@@ -180,18 +180,16 @@ matches(const char *pattern, const char *key)
 {
     size_t n = strlen(pattern), k = strlen(key);
     bool head = pattern[0] == '*', tail = n > 1 && pattern[n - 1] == '*';
-    char text[64];
 
     if (!head && !tail) {
         return strcmp(pattern, key) == 0;
     }
     n -= (size_t) head + (size_t) tail;
-    memcpy(text, pattern + head, n);
-    text[n] = '\0';
+    pattern += head;
     if (head && tail) {
-        return strstr(key, text) != NULL;
+        return memmem(key, k, pattern, n) != NULL;
     }
-    return k >= n && memcmp(key + (head ? k - n : 0), text, n) == 0;
+    return k >= n && memcmp(key + (head ? k - n : 0), pattern, n) == 0;
 }
 
 static bool
