@@ -205,6 +205,7 @@ graphs_have_branches(void **state)
         seen[out[3]]++;
     }
     assert_true(seen[1] > 0 && seen[2] > 0);
+    cuda->graph_close(graph);
     assert_int_equal(cuda->graph_begin(&a), 0);
     assert_int_equal(cuda->event_follow(&a, outside), TR_CUDA_FAILED);
     assert_int_equal(cuda->graph_end(&a, &graph), 0);
