@@ -165,6 +165,9 @@ void tr_kv_time(tr_kv_cache_t *kv, uint64_t now);
 void tr_kv_find(tr_kv_cache_t *kv, const tr_prefix_key_t *key,
                 const int32_t *tokens, uint32_t n, tr_kv_found_t *found);
 void tr_kv_drop_found(tr_kv_cache_t *kv, tr_kv_found_t *found);
+/* Gives up what would be copied of a block that is not shared whole: where there
+ * is no room for the copy beside it. */
+void tr_kv_drop_part(tr_kv_cache_t *kv, tr_kv_found_t *found);
 /* A slot just opened takes what was found, which may be nothing, and is of this
  * key from now on.  TR_AGAIN: no page for the copy of a part; close the slot.
  * What was found is no longer pinned but by the slot. */

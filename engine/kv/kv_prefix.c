@@ -169,6 +169,18 @@ tr_kv_drop_found(tr_kv_cache_t *kv, tr_kv_found_t *found)
     found->match.node = found->match.part = TR_PREFIX_NONE;
 }
 
+void
+tr_kv_drop_part(tr_kv_cache_t *kv, tr_kv_found_t *found)
+{
+    tr_prefix_match_t *m = &found->match;
+
+    tr_prefix_unpin(kv->reuse->tree, m->part, kv->reuse->now);
+    found->tokens -= m->part_tokens;
+    m->tokens = found->tokens;
+    m->part = TR_PREFIX_NONE;
+    m->part_tokens = 0;
+}
+
 static void
 count_lent(tr_kv_reuse_t *r, int32_t slot, uint64_t tokens)
 {

@@ -594,6 +594,11 @@ tr_scheduler_admit(tr_scheduler_t *s)
             continue; /* so is what it begins with */
         }
         admitted = tr_scheduler_admit_one(s, q, sibling, &found);
+        if (!admitted && found.match.part_tokens != 0) {
+            /* what it pins itself must not be what it lacks */
+            tr_kv_drop_part(s->kv, &found);
+            admitted = tr_scheduler_admit_one(s, q, sibling, &found);
+        }
         tr_kv_drop_found(s->kv, &found);
         if (!admitted) {
             break; /* nobody overtakes it */

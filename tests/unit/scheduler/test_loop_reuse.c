@@ -203,14 +203,44 @@ old_ones_go(void **unused)
     stop(&l);
 }
 
+/* A prompt that takes every page, asked twice: what the second one finds must
+ * not be what it has no room beside. */
+static void
+fills_the_pool(void **unused)
+{
+    tr_config_t c = settings("full", 2 << 20, 0);
+    fixture_loop_t l;
+
+    (void) unused;
+    memset(asks, 0, sizeof(asks));
+    start_with(&l, &c, false);
+    assert_in_range(l.executor->max_model_len, 100, 599); /* the pool's */
+    for (uint32_t i = 0; i < 2; i++) {
+        asks[i].prompt_len = asks[i].same = l.executor->max_model_len - 1;
+        asks[i].n = 1;
+        asks[i].reuse = true;
+        asks[i].params = plain(1, 1);
+        submit(&l, &asks[i], i);
+        for (uint32_t turns = 0; l.open != 0; turns++) {
+            if (turns == 500) {
+                fail_msg("request %u waits for pages that it pins", i);
+            }
+            turn(&l, asks, true);
+        }
+    }
+    assert_in_range(asks[1].last.cached_tokens, asks[1].prompt_len / 2,
+                    asks[1].prompt_len - 1);
+    stop(&l);
+}
+
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(exactly),
-                                        cmocka_unit_test(waiters),
-                                        cmocka_unit_test(old_ones_go),
-                                        cmocka_unit_test(same_bits),
-                                        cmocka_unit_test(among_others) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(exactly),     cmocka_unit_test(waiters),
+        cmocka_unit_test(old_ones_go), cmocka_unit_test(fills_the_pool),
+        cmocka_unit_test(same_bits),   cmocka_unit_test(among_others)
+    };
 
     return cmocka_run_group_tests_name("loop_reuse", tests, setup, teardown);
 }
