@@ -284,6 +284,8 @@ tr_openai_parse(const tr_openai_t *api, tr_tokenizer_scratch_t *s,
         free(c.prompts);
     }
     free(c.text);
+    free(r->ahead);
+    r->ahead = NULL;
     r->error.status = rc;
     return rc;
 }

@@ -81,7 +81,8 @@ static void
 stop_gathering(tr_connection_t *c, tr_request_slot_t *s)
 {
     free(s->request->body);
-    s->request->body = NULL;
+    free(s->request->ahead);
+    s->request->body = s->request->ahead = NULL;
     s->request->body_len = s->request->body_cap = 0;
     uncharge(c, s);
     tr_connection_reply(c, s->request);
@@ -190,13 +191,29 @@ tr_connection_cancel(tr_connection_t *c, uint64_t event_id)
 
 /* ---- bodies ------------------------------------------------------------- */
 
+/* The request holds so many bytes from now on, or must be refused (r->error is
+ * set). */
+static tr_status_t
+charge(tr_connection_t *c, tr_request_slot_t *s, size_t hold)
+{
+    if (c->body_bytes - s->charged + hold > bodies_max(c, s)) {
+        return tr_error_set(&s->request->error, TR_ERR_QUEUE_FULL, "",
+                            "Too many large "
+                            "requests are being read at the moment; try again "
+                            "later");
+    }
+    c->body_bytes += hold - s->charged;
+    s->charged = hold;
+    return TR_OK;
+}
+
 /* TR_OK, or why the request must be refused (r->error is set). */
 static tr_status_t
 make_room(tr_connection_t *c, tr_request_slot_t *s, size_t need)
 {
     tr_request_t *r = s->request;
     uint64_t max_body = c->env->config->max_body;
-    size_t cap = r->body_cap ? r->body_cap : BODY_FIRST, hold;
+    size_t cap = r->body_cap ? r->body_cap : BODY_FIRST;
     char *grown;
 
     if (need > max_body
@@ -216,12 +233,8 @@ make_room(tr_connection_t *c, tr_request_slot_t *s, size_t need)
     if (cap > s->declared && s->declared >= need) {
         cap = (size_t) s->declared; /* exactly, when it is known */
     }
-    hold = cap + r->replay_len;
-    if (c->body_bytes - s->charged + hold > bodies_max(c, s)) {
-        return tr_error_set(&r->error, TR_ERR_QUEUE_FULL, "",
-                            "Too many large "
-                            "requests are being read at the moment; try again "
-                            "later");
+    if (charge(c, s, cap + r->replay_len + r->routed_len) != TR_OK) {
+        return r->error.status;
     }
     grown = realloc(r->body, cap);
     if (grown == NULL) {
@@ -229,8 +242,6 @@ make_room(tr_connection_t *c, tr_request_slot_t *s, size_t need)
     }
     r->body = grown;
     r->body_cap = cap;
-    c->body_bytes += hold - s->charged;
-    s->charged = hold;
     return TR_OK;
 }
 
@@ -384,6 +395,10 @@ first_part(tr_connection_t *c, const tr_record_t *rec, const uint8_t *payload)
     }
     take_command(c, TR_ID_SLOT(rec->id));
     if (s->state != TR_SLOT_GATHERING) {
+        return TR_OK;
+    }
+    if (s->ahead_left != 0 && charge(c, s, s->ahead_left) != TR_OK) {
+        stop_gathering(c, s);
         return TR_OK;
     }
     return gather(c, s, body.data, body.len, !s->gathered);

@@ -220,6 +220,41 @@ test_replay_is_checked(void **state)
     fixture_stop(&fixture);
 }
 
+/* Blocks that are announced count as bodies do, before a byte of them is there:
+ * eight of the largest fill what one worker may hold, the others are refused. */
+static void
+test_replay_is_counted(void **state)
+{
+    tr_wire_submit_t head = { .endpoint = TR_ENDPOINT_COMPLETIONS,
+                              .body_len = 20,
+                              .replay_len = TR_REPLAY_MAX };
+    tr_wire_bytes_t param, message;
+    tr_wire_error_t error;
+    fixture_t fixture;
+    tr_record_t rec;
+    raw_t r;
+
+    (void) state;
+    fixture_start(&fixture, NULL);
+    raw_open(&r, &fixture, 0);
+    for (uint32_t i = 0; i < 12; i++) {
+        raw_put(&r, TR_RECORD_SUBMIT, TR_FLAG_MORE, TR_ID(i, 1), &head,
+                sizeof(head));
+    }
+    for (uint32_t i = 8; i < 12; i++) {
+        rec = raw_next(&r);
+        assert_int_equal(rec.type, TR_RECORD_ERROR);
+        assert_int_equal(rec.id, TR_ID(i, 1));
+        assert_int_equal(tr_wire_error_parse(r.buf, rec.length, &error, &param,
+                                             &message),
+                         TR_OK);
+        assert_int_equal(error.status, TR_ERR_QUEUE_FULL);
+    }
+    raw_close(&r);
+    fixture_check_alive(&fixture);
+    fixture_stop(&fixture);
+}
+
 /* A body far larger than the ring, and one that is interleaved with it. */
 static void
 test_large_bodies(void **state)
@@ -478,6 +513,7 @@ main(void)
         cmocka_unit_test(test_unknown_endpoint),
         cmocka_unit_test(test_routed_model),
         cmocka_unit_test(test_replay_is_checked),
+        cmocka_unit_test(test_replay_is_counted),
         cmocka_unit_test(test_large_bodies),
         cmocka_unit_test(test_abort),
         cmocka_unit_test(test_queue_full),
