@@ -221,7 +221,8 @@ ngx_http_tokenring_may_retry(ngx_http_tokenring_ctx_t *ctx)
     switch (ctx->error) {
 
     case TR_ERR_CLOSED:
-        return !ctx->retried;
+        /* once, or as often as it might move if it had begun */
+        return !ctx->retried || ctx->moves < ctx->conf->migrate;
 
     case TR_ERR_QUEUE_FULL:
     case TR_ERR_DRAINING:
@@ -270,6 +271,7 @@ ngx_http_tokenring_retry(ngx_http_tokenring_ctx_t *ctx)
     ngx_http_tokenring_count(retries);
 
     if (error == TR_ERR_CLOSED) {
+        ctx->moves += ctx->retried;
         ctx->retried = 1;
     }
 
