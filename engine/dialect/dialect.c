@@ -538,6 +538,17 @@ step_word(tr_dialect_state_t *s, uint8_t kind, tr_dialect_out_t *out)
     return STEP_ON;
 }
 
+/* Takes the special token at `at` out: it is no part of a value, and what is
+ * held of one is put out as it stands. */
+static void
+drop_token(tr_dialect_state_t *s, uint32_t at)
+{
+    uint32_t n = char_bytes(s, at);
+
+    memmove(s->buf + at, s->buf + at + n, s->len - at - n);
+    s->len -= n;
+}
+
 static enum step
 step_value(tr_dialect_state_t *s, tr_dialect_out_t *out)
 {
@@ -552,11 +563,13 @@ step_value(tr_dialect_state_t *s, tr_dialect_out_t *out)
         go(s, s->d->patterns[s->pc][i].go, take, out);
         return STEP_ON;
     }
+    if (s->buf[s->at] == P_TOKEN) {
+        drop_token(s, s->at);
+        return STEP_ON;
+    }
     n = char_bytes(s, s->at);
     s->at += n;
-    if (s->buf[s->at - n] != P_TOKEN) {
-        tr_dialect_value(s, s->buf + s->at - n, n, out);
-    }
+    tr_dialect_value(s, s->buf + s->at - n, n, out);
     return STEP_ON;
 }
 
@@ -784,6 +797,24 @@ ends_quietly(const tr_dialect_state_t *s)
     return true;
 }
 
+/* The value is all that came. */
+static void
+end_within_value(tr_dialect_state_t *s, tr_dialect_out_t *out)
+{
+    uint32_t from = s->at;
+
+    while (s->at < s->len) {
+        if (s->buf[s->at] == P_TOKEN) {
+            drop_token(s, s->at);
+        } else {
+            s->at += char_bytes(s, s->at);
+        }
+    }
+    tr_dialect_value(s, s->buf + from, s->len - from, out);
+    tr_dialect_end_value(s, out);
+    s->base = s->len;
+}
+
 void
 tr_dialect_finish(tr_dialect_state_t *s, tr_dialect_out_t *out)
 {
@@ -804,12 +835,7 @@ tr_dialect_finish(tr_dialect_state_t *s, tr_dialect_out_t *out)
             s->at = s->base;
             release(s, out, s->body);
         } else if (kind == OP_VALUE || kind == OP_STRING || kind == OP_BARE) {
-            uint32_t from = s->at;
-
-            s->at = s->len;
-            tr_dialect_value(s, s->buf + from, s->len - from, out);
-            tr_dialect_end_value(s, out);
-            s->base = s->len;
+            end_within_value(s, out);
             return;
         } else {
             s->fresh = false;

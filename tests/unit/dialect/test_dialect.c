@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "engine/dialect/dialect_internal.h"
+#include "tests/unit/fixtures/tokenizer_fixture.h"
 
 static tr_dialect_out_t out;
 
@@ -424,6 +425,131 @@ test_tools_of_the_request(void **state)
     tr_dialect_free(d);
 }
 
+/* ---- marks that are special tokens --------------------------------------- */
+
+/* In a text of these tests, the special token of that number. */
+static const char *const special[] = { NULL, "<tool_call>", "</tool_call>",
+                                       "<arg_value>", "</arg_value>" };
+
+#define SPECIALS (sizeof(special) / sizeof(special[0]))
+
+static tr_tokenizer_t *
+make_specials(void)
+{
+    static char added[1024];
+    size_t n = 0;
+
+    for (size_t i = 1; i < SPECIALS; i++) {
+        n += (size_t) snprintf(added + n, sizeof(added) - n,
+                               "%s{\"id\": %zu, \"content\": \"%s\", "
+                               "\"special\": true}",
+                               i > 1 ? ", " : "", 255 + i, special[i]);
+    }
+    return fixture_make((fixture_parts_t){ .added = added });
+}
+
+/* Pushes each special token, and the text between them in pieces of `most`. */
+static void
+run_specials(const machine_t *m, const tr_tokenizer_t *t, const char *text,
+             size_t most, shown_t *s)
+{
+    void *memory = test_calloc(1, tr_dialect_size(m->d));
+    tr_dialect_state_t *state = tr_dialect_init(m->d, &m->start, memory);
+
+    s->len = s->content_len = 0;
+    s->text[0] = '\0';
+    while (*text != '\0') {
+        size_t n = 0;
+
+        if ((unsigned char) *text < SPECIALS) {
+            tr_dialect_push(state, tr_tokenizer_find(t, special[(int) *text++]),
+                            NULL, 0, &out);
+        } else {
+            while (n < most && (unsigned char) text[n] >= SPECIALS) {
+                n++;
+            }
+            tr_dialect_push(state, -1, text, (uint32_t) n, &out);
+            text += n;
+        }
+        take(s);
+    }
+    tr_dialect_finish(state, &out);
+    take(s);
+    test_free(memory);
+}
+
+static void
+check_specials(const char *form, const char *text, const char *items)
+{
+    tr_tokenizer_t *t = make_specials();
+    tr_dialect_t *d;
+    tr_error_t err;
+
+    assert_int_equal(tr_dialect_make(form_of(form), NULL, t, &d, &err), TR_OK);
+    assert_true(d->n_tokens >= 2);
+    for (size_t most = 1; most < 64; most++) {
+        machine_t m = { d, { .tools = &tools } };
+
+        run_specials(&m, t, text, most, &whole);
+        assert_string_equal(whole.text, items);
+    }
+    tr_dialect_free(d);
+    tr_tokenizer_free(t);
+}
+
+/* It is no text: it leaves nothing behind in a value, held or not. */
+static void
+test_special_token_in_a_value(void **state)
+{
+    static const struct {
+        const char *form, *text, *items;
+    } values[] = {
+        { "qwen_xml",
+          "\1<function=get><parameter=n>\n4\0012\n</parameter>"
+          "<parameter=s>no\1 \"n\2\"</parameter><parameter=o>\2{\"a\": "
+          "\1[1]}</parameter><parameter=city>\1P\2</parameter></function>\2",
+          "C:get {\"n\": 42, \"s\": \"no \\\"n\\\"\", \"o\": {\"a\": "
+          "[1]}, \"city\": \"P\"}" },
+        { "qwen_xml", "\1<function=get><parameter=n>4\2", "C:get {\"n\": 4" },
+        /* the answer ends behind what may close the value */
+        { "glm", "\1get<arg_key>n</arg_key>\0033\4", "C:get {\"n\": 3" },
+        { "glm", "\1get<arg_key>city</arg_key>\3P\4",
+          "C:get {\"city\": \"P\"" },
+    };
+
+    (void) state;
+    for (size_t i = 0; i < sizeof(values) / sizeof(values[0]); i++) {
+        check_specials(values[i].form, values[i].text, values[i].items);
+    }
+}
+
+/* So also where the value is too long to be held. */
+static void
+test_special_token_in_a_long_value(void **state)
+{
+    static const struct {
+        const char *param, *open, *close, *shown_open, *shown_close;
+    } values[] = {
+        { "o", "{\"a\": \"", "\"}", "{\"a\": \"", "\"}" },
+        { "l", "[\"", "\"]", "[\"", "\"]" },
+        { "s", "{", "}", "\"{", "}\"" },
+    };
+    static char text[8192], items[8192], filled[TR_DIALECT_HELD];
+
+    (void) state;
+    memset(filled, 'x', sizeof(filled) - 1);
+    for (size_t i = 0; i < sizeof(values) / sizeof(values[0]); i++) {
+        snprintf(text, sizeof(text),
+                 "\1<function=get><parameter=%s>%s\1%s\2y\1%s</parameter>"
+                 "</function>\2",
+                 values[i].param, values[i].open, filled, values[i].close);
+        snprintf(items, sizeof(items), "C:get {\"%s\": %s%sy%s}",
+                 values[i].param, values[i].shown_open, filled,
+                 values[i].shown_close);
+        check_specials("qwen_xml", text, items);
+    }
+}
+
 /* ---- noise --------------------------------------------------------------- */
 
 /* Pieces of all dialects, put together at random. */
@@ -653,6 +779,8 @@ main(void)
         cmocka_unit_test(test_what_models_write),
         cmocka_unit_test(test_reasoning),
         cmocka_unit_test(test_tools_of_the_request),
+        cmocka_unit_test(test_special_token_in_a_value),
+        cmocka_unit_test(test_special_token_in_a_long_value),
         cmocka_unit_test(test_noise),
         cmocka_unit_test(test_what_is_held_is_bounded),
         cmocka_unit_test(test_real_templates),
