@@ -16,12 +16,6 @@
 
 #include "engine/config/log.h"
 
-static bool
-is_space(char c)
-{
-    return c == ' ' || c == '\n' || c == '\t' || c == '\r';
-}
-
 /* ---- making ------------------------------------------------------------- */
 
 /* The pattern with special tokens in place of their characters. */

@@ -155,6 +155,12 @@ struct tr_dialect_state {
     uint32_t key_len;
 };
 
+static inline bool
+is_space(char c)
+{
+    return c == ' ' || c == '\n' || c == '\t' || c == '\r';
+}
+
 /* dialect.c, for the others */
 void tr_dialect_emit(tr_dialect_state_t *s, tr_dialect_out_t *out, uint8_t kind,
                      const char *text, uint32_t len);

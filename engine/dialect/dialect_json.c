@@ -7,12 +7,6 @@
 
 #include <string.h>
 
-static bool
-is_space(char c)
-{
-    return c == ' ' || c == '\n' || c == '\t' || c == '\r';
-}
-
 static enum scan_result
 scan_close(scan_t *s, bool brace)
 {

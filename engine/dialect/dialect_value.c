@@ -10,12 +10,6 @@
 
 enum value_mode { VALUE_STRING, VALUE_HELD, VALUE_BARE };
 
-static bool
-is_space(char c)
-{
-    return c == ' ' || c == '\n' || c == '\t' || c == '\r';
-}
-
 static void
 put(tr_dialect_state_t *s, tr_dialect_out_t *out, const char *text,
     uint32_t len)
