@@ -7,6 +7,7 @@
  * the detokeniser; nothing is allocated after tr_dialect_init.
  *
  *   dialect_forms.c   what each dialect looks like, as a table of programs
+ *   dialect_make.c    such a program compiled for a tokenizer
  *   dialect.c         the machine that runs such a program over the bytes
  *   dialect_json.c    calls that are JSON, and arguments that are
  *   dialect_value.c   arguments that are marked-up text and become JSON

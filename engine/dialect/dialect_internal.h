@@ -184,7 +184,7 @@ void tr_dialect_value(tr_dialect_state_t *s, const char *text, uint32_t len,
                       tr_dialect_out_t *out);
 void tr_dialect_end_value(tr_dialect_state_t *s, tr_dialect_out_t *out);
 
-/* dialect_proof.c uses these: a dialect of one form (NULL: none). */
+/* dialect_make.c, for dialect_proof.c: a dialect of one form (NULL: none). */
 tr_status_t tr_dialect_make(const form_t *form, const reasoning_t *reasoning,
                             const tr_tokenizer_t *t, tr_dialect_t **out,
                             tr_error_t *err);
