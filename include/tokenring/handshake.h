@@ -25,7 +25,9 @@
 #define TR_FEATURE_IDS 0x01u    /* TR_SUBMIT_IDS: DELTAs carry token ids */
 #define TR_FEATURE_REPLAY 0x02u /* SUBMIT may have a replay block */
 #define TR_FEATURE_PING 0x08u   /* the pulse (channel.h) is answered */
-#define TR_FEATURE_MODEL 0x20u  /* SUBMIT may name the model, to be compared */
+/* SUBMIT may name the model that was read in the body, and the engine compares;
+ * no gateway sends one yet. */
+#define TR_FEATURE_MODEL 0x20u
 #define TR_FEATURES \
     (TR_FEATURE_IDS | TR_FEATURE_REPLAY | TR_FEATURE_PING | TR_FEATURE_MODEL)
 

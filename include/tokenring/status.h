@@ -61,9 +61,9 @@ typedef struct {
     /* what a request may name as its kv_policy: the default first, separated
      * by blanks */
     char kv_policies[512];
-    /* The same on two engines: the same weights, tokenizer and chat template;
-     * and, for exact_id, the same arithmetic as well: backend, device, types,
-     * KV policy, build.  0: unknown. */
+    /* The same on two engines: the same weights, tokenizer, chat template,
+     * sampling defaults and default KV policy; and, for exact_id, the same
+     * backend, types, rotation and build as well.  0: unknown. */
     uint8_t model_id[16];
     uint64_t exact_id;
 } tr_status_card_t;

@@ -24,9 +24,9 @@
  * Abort and pause are no records: they are control words (channel.h).
  *
  * For every request the engine sends, in this order: at most one ACCEPTED, at
- * most one STARTED, then DELTAs, ITEMs, KVs and one FINISH per choice, the last of
- * them with TR_FINISH_LAST; or at any point one ERROR, which ends it.  Exactly one
- * of (FINISH with LAST, ERROR) is sent for every request whose first SUBMIT
+ * most one STARTED, then DELTAs, ITEMs, KVs, RESULTs and one FINISH per choice,
+ * the last of them with TR_FINISH_LAST; or at any point one ERROR, which ends it.
+ * Exactly one of (FINISH with LAST, ERROR) is sent for every request whose first SUBMIT
  * part was read, also after an abort: it frees the slot.
  *
  * All integers are in host order: both ends are on one host.  Variable parts
@@ -99,18 +99,15 @@ typedef struct {
     /* who may read it: a SHA-1 in lower-case hex (docs/redis.md), or all NUL:
      * anybody */
     char owner[TR_OWNER_LEN];
-    uint32_t replay_len; /* <= TR_REPLAY_MAX; 0: none */
-    uint32_t model_len;  /* <= TR_SUBMIT_MODEL_MAX; 0: the engine's business;
+    uint32_t replay_len;  /* <= TR_REPLAY_MAX; 0: none */
+    uint32_t model_len;   /* <= TR_SUBMIT_MODEL_MAX; 0: the engine's business;
                           * else the model that the gateway read in the body */
-    uint64_t tenant;     /* whose it is, hashed; 0: nobody's in particular */
-    uint64_t allowance;  /* tokens that it may sample; 0: no limit */
-    uint16_t share;      /* of the tenant, in fair scheduling; 0: 1 */
-    uint8_t priority;    /* multiplies the share; 0: 1 */
-    uint8_t charges;     /* engines that stopped while they started it */
-    uint32_t reserved;
+    uint64_t tenant;      /* whose it is, hashed; 0: nobody's in particular */
+    uint64_t reserved[2]; /* 0 */
     /* keyed hash of what may share a cache with it; 0: with anybody */
     uint8_t cache_key[TR_CACHE_KEY];
-    char trace[TR_TRACE_MAX]; /* traceparent, printable ASCII, then NULs */
+    char trace[TR_TRACE_MAX]; /* traceparent, printable ASCII, then NULs;
+                               * nobody reads it yet */
 } tr_wire_submit_t;           /* 264 bytes */
 
 /* A replay block: how far a request was at another engine, which goes on here.
@@ -275,7 +272,6 @@ typedef struct {
 } tr_wire_kv_t; /* KV, 56 bytes */
 
 #define TR_FINISH_LAST 0x0001u /* the request is over, its slot is free */
-#define TR_FINISH_CUT 0x0002u  /* by the end of a token budget, as LENGTH */
 
 typedef struct {
     uint32_t choice;
