@@ -227,17 +227,18 @@ fill_identity(const tr_engine_t *e, tr_status_card_t *card)
     char settings[1024];
     uint64_t exact;
 
-    snprintf(settings, sizeof(settings), "%s|%s|%s", e->config.chat_template,
-             e->config.generation_config, card->kv_policy);
+    snprintf(settings, sizeof(settings), "%s|%s|%s|%s", e->config.chat_template,
+             e->config.tool_dialect, e->config.generation_config,
+             card->kv_policy);
     if (tr_model_identify(e->config.model, settings, card->model_id) != TR_OK) {
         tr_log(TR_LEVEL_WARN,
                "no identity of the model: requests do not move to or from "
                "this engine");
         return;
     }
-    snprintf(settings, sizeof(settings), "%s|%s|%s|%s|%s", card->backend,
-             e->config.dtype, e->config.kv_rotate, TR_VERSION,
-             e->config.load_format);
+    snprintf(settings, sizeof(settings), "%s|%s|%s|%d|%s|%s", card->backend,
+             e->config.dtype, e->config.kv_rotate, e->config.kv_equalise,
+             TR_VERSION, e->config.load_format);
     exact = tr_model_hash(0, card->model_id, sizeof(card->model_id));
     card->exact_id = tr_model_hash(exact, settings, strlen(settings));
 }
