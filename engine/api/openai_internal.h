@@ -2,7 +2,8 @@
  * What the files that read an OpenAI body share: openai.c is the order of things
  * and the checks of lengths, openai_params.c the parameters, openai_chat.c and
  * openai_completions.c the prompts, openai_tools.c and openai_reasoning.c what
- * else a chat has, endpoint.c the table of endpoints.
+ * else a chat has, openai_grammar.c what constrains an answer, openai_result.c
+ * what generates nothing, endpoint.c the table of endpoints.
  */
 #ifndef TR_OPENAI_INTERNAL_H
 #define TR_OPENAI_INTERNAL_H

@@ -43,7 +43,6 @@ keep_ids(tr_openai_call_t *c, tr_result_t *result)
     }
     result->ids = ids;
     result->n_ids = prompt->len;
-    result->has_ids = true;
     c->r->prompt_tokens = prompt->len;
     return TR_OK;
 }
@@ -119,7 +118,6 @@ tr_openai_render(tr_openai_call_t *c)
     memcpy(text, c->text, c->text_len);
     result->text = text;
     result->text_len = c->text_len;
-    result->has_text = true;
     return keep_ids(c, result);
 }
 
@@ -194,6 +192,5 @@ tr_openai_detokenize(tr_openai_call_t *c)
     len += tr_detok_finish(&detok, text + len, (uint32_t) cap - len);
     result->text = text;
     result->text_len = len;
-    result->has_text = true;
     return check_size(c, len);
 }

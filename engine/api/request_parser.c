@@ -5,7 +5,8 @@
  * Bodies wait in two lanes, by size, so that large ones can be kept off one of
  * the threads.  In a lane tenants take turns by deficit round robin (Shreedhar
  * and Varghese, 1995): each has a queue, and a visit lets it spend QUANTUM bytes
- * of body.
+ * of body.  A request whose grammar is new goes on to the compilers, for which
+ * at most COMPILING_MAX wait.
  */
 #include "request_parser.h"
 
@@ -423,12 +424,6 @@ tr_request_parser_take(tr_request_parser_t *p)
         p->outstanding--;
     }
     return r;
-}
-
-uint32_t
-tr_request_parser_outstanding(const tr_request_parser_t *p)
-{
-    return p->outstanding;
 }
 
 void

@@ -1,9 +1,11 @@
 /*
- * The request parser: the threads that turn bodies into requests (openai.h), so
- * that a large prompt never holds up the frontend thread or the step loop.
+ * The request parser: the threads that turn bodies into requests (openai.h), and
+ * those that compile grammars which are not known yet, so that neither a large
+ * prompt nor a schema holds up the frontend thread or the step loop.
  *
- * One bounded queue in, one list out.  The frontend thread is the only one that
- * gives and takes; a request belongs to the request parser in between.
+ * Requests wait by size and by tenant, and come back in one list.  The frontend
+ * thread is the only one that gives and takes; a request belongs to the request
+ * parser in between.
  */
 #ifndef TR_REQUEST_PARSER_H
 #define TR_REQUEST_PARSER_H
@@ -27,9 +29,6 @@ tr_status_t tr_request_parser_submit(tr_request_parser_t *p, tr_request_t *r);
 /* The next request that is done (r->error tells how), in the order in which
  * they were finished; NULL when there is none. */
 tr_request_t *tr_request_parser_take(tr_request_parser_t *p);
-
-/* Requests given and not yet taken back. */
-uint32_t tr_request_parser_outstanding(const tr_request_parser_t *p);
 
 /* Ends the threads after the parses under way and frees everything that was
  * not taken back. */

@@ -1,6 +1,7 @@
 /*
  * What the files that read config.json share: a reader that remembers the first
- * failure, and typed reads of a key.
+ * failure and which keys were read (model_config_keys.c), and typed reads of a
+ * key.
  */
 #ifndef TR_MODEL_CONFIG_INTERNAL_H
 #define TR_MODEL_CONFIG_INTERNAL_H

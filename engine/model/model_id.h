@@ -12,7 +12,7 @@
 
 #define TR_MODEL_ID_BYTES 16
 
-/* Of the files in dir, and of settings that change what a prompt is.  Names,
+/* Of the files in dir, and of settings that change answers.  Names,
  * sizes and small files go in whole; of a large file its first MiB and 256
  * pieces of 4 KiB, spread evenly.  TR_ERR_IO: dir or a file cannot be read. */
 tr_status_t tr_model_identify(const char *dir, const char *settings,

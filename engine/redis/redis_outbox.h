@@ -39,7 +39,6 @@
 #define TR_OUTBOX_ACCEPTED 0x4u  /* choices, prompt_tokens, kv_policy */
 #define TR_OUTBOX_FINAL 0x8u     /* the end */
 #define TR_OUTBOX_PROGRESS 0x10u /* tokens, and the KV cache, until now */
-#define TR_OUTBOX_ALL 0x1fu
 
 typedef struct tr_outbox_entry {
     struct tr_outbox_entry *next;

@@ -5,7 +5,8 @@
  *
  * What other threads may touch: two lock-free stacks of requests, each emptied
  * at once (incoming, which the loop turns round, and those that are over),
- * the wake flag with its eventfd, three counters, and the snapshot under a
+ * the wake flag with its eventfd, the signs of life, three figures, and the
+ * snapshot under a
  * mutex that is held for a copy.  Everything else belongs to the loop's thread.
  */
 #ifndef TR_LOOP_INTERNAL_H

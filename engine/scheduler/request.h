@@ -104,7 +104,6 @@ void tr_request_kv_wire(const tr_request_kv_t *sum, tr_wire_usage_t *out);
 /* What an endpoint computed that generates nothing (RESULT of wire.h); ids and
  * text are the request's. */
 typedef struct {
-    bool has_ids, has_text;
     uint32_t n_ids;
     const int32_t *ids;
     uint32_t text_len;

@@ -96,4 +96,4 @@ function watch(url, name = 'events') {
   return out;
 }
 
-module.exports = { PAGE, location, all, Feed, with_fleet, watch };
+module.exports = { PAGE, location, all, with_fleet, watch };
