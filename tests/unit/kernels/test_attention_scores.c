@@ -117,18 +117,6 @@ check_head(const kv_fixture_t *b, int32_t slot, uint32_t kv_head, uint32_t n,
     free(best);
 }
 
-static float *
-queries(const kv_fixture_t *b, uint32_t rows)
-{
-    size_t n = (size_t) rows * b->heads * b->kv.head_dim;
-    float *q = fixture_alloc(n * sizeof(float));
-
-    for (size_t i = 0; i < n; i++) {
-        q[i] = rng_normal(&rng) * 1.5f / b->scale;
-    }
-    return q;
-}
-
 /* Two sequences, again from the start, in random chunks side by side; the last
  * row of each comes alone. */
 static void
@@ -190,7 +178,7 @@ one_fixture(const tr_kernels_t *k, uint32_t kv_heads, uint32_t group,
     for (int32_t i = 0; i < 2; i++) {
         fixture_part_t part = { i, b.seq[i].base, n[i] };
 
-        q[i] = queries(&b, n[i]);
+        q[i] = fixture_queries(&b, n[i]);
         out[i] = fixture_alloc(n[i] * ld * sizeof(float));
         again[i] = fixture_alloc(n[i] * ld * sizeof(float));
         fixture_run(&b, k, 2, &part, 1, q[i], out[i]);
@@ -347,7 +335,7 @@ one_quest(const tr_kernels_t *k, uint32_t group, uint32_t dim, uint32_t len,
     kv_fixture_open(&b, &w, &rng);
     fill_slot(&b, 0, 0, len);
     memcpy(b.before, b.kv.pool, b.pool_bytes);
-    q = queries(&b, 1);
+    q = fixture_queries(&b, 1);
     if (equal) {
         memset(q, 0, ld * sizeof(float));
     }

@@ -148,18 +148,6 @@ check_slot(const kv_fixture_t *b, int32_t slot, const float *q,
     free(best);
 }
 
-static float *
-queries(const kv_fixture_t *b, uint32_t rows)
-{
-    size_t n = (size_t) rows * b->heads * b->kv.head_dim;
-    float *q = fixture_alloc(n * sizeof(float));
-
-    for (size_t i = 0; i < n; i++) {
-        q[i] = rng_normal(&rng) * 1.5f / b->scale;
-    }
-    return q;
-}
-
 static void
 one_fixture(const tr_kernels_t *k, const fixture_spec_t *w)
 {
@@ -183,7 +171,7 @@ one_fixture(const tr_kernels_t *k, const fixture_spec_t *w)
         part[i] = (fixture_part_t){ i, b.first + len - 1, 1 };
     }
     memcpy(b.before, b.kv.pool, b.pool_bytes);
-    q = queries(&b, FIXTURE_SLOTS);
+    q = fixture_queries(&b, FIXTURE_SLOTS);
     out = fixture_alloc(FIXTURE_SLOTS * width * sizeof(float));
     again = fixture_alloc(FIXTURE_SLOTS * width * sizeof(float));
     after = fixture_alloc(b.pool_bytes);
@@ -327,7 +315,7 @@ test_ties(void **state)
                 index = t[j].index;
             }
         }
-        q = queries(&b, 1);
+        q = fixture_queries(&b, 1);
         fixture_run(&b, k, 2, &part, 1, q, out);
         n = (uint32_t) tr_kv_head(&b.kv, 0, FIXTURE_LAYER, 0) * TR_KV_TIERS_MAX;
         assert_true(b.candidate[n].significance == 1e9f);
