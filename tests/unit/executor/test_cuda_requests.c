@@ -332,7 +332,7 @@ compare(const ask_t *asks, const ask_t *ask, uint32_t k, tally_t *t)
     t->tokens_same += at;
     if (at == a->n && at == b->n) {
         if (a->len != b->len || a->reason != b->reason
-            || memcmp(a->text, b->text, a->len) != 0) {
+            || (a->len != 0 && memcmp(a->text, b->text, a->len) != 0)) {
             differ(asks, ask, k, "texts", at, 0);
         }
         t->same++;
