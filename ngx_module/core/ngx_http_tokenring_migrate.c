@@ -288,6 +288,14 @@ ngx_http_tokenring_move(ngx_http_tokenring_ctx_t *ctx)
 void
 ngx_http_tokenring_move_retry(ngx_http_tokenring_ctx_t *ctx)
 {
+    ngx_queue_t  alone;
+
+    /* a connection that fails at once wakes all who wait: not this one */
+
+    ngx_queue_remove(&ctx->wait);
+    ngx_queue_init(&alone);
+    ngx_queue_insert_tail(&alone, &ctx->wait);
+
     if (ngx_http_tokenring_admit(ctx) == NGX_OK) {
         ngx_http_tokenring_body_again(ctx);
     }
