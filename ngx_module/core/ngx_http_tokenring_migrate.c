@@ -6,7 +6,8 @@
  * ahead of the body (a replay block, include/tokenring/wire.h), which goes on
  * behind them.  What the client has, and what waits for it, stays: nothing is
  * told twice.  The request waits for an engine that may take it, one that is
- * being restarted, too; its time limits begin when it is there.
+ * being restarted, too.  How long is counted from the loss until an engine has
+ * accepted it, whoever refuses it meanwhile; its other time limits begin then.
  *
  * Unlike _retry.c, where nothing has begun, this must be asked for
  * (tokenring_migrate).  Requests whose output is stored in Redis do not move.
@@ -21,7 +22,11 @@
 #include "ngx_http_tokenring_send.h"
 
 
+static ngx_uint_t ngx_http_tokenring_move_refused(
+    ngx_http_tokenring_ctx_t *ctx);
 static ngx_uint_t ngx_http_tokenring_may_move(ngx_http_tokenring_ctx_t *ctx);
+static void ngx_http_tokenring_move_reset(ngx_http_tokenring_ctx_t *ctx);
+static void ngx_http_tokenring_move_wait(ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_move_block(ngx_http_tokenring_ctx_t *ctx);
 static void ngx_http_tokenring_move_hold(ngx_http_tokenring_ctx_t *ctx,
     size_t size);
@@ -189,6 +194,15 @@ ngx_http_tokenring_move_forget(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
+/* it is on its way, and the engine that was to continue it has no place */
+
+static ngx_uint_t
+ngx_http_tokenring_move_refused(ngx_http_tokenring_ctx_t *ctx)
+{
+    return ctx->moving && ctx->error != TR_ERR_CLOSED;
+}
+
+
 static ngx_uint_t
 ngx_http_tokenring_may_move(ngx_http_tokenring_ctx_t *ctx)
 {
@@ -220,7 +234,12 @@ ngx_http_tokenring_may_move(ngx_http_tokenring_ctx_t *ctx)
         return 0;
     }
 
-    if (!ctx->movable || ctx->moves >= ctx->conf->migrate) {
+    /* an engine that has not taken it is none that it has lost */
+
+    if (!ctx->movable
+        || (!ngx_http_tokenring_move_refused(ctx)
+            && ctx->moves >= ctx->conf->migrate))
+    {
         ngx_http_tokenring_count(unmovable);
         return 0;
     }
@@ -244,36 +263,34 @@ ngx_http_tokenring_move_fits(ngx_http_tokenring_ctx_t *ctx,
 ngx_int_t
 ngx_http_tokenring_move(ngx_http_tokenring_ctx_t *ctx)
 {
-    tr_status_t  error;
-
-    if (!ngx_http_tokenring_may_move(ctx)
-        || ngx_http_tokenring_move_block(ctx) != NGX_OK)
-    {
+    if (!ngx_http_tokenring_may_move(ctx)) {
         return NGX_DECLINED;
     }
 
-    error = ctx->error;
-
-    if (error == TR_ERR_CLOSED || !ctx->moving) {
-        ctx->moves++;
-        ngx_http_tokenring_count(migrations);
+    if (ngx_http_tokenring_move_refused(ctx)) {
+        ngx_http_tokenring_move_wait(ctx);
+        return NGX_OK;
     }
+
+    if (ngx_http_tokenring_move_block(ctx) != NGX_OK) {
+        return NGX_DECLINED;
+    }
+
+    if (!ctx->moving) {
+        ctx->move_deadline = ngx_current_msec + ctx->conf->migrate_timeout;
+    }
+
+    ctx->moves++;
+    ngx_http_tokenring_count(migrations);
 
     ngx_log_error(NGX_LOG_NOTICE, ctx->request->connection->log, 0,
                   "tokenring: moves to another engine, request=%V status=%s "
-                  "tokens=%uL", &ctx->request_id, tr_status_info(error).name,
-                  ctx->completion_tokens);
+                  "tokens=%uL", &ctx->request_id,
+                  tr_status_info(ctx->error).name, ctx->completion_tokens);
 
     ctx->moving = 1;
-    ctx->error = TR_OK;
-    ctx->error_number = 0;
-    ctx->retry_after = 0;
-    ctx->param.len = 0;
-    ctx->message.len = 0;
-    ctx->paused = 0;
-    ctx->reason = 0;
     ctx->tried = 0;
-    ctx->body_sent = NGX_HTTP_TOKENRING_NOTHING;
+    ngx_http_tokenring_move_reset(ctx);
 
     if (ngx_http_tokenring_admit(ctx) == NGX_OK) {
         ngx_http_tokenring_body_again(ctx);
@@ -283,7 +300,44 @@ ngx_http_tokenring_move(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/* one that waits: an engine may have a place by now */
+/* what the engine before has left */
+
+static void
+ngx_http_tokenring_move_reset(ngx_http_tokenring_ctx_t *ctx)
+{
+    ctx->error = TR_OK;
+    ctx->error_number = 0;
+    ctx->retry_after = 0;
+    ctx->param.len = 0;
+    ctx->message.len = 0;
+    ctx->paused = 0;
+    ctx->reason = 0;
+    ctx->body_sent = NGX_HTTP_TOKENRING_NOTHING;
+}
+
+
+/*
+ * Refused, with the block as it was: the timer tries again, so that an engine
+ * whose queue is full is not asked without end.
+ */
+
+static void
+ngx_http_tokenring_move_wait(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_log_debug1(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
+                   "tokenring request: refused on its way, status:%s",
+                   tr_status_info(ctx->error).name);
+
+    ngx_http_tokenring_move_reset(ctx);
+    ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_HELD);
+    ngx_http_tokenring_watch(ctx);
+}
+
+
+/*
+ * One that waits: an engine may have a place by now.  Those that have refused
+ * it are asked again when all the others were.
+ */
 
 void
 ngx_http_tokenring_move_retry(ngx_http_tokenring_ctx_t *ctx)
@@ -298,7 +352,10 @@ ngx_http_tokenring_move_retry(ngx_http_tokenring_ctx_t *ctx)
 
     if (ngx_http_tokenring_admit(ctx) == NGX_OK) {
         ngx_http_tokenring_body_again(ctx);
+        return;
     }
+
+    ctx->tried = 0;
 }
 
 
@@ -325,6 +382,12 @@ ngx_http_tokenring_move_block(ngx_http_tokenring_ctx_t *ctx)
 
     if (size > TR_REPLAY_MAX) {
         return NGX_ERROR;
+    }
+
+    if (ctx->replay) {
+        /* of the move before; a small one is a part of the pool and stays */
+        (void) ngx_pfree(ctx->request->pool, ctx->replay->start);
+        ctx->replay = NULL;
     }
 
     b = ngx_create_temp_buf(ctx->request->pool, size);

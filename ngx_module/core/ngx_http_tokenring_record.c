@@ -203,6 +203,11 @@ ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
         /* it goes on where it was: all of this is known already */
         ctx->moving = 0;
 
+        if (!ctx->gone) {
+            ctx->deadline = ngx_current_msec + ctx->conf->queue_timeout;
+            ngx_http_tokenring_arm(ctx);
+        }
+
         if (head.choices != ctx->nchoices
             || head.prompt_tokens != ctx->prompt_tokens)
         {

@@ -24,6 +24,8 @@
 #define NGX_HTTP_TOKENRING_AGAIN  100
 
 
+static ngx_uint_t ngx_http_tokenring_on_its_way(
+    ngx_http_tokenring_ctx_t *ctx);
 static ngx_msec_t ngx_http_tokenring_limit(ngx_http_tokenring_ctx_t *ctx);
 static void ngx_http_tokenring_read_handler(ngx_http_request_t *r);
 static void ngx_http_tokenring_expired(ngx_http_tokenring_ctx_t *ctx);
@@ -148,20 +150,33 @@ ngx_http_tokenring_set_state(ngx_http_tokenring_ctx_t *ctx,
 }
 
 
+/* to another engine, which has not accepted it: one time limit for it all */
+
+static ngx_uint_t
+ngx_http_tokenring_on_its_way(ngx_http_tokenring_ctx_t *ctx)
+{
+    return ctx->moving && ctx->state < NGX_HTTP_TOKENRING_ACCEPTED;
+}
+
+
 /* the time limit of the state; 0: the one of the state before goes on */
 
 static ngx_msec_t
 ngx_http_tokenring_limit(ngx_http_tokenring_ctx_t *ctx)
 {
-    ngx_msec_t  limit;
+    ngx_msec_t      limit;
+    ngx_msec_int_t  left;
+
+    if (ngx_http_tokenring_on_its_way(ctx)) {
+        left = (ngx_msec_int_t) (ctx->move_deadline - ngx_current_msec);
+        return ngx_max(left, 1);
+    }
 
     switch (ctx->state) {
 
     case NGX_HTTP_TOKENRING_WAIT:
     case NGX_HTTP_TOKENRING_HELD:
-        limit = ctx->moving ? ctx->conf->migrate_timeout
-                            : NGX_HTTP_TOKENRING_HANDSHAKE
-                              + NGX_HTTP_TOKENRING_RETRY;
+        limit = NGX_HTTP_TOKENRING_HANDSHAKE + NGX_HTTP_TOKENRING_RETRY;
         break;
 
     case NGX_HTTP_TOKENRING_READ:
@@ -449,7 +464,11 @@ ngx_http_tokenring_timer(ngx_event_t *ev)
     /* send_timeout watches over a slow client */
 
     if (ctx->blocked && !ctx->gone) {
-        ctx->deadline = ngx_current_msec + ctx->conf->idle_timeout;
+
+        if (!ngx_http_tokenring_on_its_way(ctx)) {
+            ctx->deadline = ngx_current_msec + ctx->conf->idle_timeout;
+        }
+
         ctx->sent = ngx_current_msec;
     }
 
@@ -510,7 +529,9 @@ ngx_http_tokenring_expired(ngx_http_tokenring_ctx_t *ctx)
         return;
     }
 
-    switch (ctx->state) {
+    switch (ngx_http_tokenring_on_its_way(ctx) ? NGX_HTTP_TOKENRING_HELD
+                                               : ctx->state)
+    {
 
     case NGX_HTTP_TOKENRING_WAIT:
     case NGX_HTTP_TOKENRING_HELD:

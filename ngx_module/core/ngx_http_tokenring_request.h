@@ -119,8 +119,9 @@ typedef struct {
  * (3) If the engine aborted the request, else x.
  * (4) With the LAST flag, which an abort always has.  Without it, as DELTA.
  * (5) Another engine: if the client has seen nothing of the answer (_retry.c),
- * or if the request may go on there (_migrate.c).  Then HELD has the time limit
- * of tokenring_migrate.
+ * or if the request may go on there (_migrate.c).  Then HELD, SEND, STARVED and
+ * QUEUED together have the time limit of tokenring_migrate, from the loss on,
+ * and ACCEPTED begins that of QUEUED.
  *
  * A request ends, with DONE,
  *
@@ -264,6 +265,7 @@ struct ngx_http_tokenring_ctx_s {
     size_t                          kept_size;
     uint64_t                        tried;   /* bit: replica of the engine */
     ngx_uint_t                      moves;
+    ngx_msec_t                      move_deadline;  /* to be accepted by */
     ngx_buf_t                      *replay;  /* block ahead of the body */
     size_t                          held;    /* bytes, of the worker's */
     uint64_t                        seed;

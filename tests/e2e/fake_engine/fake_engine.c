@@ -18,6 +18,9 @@
  *     error        ERROR with status -count, before anything else
  *     late_error   count tokens, then ERROR
  *     abort        count tokens, then FINISH(aborted) that nobody asked for
+ *     moves        "first" tokens, then ERROR with DRAINING; the replay is
+ *                  refused "refuse" times with status -"status" (7), then goes
+ *                  on to count tokens
  *     escapes      one token with everything that JSON must escape
  *     items        reasoning, text, and count calls
  *     hostile_X    ACCEPTED, one token, then what X in fake_put_hostile() says;
@@ -42,6 +45,7 @@ static tr_status_page_t *page;
 static int status_fd;
 static uint8_t *scratch;
 static bool refuse, mute;
+static uint32_t refused; /* replays, since one was accepted */
 volatile sig_atomic_t fake_stopping;
 
 static void
@@ -75,6 +79,23 @@ request_free(fake_request_t *r)
     memset(r, 0, sizeof(*r));
 }
 
+/* Takes the replay block's head, which is in the first part; the rest of the
+ * block is skipped. */
+static void
+take_replay(fake_request_t *r, uint32_t replay_len, const tr_wire_bytes_t *in)
+{
+    tr_wire_replay_choice_t choice;
+
+    if (in->len < sizeof(tr_wire_replay_t) + sizeof(choice)) {
+        fprintf(stderr, "fake_engine: a replay block in too small parts\n");
+        exit(1);
+    }
+    memcpy(&choice, in->data + sizeof(tr_wire_replay_t), sizeof(choice));
+    r->replay = true;
+    r->replay_left = replay_len;
+    r->sent = choice.tokens;
+}
+
 static void
 take_submit(fake_channel_t *c, const tr_record_t *rec)
 {
@@ -83,7 +104,7 @@ take_submit(fake_channel_t *c, const tr_record_t *rec)
     size_t len = rec->length;
     tr_wire_submit_t head;
     tr_wire_bytes_t body;
-    size_t i;
+    size_t i, skip;
 
     if (r->id != rec->id) {
         if (tr_wire_submit_parse(scratch, len, &head, &body) != TR_OK) {
@@ -93,9 +114,17 @@ take_submit(fake_channel_t *c, const tr_record_t *rec)
         request_free(r);
         r->id = rec->id;
         r->endpoint = head.endpoint;
+        r->with_ids = (head.flags & TR_SUBMIT_IDS) != 0;
+        if (head.replay_len != 0) {
+            take_replay(r, head.replay_len, &body);
+        }
         at = (const uint8_t *) body.data;
         len = body.len;
     }
+    skip = len < r->replay_left ? len : r->replay_left;
+    r->replay_left -= (uint32_t) skip;
+    at += skip;
+    len -= skip;
     for (i = 0; i < len; i++) {
         r->body_sum += at[i];
         if (r->kept < BODY_KEPT) {
@@ -117,6 +146,28 @@ finish_all(fake_channel_t *c, fake_request_t *r, uint16_t reason)
     request_free(r);
 }
 
+/* A request that moves: true if it was refused, or has left. */
+static bool
+moves_on(fake_channel_t *c, fake_request_t *r)
+{
+    if (r->replay) {
+        if (r->accepted || refused >= fake_body_number(r, "refuse", 0)) {
+            refused = r->accepted ? refused : 0;
+            return false;
+        }
+        refused++;
+        fake_put_error(c, r, -(int) fake_body_number(r, "status", 7));
+    } else {
+        if (r->sent < fake_body_number(r, "first", 1)) {
+            return false;
+        }
+        refused = 0;
+        fake_put_error(c, r, TR_ERR_DRAINING);
+    }
+    request_free(r);
+    return true;
+}
+
 /* The next token, or what follows the last one.  False: not now. */
 static bool
 step(fake_channel_t *c, fake_request_t *r)
@@ -131,6 +182,9 @@ step(fake_channel_t *c, fake_request_t *r)
     if (tr_ring_space(&c->responses) < 65536 / 4 / 2
         && tr_ring_space(&c->responses) < c->map.response_capacity / 8) {
         return false;
+    }
+    if (fake_body_is(r, "moves") && moves_on(c, r)) {
+        return true;
     }
     if (!r->accepted) {
         if (fake_body_is(r, "error")) {
@@ -480,6 +534,7 @@ main(int argc, char **argv)
              "a\"b\\ \xff");
     snprintf(page->card.level_name[0], sizeof(page->card.level_name[0]),
              "16/16");
+    memset(page->card.model_id, FAKE_MODEL_ID, sizeof(page->card.model_id));
     page->card.created = 1700000000;
     page->card.max_model_len = 4096;
     page->card.kv_pages = 100;

@@ -12,13 +12,17 @@
 
 #define SLOTS 4096
 #define BODY_KEPT 512
+#define FAKE_MODEL_ID 0x5a /* each byte of it */
 
 typedef struct {
     uint64_t id; /* 0: free */
     bool complete;
     bool accepted;
     bool ended;
+    bool with_ids; /* its DELTAs have them */
+    bool replay;   /* it was elsewhere before */
     uint16_t endpoint;
+    uint32_t replay_left; /* bytes of its block */
     uint32_t sent;
     uint64_t next_us;
     uint64_t body_len;

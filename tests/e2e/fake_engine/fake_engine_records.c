@@ -98,6 +98,7 @@ fake_put_accepted(fake_channel_t *c, fake_request_t *r)
     head.model_len = sizeof(model) - 1;
     head.created = 1700000000;
     head.policy_len = sizeof(policy) - 1;
+    memset(head.model_id, FAKE_MODEL_ID, sizeof(head.model_id));
     return put(c, TR_RECORD_ACCEPTED, r->id, &head, sizeof(head), model,
                sizeof(model) - 1, policy, sizeof(policy) - 1);
 }
@@ -133,15 +134,20 @@ fake_put_text(fake_channel_t *c, fake_request_t *r, uint32_t choice,
     tr_wire_delta_t head = { .choice = choice,
                              .tokens = 1,
                              .text_len = (uint32_t) len };
-    uint8_t logprobs[2048];
+    uint8_t rest[2048]; /* logprobs, ids */
+    int32_t id = (int32_t) r->sent;
 
     if (fake_body_true(r, "logprobs")) {
-        head.logprobs_len = (uint32_t) logprob_entry(logprobs, text, len,
+        head.logprobs_len = (uint32_t) logprob_entry(rest, text, len,
                                                      r->sent == 0 ? NAN
                                                                   : -0.25f);
     }
-    return put(c, TR_RECORD_DELTA, r->id, &head, sizeof(head), text, len,
-               logprobs, head.logprobs_len);
+    if (r->with_ids) {
+        head.ids_len = sizeof(id);
+        memcpy(rest + head.logprobs_len, &id, sizeof(id));
+    }
+    return put(c, TR_RECORD_DELTA, r->id, &head, sizeof(head), text, len, rest,
+               head.logprobs_len + head.ids_len);
 }
 
 static bool

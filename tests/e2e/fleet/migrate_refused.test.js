@@ -1,0 +1,120 @@
+'use strict';
+//
+// A stream on its way to another engine that has no place for it: the scripted
+// engine (fake_engine.c) gives the stream up, and refuses to continue it a few
+// times, or for ever.  A second socket of the fleet is dead, so that connecting
+// to it fails while the request waits.
+
+const { test, before, after } = require('node:test');
+const assert = require('node:assert/strict');
+const { spawn, spawnSync } = require('node:child_process');
+const fs = require('node:fs');
+const os = require('node:os');
+const path = require('node:path');
+const { ROOT, BUILD, Stack, until } = require('../lib/stack');
+const { post, stream } = require('../lib/http');
+
+const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'tokenring-refused-'));
+const socket = path.join(dir, 'fake.sock');
+const tokens = (n) => Array.from({ length: n }, (_, i) => `t${i} `).join('');
+let stack, engine;
+
+before(async () => {
+  const made = spawnSync('make', ['-s', 'fake-engine', `B=${BUILD}`],
+    { cwd: ROOT, encoding: 'utf8' });
+  assert.equal(made.status, 0, made.stderr);
+  fs.chmodSync(dir, 0o755);
+  engine = spawn(path.join(BUILD, 'tests/fake_engine'), [socket],
+    { stdio: 'inherit' });
+  await until(() => fs.existsSync(socket), 'the socket of the fake engine');
+  stack = await Stack.start({
+    engine: null,
+    http: `tokenring_engine fleet unix:${socket} unix:${dir}/dead.sock;`,
+    pass: 'fleet',
+    location: 'tokenring_migrate 1 timeout=60s;',
+    server: `
+      location /short/v1/ {
+        tokenring_migrate 1 timeout=700ms;
+        tokenring_pass fleet;
+      }
+      location /never/v1/ { tokenring_pass fleet; }`,
+  });
+  await stack.healthy();
+});
+
+after(async () => {
+  if (stack) await stack.end();
+  const gone = new Promise((resolve) => { engine.once('exit', resolve); });
+  engine.kill('SIGTERM');
+  await gone;
+  fs.rmSync(dir, { recursive: true, force: true });
+});
+
+const ask = (where, more) => stream(
+  `${stack.url}${where}/v1/chat/completions`,
+  { fake: 'moves', count: 6, first: 3, ms: 5, stream: true,
+    include_usage: true,
+    ...more }).finished;
+const moves = async () => (await stack.metrics())
+  .value('tokenring_gateway_migrations_total');
+
+for (const [status, code] of [['QUEUE_FULL', 7], ['DRAINING', 10]]) {
+  test(`refused with ${status}, then accepted: one stream, no haste`,
+    async () => {
+      const before = await moves();
+      const began = performance.now();
+      const s = await ask('', { refuse: 4, status: code });
+      assert.ok(s.done, s.raw.slice(-400));
+      assert.equal(s.text(), tokens(6));
+      assert.equal(s.events.at(-1).usage.completion_tokens, 6);
+      assert.ok(s.events.every((e) => !e.error));
+      // A refusal is no move, and is slept over: 100 ms at least.
+      assert.equal(await moves(), before + 1);
+      const took = performance.now() - began;
+      assert.ok(took >= 380, `${took} ms for four refusals`);
+    });
+}
+
+test('refused, then accepted: a whole answer', async () => {
+  const r = await post(`${stack.url}/v1/chat/completions`,
+    { fake: 'moves', count: 6, first: 3, refuse: 2 });
+  assert.equal(r.status, 200, r.text);
+  assert.equal(r.json().choices[0].message.content, tokens(6));
+});
+
+test('accepted by nobody in time: one error, after what was told', async () => {
+  const began = performance.now();
+  const s = await ask('/short', { refuse: 1000000 });
+  const took = performance.now() - began;
+  assert.ok(!s.done && !s.cut, s.raw.slice(-400));
+  assert.equal(s.text(), tokens(3));
+  assert.deepEqual(s.events.filter((e) => e.error).map((e) => e.error.code),
+    ['engine_unavailable']);
+  assert.ok(took >= 690, `${took} ms`);
+  // The engine is well, and has forgotten the request.
+  await stack.active(0);
+  const again = await ask('', { refuse: 1 });
+  assert.equal(again.text(), tokens(6));
+});
+
+test('many at a time, and some whose clients leave', async () => {
+  const all = Array.from({ length: 40 }, (_, i) => {
+    const s = stream(`${stack.url}/v1/chat/completions`,
+      { fake: 'moves', count: 6, first: 3, refuse: 2, ms: 5, stream: true });
+    if (i % 4 === 0) s.begun().then(() => s.hangUp(), () => {});
+    return s;
+  });
+  const ended = await Promise.all(all.map((s) => s.finished));
+  ended.forEach((s, i) => {
+    if (i % 4 === 0) return;
+    assert.ok(s.done, `${i}: ${s.raw.slice(-400)}`);
+    assert.equal(s.text(), tokens(6), `${i}`);
+  });
+  await stack.active(0);
+});
+
+test('without tokenring_migrate the stream ends', async () => {
+  const s = await ask('/never', {});
+  assert.equal(s.events.at(-1).error.code, 'engine_draining');
+  assert.ok(!s.done);
+});
