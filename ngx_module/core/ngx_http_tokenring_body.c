@@ -110,7 +110,7 @@ ngx_http_tokenring_body_handler(ngx_http_request_t *r)
 
     ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_SEND);
 
-    ngx_http_tokenring_body_send(ctx);
+    (void) ngx_http_tokenring_body_send(ctx);
 }
 
 
@@ -201,7 +201,7 @@ ngx_http_tokenring_body_hold(ngx_http_tokenring_ctx_t *ctx)
 
 /* the request has another connection: send the body from the beginning */
 
-void
+ngx_int_t
 ngx_http_tokenring_body_again(ngx_http_tokenring_ctx_t *ctx)
 {
     ngx_int_t            rc;
@@ -233,10 +233,10 @@ ngx_http_tokenring_body_again(ngx_http_tokenring_ctx_t *ctx)
 
     if (rc != NGX_OK) {
         ngx_http_tokenring_body_fail(ctx, NGX_HTTP_INTERNAL_SERVER_ERROR);
-        return;
+        return NGX_DONE;
     }
 
-    ngx_http_tokenring_body_send(ctx);
+    return ngx_http_tokenring_body_send(ctx);
 }
 
 
@@ -294,7 +294,7 @@ ngx_http_tokenring_body_event(ngx_http_request_t *r)
         return;
     }
 
-    ngx_http_tokenring_body_send(ctx);
+    (void) ngx_http_tokenring_body_send(ctx);
 }
 
 
@@ -510,9 +510,9 @@ ngx_http_tokenring_body_load(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/* sends as much as possible now; may end the request */
+/* sends as much as possible now; NGX_DONE: the request has ended */
 
-void
+ngx_int_t
 ngx_http_tokenring_body_send(ngx_http_tokenring_ctx_t *ctx)
 {
     ngx_int_t  rc;
@@ -521,7 +521,7 @@ ngx_http_tokenring_body_send(ngx_http_tokenring_ctx_t *ctx)
 
         if (ctx->conn == NULL) {
             /* the engine was lost or refused it: an error follows */
-            return;
+            return NGX_OK;
         }
 
         rc = ngx_http_tokenring_body_put(ctx);
@@ -531,21 +531,23 @@ ngx_http_tokenring_body_send(ngx_http_tokenring_ctx_t *ctx)
             ngx_http_tokenring_slot_whole(ctx);
             ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_QUEUED);
             ngx_http_tokenring_watch(ctx);
-            return;
+            return NGX_OK;
         }
 
         if (rc == NGX_DECLINED) {
             ngx_http_tokenring_body_fail(ctx, NGX_HTTP_INTERNAL_SERVER_ERROR);
-            return;
+            return NGX_DONE;
         }
 
         if (rc != NGX_OK) {
             /* NGX_AGAIN: it waits for space; NGX_ERROR: the channel closes */
-            return;
+            return NGX_OK;
         }
 
-        if (ngx_http_tokenring_body_more(ctx) != NGX_OK) {
-            return;
+        rc = ngx_http_tokenring_body_more(ctx);
+
+        if (rc != NGX_OK) {
+            return (rc == NGX_ERROR) ? NGX_DONE : NGX_OK;
         }
 
         ngx_http_tokenring_body_take(ctx);
@@ -559,6 +561,15 @@ void
 ngx_http_tokenring_body_fail(ngx_http_tokenring_ctx_t *ctx, ngx_int_t rc)
 {
     ngx_http_tokenring_slot_abandon(ctx);
+
+    if (ctx->request->header_sent) {
+        ngx_http_tokenring_fail(ctx, TR_ERR_INTERNAL,
+                                "The gateway could not read the body of this "
+                                "request again");
+        ngx_http_tokenring_flush(ctx);
+        return;
+    }
+
     ngx_http_tokenring_finalize(ctx,
                          ngx_http_tokenring_send_http_error(ctx->request, rc));
 }
@@ -585,7 +596,7 @@ ngx_http_tokenring_body_feed(ngx_http_tokenring_conn_t *conn)
 
         ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_SEND);
 
-        ngx_http_tokenring_body_send(ctx);
+        (void) ngx_http_tokenring_body_send(ctx);
 
         ngx_http_run_posted_requests(c);
     }

@@ -18,11 +18,12 @@
 /* begins; ctx has a slot.  As ngx_http_read_client_request_body() returns */
 ngx_int_t ngx_http_tokenring_body_read(ngx_http_tokenring_ctx_t *ctx);
 
-/* sends what is there, and reads more if the ring takes it; may end it */
-void ngx_http_tokenring_body_send(ngx_http_tokenring_ctx_t *ctx);
+/* sends what is there, and reads more if the ring takes it; NGX_DONE: the
+ * request has ended */
+ngx_int_t ngx_http_tokenring_body_send(ngx_http_tokenring_ctx_t *ctx);
 
-/* the same from the beginning, to another engine; may end it */
-void ngx_http_tokenring_body_again(ngx_http_tokenring_ctx_t *ctx);
+/* the same from the beginning, to another engine */
+ngx_int_t ngx_http_tokenring_body_again(ngx_http_tokenring_ctx_t *ctx);
 
 /* the ring may have space for those that wait for it; may end them */
 void ngx_http_tokenring_body_feed(ngx_http_tokenring_conn_t *conn);
@@ -34,7 +35,8 @@ void ngx_http_tokenring_upload_end(ngx_http_tokenring_ctx_t *ctx);
 /* after each read: counts what came; the last one ends it */
 void ngx_http_tokenring_upload_count(ngx_http_tokenring_ctx_t *ctx);
 
-/* the gateway could not read the body: the request ends with this status */
+/* the gateway could not read the body: the request ends with this status, or,
+ * if its answer has begun, with an error event */
 void ngx_http_tokenring_body_fail(ngx_http_tokenring_ctx_t *ctx, ngx_int_t rc);
 
 /* ends the slowest upload to this engine; NGX_DECLINED: none is slow enough.
@@ -56,7 +58,8 @@ void ngx_http_tokenring_body_forget(ngx_http_tokenring_ctx_t *ctx);
 ngx_int_t ngx_http_tokenring_body_rewind(ngx_http_tokenring_ctx_t *ctx);
 
 /* _migrate.c: a request that has begun and lost its engine.  NGX_OK: it goes on
- * at another one, waits for one, or has ended; NGX_DECLINED: it cannot */
+ * at another one, or waits for one; NGX_DONE: it has ended; NGX_DECLINED: it
+ * cannot */
 ngx_int_t ngx_http_tokenring_move(ngx_http_tokenring_ctx_t *ctx);
 
 /* what is kept for that: from ACCEPTED on, with each DELTA, to the end */
@@ -70,8 +73,8 @@ void ngx_http_tokenring_move_forget(ngx_http_tokenring_ctx_t *ctx);
 ngx_uint_t ngx_http_tokenring_move_fits(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_conn_t *conn);
 
-/* looks again for an engine; may end the request */
-void ngx_http_tokenring_move_retry(ngx_http_tokenring_ctx_t *ctx);
+/* looks again for an engine; NGX_DONE: the request has ended */
+ngx_int_t ngx_http_tokenring_move_retry(ngx_http_tokenring_ctx_t *ctx);
 
 /* a request with an error that was not told.  NGX_OK: it goes on at another
  * engine, or has ended; NGX_DECLINED: nobody takes it, the error stands */

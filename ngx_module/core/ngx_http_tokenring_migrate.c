@@ -293,7 +293,7 @@ ngx_http_tokenring_move(ngx_http_tokenring_ctx_t *ctx)
     ngx_http_tokenring_move_reset(ctx);
 
     if (ngx_http_tokenring_admit(ctx) == NGX_OK) {
-        ngx_http_tokenring_body_again(ctx);
+        return ngx_http_tokenring_body_again(ctx);
     }
 
     return NGX_OK;
@@ -339,7 +339,7 @@ ngx_http_tokenring_move_wait(ngx_http_tokenring_ctx_t *ctx)
  * it are asked again when all the others were.
  */
 
-void
+ngx_int_t
 ngx_http_tokenring_move_retry(ngx_http_tokenring_ctx_t *ctx)
 {
     ngx_queue_t  alone;
@@ -351,11 +351,12 @@ ngx_http_tokenring_move_retry(ngx_http_tokenring_ctx_t *ctx)
     ngx_queue_insert_tail(&alone, &ctx->wait);
 
     if (ngx_http_tokenring_admit(ctx) == NGX_OK) {
-        ngx_http_tokenring_body_again(ctx);
-        return;
+        return ngx_http_tokenring_body_again(ctx);
     }
 
     ctx->tried = 0;
+
+    return NGX_OK;
 }
 
 

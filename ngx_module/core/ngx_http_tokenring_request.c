@@ -489,9 +489,7 @@ ngx_http_tokenring_timer(ngx_event_t *ev)
     }
 
     if (ctx->moving && ctx->state == NGX_HTTP_TOKENRING_HELD) {
-        ngx_http_tokenring_move_retry(ctx);
-
-        if (ctx->state == NGX_HTTP_TOKENRING_DONE) {
+        if (ngx_http_tokenring_move_retry(ctx) == NGX_DONE) {
             ngx_http_run_posted_requests(c);
             return;
         }

@@ -281,7 +281,7 @@ ngx_http_tokenring_retry(ngx_http_tokenring_ctx_t *ctx)
         return NGX_OK;
     }
 
-    ngx_http_tokenring_body_again(ctx);
+    (void) ngx_http_tokenring_body_again(ctx);
 
     return NGX_OK;
 }
@@ -293,7 +293,7 @@ void
 ngx_http_tokenring_body_resend(ngx_http_tokenring_ctx_t *ctx)
 {
     if (ctx->conn) {
-        ngx_http_tokenring_body_again(ctx);
+        (void) ngx_http_tokenring_body_again(ctx);
 
     } else {
         ngx_http_tokenring_flush(ctx);

@@ -49,6 +49,8 @@ static ngx_http_tokenring_text_t  ngx_http_tokenring_spare;
 void
 ngx_http_tokenring_flush(ngx_http_tokenring_ctx_t *ctx)
 {
+    ngx_int_t  rc;
+
     if (ctx->state == NGX_HTTP_TOKENRING_DONE) {
         return;
     }
@@ -61,15 +63,17 @@ ngx_http_tokenring_flush(ngx_http_tokenring_ctx_t *ctx)
         return;
     }
 
-    if (ctx->error && ngx_http_tokenring_move(ctx) == NGX_OK) {
+    if (ctx->error) {
+        rc = ngx_http_tokenring_move(ctx);
 
-        /* what the lost engine has told goes out meanwhile */
-
-        if (ctx->state != NGX_HTTP_TOKENRING_DONE && ctx->stream) {
+        if (rc == NGX_OK && ctx->stream) {
+            /* what the lost engine has told goes out meanwhile */
             ngx_http_tokenring_stream(ctx);
         }
 
-        return;
+        if (rc != NGX_DECLINED) {
+            return;
+        }
     }
 
     if (ctx->error && ngx_http_tokenring_retry(ctx) == NGX_OK) {

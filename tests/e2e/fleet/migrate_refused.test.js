@@ -37,13 +37,25 @@ before(async () => {
         tokenring_migrate 1 timeout=700ms;
         tokenring_pass fleet;
       }
+      location /file/v1/ {
+        client_body_in_file_only clean;
+        mirror /nobody;
+        tokenring_migrate 1 timeout=60s;
+        tokenring_pass fleet;
+      }
+      location = /nobody { internal; return 204; }
       location /never/v1/ { tokenring_pass fleet; }`,
   });
   await stack.healthy();
 });
 
 after(async () => {
-  if (stack) await stack.end();
+  if (stack) {
+    const complaints = stack.complaints().filter((line) =>
+      !line.includes('the file of a request body ended early'));
+    await stack.stop();
+    assert.deepEqual(complaints, []);
+  }
   const gone = new Promise((resolve) => { engine.once('exit', resolve); });
   engine.kill('SIGTERM');
   await gone;
@@ -112,6 +124,30 @@ test('many at a time, and some whose clients leave', async () => {
   });
   await stack.active(0);
 });
+
+// A body that another module had NGINX put into a file is read from there again;
+// here it cannot be.
+for (const [when, more] of [
+  ['as its engine is lost', { ms: 100 }],
+  ['while it waits for another', { refuse: 1000000 }],
+]) {
+  test(`its body cannot be read again, ${when}: an error event`, async () => {
+    const s = stream(`${stack.url}/file/v1/chat/completions`,
+      { fake: 'moves', count: 6, first: 3, stream: true, ...more });
+    await s.begun();
+    const temp = path.join(stack.dir, 'temp_client_body');
+    for (const name of fs.readdirSync(temp, { recursive: true })) {
+      const file = path.join(temp, name);
+      if (fs.statSync(file).isFile()) fs.truncateSync(file, 0);
+    }
+    const ended = await s.finished;
+    assert.equal(ended.text(), tokens(3));
+    assert.equal(ended.events.at(-1).error.code, 'internal_error');
+    assert.ok(!ended.done && !ended.cut, ended.raw.slice(-400));
+    await stack.active(0);
+    assert.equal((await ask('', { refuse: 1 })).text(), tokens(6));
+  });
+}
 
 test('without tokenring_migrate the stream ends', async () => {
   const s = await ask('/never', {});
