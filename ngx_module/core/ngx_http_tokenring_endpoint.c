@@ -48,62 +48,19 @@ static const ngx_http_tokenring_endpoint_t  ngx_http_tokenring_endpoints[] = {
       "",
       ngx_http_tokenring_logprobs_completion },
 
+    /* these generate nothing: an answer comes whole */
+
     [TR_ENDPOINT_TOKENIZE] =
-    { "tok",
-      NULL,
-      NULL,
-      NULL,
-      NULL,
-      ngx_http_tokenring_tokenize_whole,
-      NULL,
-      "",
-      "",
-      ngx_null_string,
-      ngx_null_string,
-      ngx_null_string,
-      "",
-      "",
-      "",
-      "",
-      NULL },
+    { .id_prefix = "tok",
+      .whole = ngx_http_tokenring_tokenize_whole },
 
     [TR_ENDPOINT_DETOKENIZE] =
-    { "detok",
-      NULL,
-      NULL,
-      NULL,
-      NULL,
-      ngx_http_tokenring_detokenize_whole,
-      NULL,
-      "",
-      "",
-      ngx_null_string,
-      ngx_null_string,
-      ngx_null_string,
-      "",
-      "",
-      "",
-      "",
-      NULL },
+    { .id_prefix = "detok",
+      .whole = ngx_http_tokenring_detokenize_whole },
 
     [TR_ENDPOINT_RENDER] =
-    { "render",
-      NULL,
-      NULL,
-      NULL,
-      NULL,
-      ngx_http_tokenring_render_prompt_whole,
-      NULL,
-      "",
-      "",
-      ngx_null_string,
-      ngx_null_string,
-      ngx_null_string,
-      "",
-      "",
-      "",
-      "",
-      NULL }
+    { .id_prefix = "render",
+      .whole = ngx_http_tokenring_render_prompt_whole }
 };
 
 
