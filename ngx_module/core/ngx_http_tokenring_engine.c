@@ -44,6 +44,12 @@ static ngx_uint_t ngx_http_tokenring_answers(ngx_http_tokenring_conn_t *conn,
 static void ngx_http_tokenring_probe_event(ngx_event_t *ev);
 static void ngx_http_tokenring_leave(ngx_http_tokenring_conn_t *conn);
 static uint64_t ngx_http_tokenring_load(ngx_http_tokenring_conn_t *conn);
+static ngx_uint_t ngx_http_tokenring_takes(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_conn_t *conn, tr_status_t *rc);
+static ngx_uint_t ngx_http_tokenring_crowded(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_conn_t *conn);
+static ngx_http_tokenring_conn_t *ngx_http_tokenring_make_room(
+    ngx_http_tokenring_ctx_t *ctx);
 
 
 /* once a process, before anything else happens to the connection */
@@ -765,9 +771,50 @@ ngx_http_tokenring_conn_bit(ngx_http_tokenring_conn_t *conn)
 
 
 /*
+ * May this connection take the request?  *rc: why not, if that is worse news
+ * than what it was.
+ */
+
+static ngx_uint_t
+ngx_http_tokenring_takes(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_conn_t *conn, tr_status_t *rc)
+{
+    const char  *why;
+
+    if (ctx->moving && conn->state == NGX_HTTP_TOKENRING_READY
+        && !ngx_http_tokenring_move_fits(ctx, conn))
+    {
+        return 0;
+    }
+
+    if (!ngx_http_tokenring_healthy(conn, ctx->conf->stall_timeout, &why)) {
+
+        if (conn->state == NGX_HTTP_TOKENRING_READY
+            && conn->admission.state == TR_ENGINE_DRAINING
+            && *rc == TR_ERR_NO_ENGINE)
+        {
+            *rc = TR_ERR_DRAINING;
+        }
+
+        return 0;
+    }
+
+    if (conn->admission.queue_free == 0
+        || conn->outstanding >= conn->map.slots)
+    {
+        *rc = TR_ERR_QUEUE_FULL;
+        return 0;
+    }
+
+    return 1;
+}
+
+
+/*
  * The connection with the least load, of those not tried yet; TR_AGAIN: a
  * handshake is in progress.  Incomplete bodies get at most half of the slots,
  * so that clients who send slowly, or not at all, cannot shut out the others.
+ * Where all such places are taken, one upload that is slow makes room.
  */
 
 tr_status_t
@@ -776,7 +823,6 @@ ngx_http_tokenring_choose(ngx_http_tokenring_ctx_t *ctx,
 {
     uint64_t                      load, best_load;
     ngx_uint_t                    i, n, pending;
-    const char                   *why;
     tr_status_t                   rc;
     ngx_http_tokenring_conn_t    *conn, *conns, *best;
     ngx_http_tokenring_engine_t  *engine;
@@ -815,31 +861,11 @@ ngx_http_tokenring_choose(ngx_http_tokenring_ctx_t *ctx,
             continue;
         }
 
-        if (ctx->moving && conn->state == NGX_HTTP_TOKENRING_READY
-            && !ngx_http_tokenring_move_fits(ctx, conn))
-        {
+        if (!ngx_http_tokenring_takes(ctx, conn, &rc)) {
             continue;
         }
 
-        if (!ngx_http_tokenring_healthy(conn, ctx->conf->stall_timeout,
-                                        &why))
-        {
-            if (conn->state == NGX_HTTP_TOKENRING_READY
-                && conn->admission.state == TR_ENGINE_DRAINING
-                && rc == TR_ERR_NO_ENGINE)
-            {
-                rc = TR_ERR_DRAINING;
-            }
-
-            continue;
-        }
-
-        if (conn->admission.queue_free == 0
-            || conn->outstanding >= conn->map.slots
-            || (ctx->request->reading_body
-                && conn->coming >= conn->map.slots / 2
-                && ngx_http_tokenring_upload_shed(conn) != NGX_OK))
-        {
+        if (ngx_http_tokenring_crowded(ctx, conn)) {
             rc = TR_ERR_QUEUE_FULL;
             continue;
         }
@@ -850,6 +876,10 @@ ngx_http_tokenring_choose(ngx_http_tokenring_ctx_t *ctx,
             best = conn;
             best_load = load;
         }
+    }
+
+    if (best == NULL && rc == TR_ERR_QUEUE_FULL) {
+        best = ngx_http_tokenring_make_room(ctx);
     }
 
     if (best) {
@@ -867,4 +897,48 @@ ngx_http_tokenring_choose(ngx_http_tokenring_ctx_t *ctx,
                    &engine->name, pending, tr_status_info(rc).name);
 
     return pending ? TR_AGAIN : rc;
+}
+
+
+/* has it as many incomplete bodies as it may, and would this be another? */
+
+static ngx_uint_t
+ngx_http_tokenring_crowded(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_conn_t *conn)
+{
+    return ctx->request->reading_body
+           && conn->coming >= conn->map.slots / 2;
+}
+
+
+/* the first connection whose slowest upload may end for this one; NULL: none */
+
+static ngx_http_tokenring_conn_t *
+ngx_http_tokenring_make_room(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_uint_t                    i, n;
+    tr_status_t                   rc;
+    ngx_http_tokenring_conn_t    *conn, *conns;
+    ngx_http_tokenring_engine_t  *engine;
+
+    engine = ctx->conf->engine;
+
+    n = engine->conns.nelts;
+    conns = engine->conns.elts;
+
+    rc = TR_ERR_NO_ENGINE;
+
+    for (i = 0; i < n; i++) {
+        conn = &conns[(engine->turn + i) % n];
+
+        if (!(ctx->tried & ngx_http_tokenring_conn_bit(conn))
+            && ngx_http_tokenring_takes(ctx, conn, &rc)
+            && ngx_http_tokenring_crowded(ctx, conn)
+            && ngx_http_tokenring_upload_shed(conn) == NGX_OK)
+        {
+            return conn;
+        }
+    }
+
+    return NULL;
 }

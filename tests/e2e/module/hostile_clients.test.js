@@ -102,6 +102,40 @@ test('a new body takes the place of the slowest', async () => {
   }
 });
 
+test('of two engines only one gives up an upload for a new body', async () => {
+  const stack = await Stack.start({ engine: NULL, engines: { second: NULL },
+    pass: 'two', location: 'tokenring_body_rate 1m;',
+    http: 'tokenring_engine two unix:DIR/main.sock unix:DIR/second.sock '
+      + 'slots=64 ring=64k;' });
+  const ended = async () => (await stack.metrics())
+    .value('tokenring_gateway_slow_uploads_total');
+  try {
+    await stack.connected(2);
+    // All would end after five seconds: whoever is slower than that tries again.
+    for (let i = 0, late = true; late; i++) {
+      assert.ok(i < 5, 'in time');
+      const before = await ended();
+      const begun = Date.now();
+      const held = Array.from({ length: 64 }, () => stalled(stack, 20000));
+      await stack.active(64);
+      await sleep(1500);
+      const r = await post(`${stack.url}/v1/chat/completions`, chat('Hello!',
+        { max_tokens: 3, metadata: { pad: 'x'.repeat(200000) } }));
+      const n = await ended() - before;
+      late = Date.now() - begun > 4500;
+      if (!late) {
+        assert.notEqual(r.status, 429);
+        assert.equal(n, 1);
+      }
+      held.forEach((s) => s.socket.destroy());
+      await stack.active(0);
+    }
+    await stack.idle();
+  } finally {
+    await stack.end();
+  }
+});
+
 test('an idle engine that is stopped is not healthy, and nobody waits for it',
   async () => {
     const stack = await Stack.start({ engine: NULL,
