@@ -96,10 +96,12 @@ function read(file) {
   }
 }
 
-// Stops a process; returns when it has stopped.
+// Stops a process; returns when all its threads have stopped: on a busy machine
+// one may go on for a while.
 function halt(pid) {
   process.kill(pid, 'SIGSTOP');
-  return until(() => / T /.test(read(`/proc/${pid}/stat`)), 'it stops');
+  return until(() => fs.readdirSync(`/proc/${pid}/task`).every((task) =>
+    /\) T /.test(read(`/proc/${pid}/task/${task}/stat`))), 'it stops');
 }
 
 // A worker of NGINX that has gone, or waits for its last requests.

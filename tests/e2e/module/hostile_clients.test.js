@@ -7,7 +7,7 @@
 const { test } = require('node:test');
 const assert = require('node:assert/strict');
 const net = require('node:net');
-const { Stack, withStack, until } = require('../lib/stack');
+const { Stack, withStack, until, sleep, halt } = require('../lib/stack');
 const { post, stream, request } = require('../lib/http');
 const { chat } = require('../lib/prompts');
 
@@ -150,12 +150,12 @@ test('an idle engine that is stopped is not healthy, and nobody waits for it',
     try {
       const url = `${stack.url}/v1/chat/completions`;
       await until(async () => (await health()).ready === 2, 'both are ready');
-      stack.engine.signal('SIGSTOP');
+      await halt(stack.engine.pid);
       // Whatever engine a request comes to, it is answered.
       await Promise.all(Array.from({ length: 6 }, () => small(url)));
       await until(async () => (await health()).ready === 1, 'one is not');
       await small(url);
-      stack.others[0].signal('SIGSTOP');
+      await halt(stack.others[0].pid);
       let last;
       await until(async () => {
         last = await health();
