@@ -1,6 +1,6 @@
 /*
- * The request body: from the client into the request ring (_body.c), and what
- * is kept of it for another engine (_retry.c).
+ * The request body: from the client (_body.c) into the request ring
+ * (_submit.c), and what is kept of it for another engine (_retry.c).
  *
  * What is kept lies in r->pool.  Most of these functions may end the request,
  * which each says: then ctx must not be touched any more.
@@ -24,6 +24,16 @@ ngx_int_t ngx_http_tokenring_body_send(ngx_http_tokenring_ctx_t *ctx);
 
 /* the same from the beginning, to another engine */
 ngx_int_t ngx_http_tokenring_body_again(ngx_http_tokenring_ctx_t *ctx);
+
+/* reads what the client has sent: NGX_OK: more was read, or the end reached;
+ * NGX_AGAIN: nothing now; NGX_ERROR: the request has ended */
+ngx_int_t ngx_http_tokenring_body_more(ngx_http_tokenring_ctx_t *ctx);
+
+/* moves what was read to ctx->body */
+void ngx_http_tokenring_body_take(ngx_http_tokenring_ctx_t *ctx);
+
+/* bytes that are announced to the engine, or TR_BODY_UNKNOWN */
+uint64_t ngx_http_tokenring_body_len(ngx_http_tokenring_ctx_t *ctx);
 
 /* the ring may have space for those that wait for it; may end them */
 void ngx_http_tokenring_body_feed(ngx_http_tokenring_conn_t *conn);

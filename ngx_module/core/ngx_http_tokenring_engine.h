@@ -11,6 +11,10 @@
  * With WELCOME comes the channel (ngx_http_tokenring_channel.h), which only a
  * connection that is READY has.  Both structures live in the cycle's pool; the
  * connection owns its socket, its doorbells and the mapped memory.
+ *
+ *     _engine_conf.c  the directive tokenring_engine
+ *     _conn.c         a connection, from connect() to its loss; its health
+ *     _choose.c       which engine gets a request
  */
 
 #ifndef _NGX_HTTP_TOKENRING_ENGINE_H_INCLUDED_

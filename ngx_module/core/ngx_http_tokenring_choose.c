@@ -1,0 +1,224 @@
+/*
+ * Which engine gets a request: the one with the least to do.
+ *
+ * Looked up on the engines' status pages, with nobody asked, when a request
+ * comes and again when its body is complete or its engine has refused it.
+ */
+
+#include "ngx_http_tokenring_body.h"
+#include "ngx_http_tokenring_channel.h"
+#include "ngx_http_tokenring_conf.h"
+#include "ngx_http_tokenring_request.h"
+
+
+static uint64_t ngx_http_tokenring_load(ngx_http_tokenring_conn_t *conn);
+static ngx_uint_t ngx_http_tokenring_takes(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_conn_t *conn, tr_status_t *rc);
+static ngx_uint_t ngx_http_tokenring_crowded(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_conn_t *conn);
+static ngx_http_tokenring_conn_t *ngx_http_tokenring_make_room(
+    ngx_http_tokenring_ctx_t *ctx);
+
+
+/*
+ * The load of an engine, in tokens: prompts and, as far as can be known,
+ * answers of all its requests (docs/fleet.md has the rule).  The engine counts
+ * them on its status page, for all workers; those that we have sent and it has
+ * not counted yet are added.  A page that is late, or an engine that does not
+ * count, cannot hide our own prompts.
+ */
+
+static uint64_t
+ngx_http_tokenring_load(ngx_http_tokenring_conn_t *conn)
+{
+    uint64_t  tokens;
+
+    /* written by the engine: no value may cause an overflow below */
+    tokens = ngx_min(conn->admission.outstanding_tokens,
+                     (uint64_t) 1 << 40);
+
+    return ngx_max(tokens, conn->known) + conn->guessed + 1;
+}
+
+
+/* the bit of a replica in a mask; beyond 64, replicas share bits */
+
+uint64_t
+ngx_http_tokenring_conn_bit(ngx_http_tokenring_conn_t *conn)
+{
+    return (uint64_t) 1 << (conn->replica % 64);
+}
+
+
+/*
+ * May this connection take the request?  *rc: why not, if that is worse news
+ * than what it was.
+ */
+
+static ngx_uint_t
+ngx_http_tokenring_takes(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_conn_t *conn, tr_status_t *rc)
+{
+    const char  *why;
+
+    if (ctx->moving && conn->state == NGX_HTTP_TOKENRING_READY
+        && !ngx_http_tokenring_move_fits(ctx, conn))
+    {
+        return 0;
+    }
+
+    if (!ngx_http_tokenring_healthy(conn, ctx->conf->stall_timeout, &why)) {
+
+        if (conn->state == NGX_HTTP_TOKENRING_READY
+            && conn->admission.state == TR_ENGINE_DRAINING
+            && *rc == TR_ERR_NO_ENGINE)
+        {
+            *rc = TR_ERR_DRAINING;
+        }
+
+        return 0;
+    }
+
+    if (conn->admission.queue_free == 0
+        || conn->outstanding >= conn->map.slots)
+    {
+        *rc = TR_ERR_QUEUE_FULL;
+        return 0;
+    }
+
+    return 1;
+}
+
+
+/*
+ * The connection with the least load, of those not tried yet; TR_AGAIN: a
+ * handshake is in progress.  Incomplete bodies get at most half of the slots,
+ * so that clients who send slowly, or not at all, cannot shut out the others.
+ * Where all such places are taken, one upload that is slow makes room.
+ */
+
+tr_status_t
+ngx_http_tokenring_choose(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_conn_t **out)
+{
+    uint64_t                      load, best_load;
+    ngx_uint_t                    i, n, pending;
+    tr_status_t                   rc;
+    ngx_http_tokenring_conn_t    *conn, *conns, *best;
+    ngx_http_tokenring_engine_t  *engine;
+
+    engine = ctx->conf->engine;
+
+    n = engine->conns.nelts;
+    conns = engine->conns.elts;
+
+    best = NULL;
+    best_load = 0;
+    pending = 0;
+    rc = TR_ERR_NO_ENGINE;
+
+    engine->turn++;
+
+    for (i = 0; i < n; i++) {
+        conn = &conns[(engine->turn + i) % n];
+
+        if (ctx->tried & ngx_http_tokenring_conn_bit(conn)) {
+            continue;
+        }
+
+        if (conn->state == NGX_HTTP_TOKENRING_IDLE
+            && (!ngx_exiting || ctx->moving)
+            && ngx_current_msec - conn->attempted
+               >= NGX_HTTP_TOKENRING_RETRY)
+        {
+            ngx_http_tokenring_connect(conn);
+        }
+
+        if (conn->state == NGX_HTTP_TOKENRING_CONNECTING
+            || conn->state == NGX_HTTP_TOKENRING_HANDSHAKING)
+        {
+            pending = 1;
+            continue;
+        }
+
+        if (!ngx_http_tokenring_takes(ctx, conn, &rc)) {
+            continue;
+        }
+
+        if (ngx_http_tokenring_crowded(ctx, conn)) {
+            rc = TR_ERR_QUEUE_FULL;
+            continue;
+        }
+
+        load = ngx_http_tokenring_load(conn);
+
+        if (best == NULL || load * best->weight < best_load * conn->weight) {
+            best = conn;
+            best_load = load;
+        }
+    }
+
+    if (best == NULL && rc == TR_ERR_QUEUE_FULL) {
+        best = ngx_http_tokenring_make_room(ctx);
+    }
+
+    if (best) {
+        ngx_log_debug4(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
+                       "tokenring request: engine %V, replica:%ui load:%uL "
+                       "outstanding:%ui", &engine->name, best->replica,
+                       best_load, best->outstanding);
+
+        *out = best;
+        return TR_OK;
+    }
+
+    ngx_log_debug3(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
+                   "tokenring request: no engine of %V, pending:%ui status:%s",
+                   &engine->name, pending, tr_status_info(rc).name);
+
+    return pending ? TR_AGAIN : rc;
+}
+
+
+/* has it as many incomplete bodies as it may, and would this be another? */
+
+static ngx_uint_t
+ngx_http_tokenring_crowded(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_conn_t *conn)
+{
+    return ctx->request->reading_body
+           && conn->coming >= conn->map.slots / 2;
+}
+
+
+/* the first connection whose slowest upload may end for this one; NULL: none */
+
+static ngx_http_tokenring_conn_t *
+ngx_http_tokenring_make_room(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_uint_t                    i, n;
+    tr_status_t                   rc;
+    ngx_http_tokenring_conn_t    *conn, *conns;
+    ngx_http_tokenring_engine_t  *engine;
+
+    engine = ctx->conf->engine;
+
+    n = engine->conns.nelts;
+    conns = engine->conns.elts;
+
+    rc = TR_ERR_NO_ENGINE;
+
+    for (i = 0; i < n; i++) {
+        conn = &conns[(engine->turn + i) % n];
+
+        if (!(ctx->tried & ngx_http_tokenring_conn_bit(conn))
+            && ngx_http_tokenring_takes(ctx, conn, &rc)
+            && ngx_http_tokenring_crowded(ctx, conn)
+            && ngx_http_tokenring_upload_shed(conn) == NGX_OK)
+        {
+            return conn;
+        }
+    }
+
+    return NULL;
+}
