@@ -21,6 +21,13 @@
 
 static ngx_int_t ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx,
     u_char *payload, size_t len);
+static void ngx_http_tokenring_accepted_again(ngx_http_tokenring_ctx_t *ctx,
+    const tr_wire_accepted_t *head);
+static ngx_int_t ngx_http_tokenring_accepted_names(
+    ngx_http_tokenring_ctx_t *ctx, const tr_wire_bytes_t *model,
+    const tr_wire_bytes_t *policy);
+static ngx_int_t ngx_http_tokenring_accepted_choices(
+    ngx_http_tokenring_ctx_t *ctx, const tr_wire_accepted_t *head);
 static ngx_int_t ngx_http_tokenring_started(ngx_http_tokenring_ctx_t *ctx,
     u_char *payload, size_t len);
 static ngx_int_t ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx,
@@ -178,8 +185,6 @@ static ngx_int_t
 ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     size_t len)
 {
-    ngx_uint_t          i;
-    tr_wire_usage_t    *kv;
     tr_wire_bytes_t     model, policy;
     tr_wire_accepted_t  head;
 
@@ -200,24 +205,7 @@ ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_ACCEPTED);
 
     if (ctx->moving) {
-        /* it goes on where it was: all of this is known already */
-        ctx->moving = 0;
-
-        if (!ctx->gone) {
-            ctx->deadline = ngx_current_msec + ctx->conf->queue_timeout;
-            ngx_http_tokenring_arm(ctx);
-        }
-
-        if (head.choices != ctx->nchoices
-            || head.prompt_tokens != ctx->prompt_tokens)
-        {
-            /* another model under this name: no fault of the others' */
-            ngx_http_tokenring_control(ctx, TR_CONTROL_ABORT);
-            ngx_http_tokenring_fail(ctx, TR_ERR_INTERNAL,
-                                    "The engine reads another prompt");
-            ngx_http_tokenring_dirty(ctx->conn, ctx);
-        }
-
+        ngx_http_tokenring_accepted_again(ctx, &head);
         return NGX_OK;
     }
 
@@ -234,52 +222,13 @@ ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
                    head.choices, (u_int) ctx->stream,
                    (u_int) ctx->include_usage, (u_int) ctx->with_logprobs);
 
-    ctx->model.data = ngx_pnalloc(ctx->request->pool, model.len + policy.len);
-    if (ctx->model.data == NULL) {
-        return NGX_ERROR;
-    }
-
-    ctx->model.len = model.len;
-    ctx->policy.len = policy.len;
-    ctx->policy.data = ngx_cpymem(ctx->model.data, model.data, model.len);
-    ngx_memcpy(ctx->policy.data, policy.data, policy.len);
-
-    ctx->choices = ngx_pcalloc(ctx->request->pool,
-                        head.choices * sizeof(ngx_http_tokenring_choice_t));
-    if (ctx->choices == NULL) {
-        return NGX_ERROR;
-    }
-
-    if (head.flags & TR_ACCEPTED_KV) {
-        kv = ngx_pcalloc(ctx->request->pool,
-                         head.choices * sizeof(tr_wire_usage_t));
-        if (kv == NULL) {
-            return NGX_ERROR;
-        }
-
-        for (i = 0; i < head.choices; i++) {
-            ctx->choices[i].kv = &kv[i];
-        }
-    }
-
-    ctx->nchoices = head.choices;
-    ctx->left = head.choices;
-
-    ngx_http_tokenring_move_keep(ctx, &head);
-
-    if ((head.flags & TR_ACCEPTED_ITEMS)
-        && ngx_http_tokenring_items_create(ctx) != NGX_OK)
+    if (ngx_http_tokenring_accepted_names(ctx, &model, &policy) != NGX_OK
+        || ngx_http_tokenring_accepted_choices(ctx, &head) != NGX_OK)
     {
         return NGX_ERROR;
     }
 
-    if (!tr_endpoint_info(ctx->endpoint)->generates) {
-        ctx->result = ngx_pcalloc(ctx->request->pool,
-                                  sizeof(ngx_http_tokenring_result_t));
-        if (ctx->result == NULL) {
-            return NGX_ERROR;
-        }
-    }
+    ngx_http_tokenring_move_keep(ctx, &head);
 
     if (ctx->gone) {
         return NGX_OK;
@@ -299,6 +248,98 @@ ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     }
 
     return ngx_http_tokenring_render_heads(ctx);
+}
+
+
+/* it goes on where it was: all but its engine is known already */
+
+static void
+ngx_http_tokenring_accepted_again(ngx_http_tokenring_ctx_t *ctx,
+    const tr_wire_accepted_t *head)
+{
+    ctx->moving = 0;
+
+    if (!ctx->gone) {
+        ctx->deadline = ngx_current_msec + ctx->conf->queue_timeout;
+        ngx_http_tokenring_arm(ctx);
+    }
+
+    if (head->choices != ctx->nchoices
+        || head->prompt_tokens != ctx->prompt_tokens)
+    {
+        /* another model under this name: no fault of the others' */
+        ngx_http_tokenring_control(ctx, TR_CONTROL_ABORT);
+        ngx_http_tokenring_fail(ctx, TR_ERR_INTERNAL,
+                                "The engine reads another prompt");
+        ngx_http_tokenring_dirty(ctx->conn, ctx);
+    }
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_accepted_names(ngx_http_tokenring_ctx_t *ctx,
+    const tr_wire_bytes_t *model, const tr_wire_bytes_t *policy)
+{
+    ctx->model.data = ngx_pnalloc(ctx->request->pool,
+                                  model->len + policy->len);
+    if (ctx->model.data == NULL) {
+        return NGX_ERROR;
+    }
+
+    ctx->model.len = model->len;
+    ctx->policy.len = policy->len;
+    ctx->policy.data = ngx_cpymem(ctx->model.data, model->data, model->len);
+    ngx_memcpy(ctx->policy.data, policy->data, policy->len);
+
+    return NGX_OK;
+}
+
+
+/* what is kept of each choice, or of a result */
+
+static ngx_int_t
+ngx_http_tokenring_accepted_choices(ngx_http_tokenring_ctx_t *ctx,
+    const tr_wire_accepted_t *head)
+{
+    ngx_uint_t        i;
+    tr_wire_usage_t  *kv;
+
+    ctx->choices = ngx_pcalloc(ctx->request->pool,
+                       head->choices * sizeof(ngx_http_tokenring_choice_t));
+    if (ctx->choices == NULL) {
+        return NGX_ERROR;
+    }
+
+    if (head->flags & TR_ACCEPTED_KV) {
+        kv = ngx_pcalloc(ctx->request->pool,
+                         head->choices * sizeof(tr_wire_usage_t));
+        if (kv == NULL) {
+            return NGX_ERROR;
+        }
+
+        for (i = 0; i < head->choices; i++) {
+            ctx->choices[i].kv = &kv[i];
+        }
+    }
+
+    ctx->nchoices = head->choices;
+    ctx->left = head->choices;
+
+    if ((head->flags & TR_ACCEPTED_ITEMS)
+        && ngx_http_tokenring_items_create(ctx) != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    if (!tr_endpoint_info(ctx->endpoint)->generates) {
+        ctx->result = ngx_pcalloc(ctx->request->pool,
+                                  sizeof(ngx_http_tokenring_result_t));
+        if (ctx->result == NULL) {
+            return NGX_ERROR;
+        }
+    }
+
+    return NGX_OK;
 }
 
 
