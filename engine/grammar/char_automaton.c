@@ -545,6 +545,7 @@ tr_chars_of_regex(const tr_regex_tree_t *t, tr_chars_t *out)
     free(s.list);
     free(s.events);
     free(s.active);
+    out->work = s.work + out->n_arcs;
     return rc;
 }
 
@@ -684,6 +685,7 @@ tr_chars_both(const tr_chars_t *a, const tr_chars_t *b, bool negative,
         }
     }
     sets_free(&pairs);
+    out->work = out->n + out->n_arcs;
     return rc;
 }
 
@@ -719,6 +721,7 @@ tr_chars_length(const tr_chars_t *a, uint32_t min, uint32_t max,
         }
     }
     sets_free(&pairs);
+    out->work = out->n + out->n_arcs;
     return rc;
 }
 

@@ -437,6 +437,7 @@ typedef struct {
     uint32_t n, cap, root;
     tr_charset_t *sets;
     uint32_t n_sets, cap_sets;
+    uint64_t work; /* that reading it took */
 } tr_regex_tree_t;
 
 /* TR_ERR_INVALID: *why says what at which offset, at most 128 bytes.
@@ -462,6 +463,7 @@ typedef struct {
     uint32_t *first;
     tr_arc_t *arcs;
     bool *accept;
+    uint64_t work; /* that making it took, also where that failed */
 } tr_chars_t;
 
 #define TR_CHARS_STATES 16384u

@@ -764,5 +764,6 @@ tr_regex_parse(const char *text, size_t len, tr_regex_tree_t *out,
     for (uint32_t i = 0; i < p.n_known; i++) {
         tr_charset_free(&p.known[i].set);
     }
+    out->work = p.work;
     return p.rc;
 }

@@ -343,18 +343,73 @@ with_choices(schema_t *c, json_t *flat)
     return out;
 }
 
+/* Values in it, with itself; NULL: 0. */
+static uint64_t
+values_in(const json_t *v)
+{
+    json_t *within = (json_t *) (uintptr_t) v, *item;
+    uint64_t n = v != NULL;
+    const char *key;
+    size_t i;
+
+    json_object_foreach (within, key, item) {
+        n += values_in(item);
+    }
+    json_array_foreach (within, i, item) {
+        n += values_in(item);
+    }
+    return n;
+}
+
+/* Bytes that a list or an object takes with so many members, about. */
+static uint64_t
+bytes_of(const json_t *v)
+{
+    return 16 * json_array_size(v) + 128 * json_object_size(v);
+}
+
+/* Counts what merging compares, and what it copies besides the keywords. */
+static bool
+affords(schema_t *c, const json_t *a, json_t *b)
+{
+    static const char *const by_member[] = { "properties", "prefixItems" };
+    uint64_t work = 64 + json_object_size(a) + json_object_size(b);
+    const char *key;
+    json_t *value;
+
+    for (int i = 0; i < 2; i++) {
+        const json_t *x = json_object_get(a, by_member[i]);
+        const json_t *y = json_object_get(b, by_member[i]);
+        uint64_t n = values_in(x), m = values_in(y);
+
+        work += n + m;
+        c->kept += bytes_of(x) + bytes_of(y) + 512 * (n < m ? n : m);
+    }
+    json_object_foreach (b, key, value) {
+        const json_t *mine = json_object_get(a, key);
+
+        if (mine == NULL || mine == value || strcmp(key, by_member[0]) == 0
+            || strcmp(key, by_member[1]) == 0) {
+            continue;
+        }
+        work += values_in(mine) + values_in(value);
+        c->kept += bytes_of(mine) + bytes_of(value);
+        if (json_is_array(mine) && key[0] != '\x01') { /* each with each */
+            work += json_array_size(mine) * json_array_size(value);
+        }
+    }
+    return tr_rules_count(c->b, work);
+}
+
 json_t *
 tr_schema_merge(schema_t *c, json_t *a, json_t *b)
 {
     json_t *out, *value;
     const char *key;
 
-    if (!tr_rules_count(c->b, 64 + json_object_size(a) + json_object_size(b))) {
-        return NULL;
-    }
     a = with_choices(c, a);
     b = a == NULL ? NULL : with_choices(c, b);
-    out = b == NULL ? NULL : json_copy(a);
+    out = b == NULL || !affords(c, a, b) ? NULL : json_copy(a);
     if (out == NULL) {
         return NULL;
     }

@@ -331,7 +331,10 @@ names_of_schema(schema_t *c, json_t *schema, tr_chars_t *out)
     }
     json_decref(value);
     if (min > 0 || max != TR_UNBOUNDED) {
-        if (tr_chars_length(out, min, max, &bounded) != TR_OK) {
+        tr_status_t rc = tr_chars_length(out, min, max, &bounded);
+
+        tr_rules_count(c->b, bounded.work);
+        if (rc != TR_OK) {
             tr_chars_free(&bounded);
             tr_schema_unsupported(c, "propertyNames");
             return true;
@@ -383,6 +386,7 @@ read_names(object_t *o, json_t *flat)
     free(texts);
     if (rc == TR_OK) {
         rc = tr_chars_both(&all, &declared, true, &rest);
+        tr_rules_count(o->c->b, rest.work);
         tr_chars_free(&declared);
     }
     if (rc != TR_OK) { /* their names are too long: there are no others */

@@ -53,6 +53,9 @@ tr_schema_pattern(schema_t *c, const char *keyword, const json_t *pattern,
     tr_status_t rc;
 
     memset(out, 0, sizeof(*out));
+    if (!tr_schema_going(c)) {
+        return false;
+    }
     if (!json_is_string(pattern)) {
         tr_schema_invalid(c, "a pattern is not a string");
         return false;
@@ -66,13 +69,13 @@ tr_schema_pattern(schema_t *c, const char *keyword, const json_t *pattern,
                  keyword, why);
         tr_schema_invalid(c, what);
     }
+    tr_rules_count(c->b, tree.work + out->work);
     tr_regex_free(&tree);
     if (rc == TR_ERR_NOMEM) {
         c->rc = rc;
     } else if (rc == TR_ERR_UNSUPPORTED) {
         tr_schema_unsupported(c, keyword);
     }
-    tr_rules_count(c->b, out->n_arcs);
     if (rc != TR_OK) {
         tr_chars_free(out);
     }
@@ -114,6 +117,7 @@ try_run(schema_t *c, const json_t *pattern, uint32_t min, uint32_t max,
                           json_string_length(pattern), &tree, why)
                == TR_OK
            && is_run(&tree, &run);
+    tr_rules_count(c->b, tree.work);
     if (good) {
         run.min = run.min > min ? run.min : min;
         run.max = run.max < max ? run.max : max;
@@ -141,6 +145,7 @@ all_patterns(schema_t *c, const json_t *patterns, const json_t *formats,
                                     ? tr_schema_format(json_string_value(item))
                                     : NULL;
             tr_chars_t one, both;
+            tr_status_t rc;
             bool good;
 
             if (k == 1 && regex == NULL) {
@@ -158,7 +163,9 @@ all_patterns(schema_t *c, const json_t *patterns, const json_t *formats,
                 have = true;
                 continue;
             }
-            if (tr_chars_both(out, &one, false, &both) != TR_OK) {
+            rc = tr_chars_both(out, &one, false, &both);
+            tr_rules_count(c->b, both.work);
+            if (rc != TR_OK) {
                 tr_schema_unsupported(c, "pattern");
                 tr_chars_free(&both);
                 tr_chars_free(&one);
@@ -217,7 +224,10 @@ tr_schema_string(schema_t *c, json_t *flat, uint32_t from, uint32_t to)
         return;
     }
     if (min > 0 || max != TR_UNBOUNDED) {
-        if (tr_chars_length(&chars, min, max, &bounded) == TR_OK) {
+        tr_status_t rc = tr_chars_length(&chars, min, max, &bounded);
+
+        tr_rules_count(c->b, bounded.work);
+        if (rc == TR_OK) {
             tr_chars_free(&chars);
             chars = bounded;
         } else {
