@@ -182,6 +182,10 @@ export class Pool extends Chart {
   show(s) {
     const names = [...s.order].reverse();   // the coarsest at the bottom
     const layers = names.map((n) => ({ name: n, values: s.levels.get(n) }));
+    // Free to whoever wants it, and so on top of what is held.
+    if (s.cached.some((v) => v > 0)) {
+      layers.push({ name: 'prefixes', values: s.cached });
+    }
     if (s.swapped.some((v) => v > 0)) {
       layers.push({ name: 'swapped out', values: s.swapped });
     }
@@ -190,7 +194,7 @@ export class Pool extends Chart {
       if (v !== null) sum[i] = (sum[i] || 0) + v;
       return sum[i];
     }));
-    const peak = Math.max(0, ...s.full, ...s.held);
+    const peak = Math.max(0, ...s.full, ...sum);
     const poolPeak = Math.max(0, ...s.pool);
     // A pool far above everything would flatten the picture: it stays outside.
     this.poolFits = peak === 0 || poolPeak <= peak * 2.5;
@@ -212,7 +216,8 @@ export class Pool extends Chart {
 
   options(layers) {
     const n = layers.length;
-    const fill = (l) => (l.name === 'swapped out' ? colour('swap')
+    const own = { 'swapped out': 'swap', prefixes: 'kept' };
+    const fill = (l) => (own[l.name] ? colour(own[l.name])
       : levelColour(l.name));
     return {
       padding: [10, 84, 0, 0],

@@ -38,6 +38,7 @@ function sample(raw) {
     kvFree: number(raw.kv_free),
     kvUsed: numbers(raw.kv_used),
     kvSwapped: number(raw.kv_swapped),
+    kvCached: number(raw.kv_cached),   // NaN: an older engine
     kvTokens: number(raw.kv_tokens),
     kvFull: number(raw.kv_full_bytes),
     ttft: numbers(raw.ttft),

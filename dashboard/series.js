@@ -98,7 +98,7 @@ export function series(engines, bounds, now, span, step = 1) {
   const out = {
     running: blank(n), waiting: blank(n), tokensIn: blank(n),
     tokensOut: blank(n), held: blank(n), swapped: blank(n), full: blank(n),
-    pool: blank(n), kvTokens: blank(n), ended: blank(n), failed: blank(n),
+    cached: blank(n), pool: blank(n), kvTokens: blank(n), ended: blank(n), failed: blank(n),
     preempted: blank(n),
     levels: new Map(), levelPages: new Map(),
   };
@@ -135,6 +135,7 @@ export function series(engines, bounds, now, span, step = 1) {
       });
       const swapped = s.kvSwapped || 0;
       add(out.swapped, i, swapped * e.pageBytes);
+      add(out.cached, i, (s.kvCached || 0) * e.pageBytes);
       add(out.held, i, (pages + swapped) * e.pageBytes);
       add(out.pool, i, (Number.isFinite(e.pages) ? e.pages : pages + s.kvFree)
         * e.pageBytes);
@@ -171,7 +172,7 @@ export function series(engines, bounds, now, span, step = 1) {
   }
 
   for (const key of ['running', 'waiting', 'tokensIn', 'tokensOut', 'held',
-    'swapped', 'full', 'pool', 'kvTokens', 'ended', 'failed', 'preempted']) {
+    'swapped', 'cached', 'full', 'pool', 'kvTokens', 'ended', 'failed', 'preempted']) {
     out[key] = out[key].slice(skip);
   }
   for (const map of [out.levels, out.levelPages]) {

@@ -72,6 +72,11 @@ export function kv(s, chart, scope) {
   const items = s.order.map((name) => ({ name, colour: levelColour(name),
     pages: chart.pick(s.levelPages.get(name)),
     bytes: chart.pick(s.levels.get(name)) }));
+  const cached = chart.pick(s.cached);
+  if (cached > 0) {
+    items.push({ name: 'prefixes', colour: 'var(--kept)', pages: NaN,
+      bytes: cached });
+  }
   const swapped = chart.pick(s.swapped);
   if (swapped > 0) {
     items.push({ name: 'swapped out', colour: 'var(--swap)', pages: NaN,
@@ -188,12 +193,14 @@ export function engines(fleet, picked, model, onPick) {
 
 // The pool as a bar, level by level.
 function meter(el, e, s) {
-  const items = !s || !(e.pages > 0) ? [] : e.levels
-    .map((name, l) => ({ name, part: (s.kvUsed[l] || 0) / e.pages }))
+  const items = !s || !(e.pages > 0) ? [] : [...e.levels
+    .map((name, l) => ({ name, colour: levelColour(name),
+      part: (s.kvUsed[l] || 0) / e.pages })),
+  { name: 'prefixes', colour: 'var(--kept)', part: (s.kvCached || 0) / e.pages }]
     .filter((i) => i.part > 0);
   rows(el, items, (i) => i.name, () => make('i', {}), (i, item) => {
     i.style.width = `${(item.part * 100).toFixed(2)}%`;
-    i.style.background = levelColour(item.name);
+    i.style.background = item.colour;
     i.title = `${item.name}: ${f.percent(item.part)}`;
   });
 }

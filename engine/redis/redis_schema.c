@@ -331,7 +331,7 @@ histogram(tr_redis_command_t *c, const char *name,
 
 static void
 page_fields(tr_redis_command_t *c, const tr_status_card_t *card,
-            const tr_status_admission_t *a)
+            const tr_status_admission_t *a, uint64_t cached)
 {
     char used[TR_STATUS_LEVELS * 21];
     size_t n = 0;
@@ -346,6 +346,7 @@ page_fields(tr_redis_command_t *c, const tr_status_card_t *card,
     tr_redis_text(c, "kv_used");
     tr_redis_format(c, "%s", used);
     field_number(c, "kv_swapped", a->kv_swapped_pages);
+    field_number(c, "kv_cached", cached);
     field_number(c, "kv_tokens", a->kv_tokens);
     field_number(c, "kv_full_bytes", a->kv_full_bytes);
 }
@@ -392,7 +393,7 @@ tr_redis_schema_sample(const tr_redis_schema_t *w, tr_redis_command_t *c,
                      + counter(&s->kv_full_bytes_low)
                      + counter(&s->kv_full_bytes_pruned));
     gpu_fields(c, s);
-    page_fields(c, &w->status->card, &a);
+    page_fields(c, &w->status->card, &a, counter(&s->kv_cached_pages));
     histogram(c, "ttft", &s->ttft);
     histogram(c, "inter_token", &s->inter_token);
     histogram(c, "e2e", &s->e2e);

@@ -226,6 +226,8 @@ ngx_http_tokenring_cache_conn_sample(ngx_http_tokenring_text_t *t,
         || ngx_http_tokenring_cache_number(t, "kv_swapped",
                                            a->kv_swapped_pages)
            != NGX_OK
+        || ngx_http_tokenring_cache_number(t, "kv_cached", c->kv_cached_pages)
+           != NGX_OK
         || ngx_http_tokenring_cache_number(t, "kv_tokens", a->kv_tokens)
            != NGX_OK
         || ngx_http_tokenring_cache_number(t, "kv_full_bytes",

@@ -147,6 +147,12 @@ class SyntheticEngine {
     return out;
   }
 
+  // What ended requests left, as far as there is room: a tenth of the pool.
+  prefixes(used) {
+    const left = this.pool - used.reduce((a, b) => a + b, 0);
+    return Math.max(0, Math.min(left, Math.round(this.pool / 10)));
+  }
+
   heart(t) {
     return { ...this.card(), state: 'ready', heartbeat: t };
   }
@@ -170,7 +176,8 @@ class SyntheticEngine {
       gpu_percent: Math.min(99, 20 + 3 * this.live.length),
       gpu_milliwatts: 90000 + 11000 * this.live.length,
       kv_free: this.pool - used.reduce((a, b) => a + b, 0),
-      kv_used: used.join(' '), kv_swapped: 0, kv_tokens: kv.tokens,
+      kv_used: used.join(' '), kv_swapped: 0,
+      kv_cached: this.prefixes(used), kv_tokens: kv.tokens,
       kv_full_bytes: kv.tokens * FULL,
       ...Object.fromEntries(Object.entries(this.h).map(([k, v]) => [k, `${v}`])) };
   }

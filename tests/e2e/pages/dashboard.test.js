@@ -55,7 +55,8 @@ test('sums go on over a restart of an engine and leave out one that has gone',
     const sample = (t, run, made, used) => ({ id: `${t}-0`, run, running: '2',
       waiting: '1', prompt_tokens: '0', generation_tokens: String(made),
       stop: String(made / 10), length: '0', aborted: '0', error: '0',
-      kv_free: '90', kv_used: used, kv_swapped: '0', kv_tokens: '100',
+      kv_free: '90', kv_used: used, kv_swapped: '0', kv_cached: '20',
+      kv_tokens: '100',
       kv_full_bytes: '40000', ttft: `0 ${made / 10} 0`, inter_token: '0 0 0',
       e2e: '0 0 0' });
     const card = (run) => ({ run, state: 'ready', page_bytes: '1000',
@@ -85,7 +86,8 @@ test('sums go on over a restart of an engine and leave out one that has gone',
     assert.equal(Math.round(latest(s.tokensOut)), 100);
     assert.deepEqual(s.order, ['16/16', '8/4']);
     assert.equal(s.levels.get('8/4')[at(50)], 13000);
-    assert.equal(s.held[at(150)], 10000);
+    assert.equal(s.held[at(150)], 10000, 'prefixes are free to whoever asks');
+    assert.equal(s.cached[at(150)], 20000);
     assert.equal(s.full[at(150)], 40000);
     assert.equal(s.pool[at(150)], 100000);
     assert.ok(s.ttft.p50[at(150)] > 0.1 && s.ttft.p50[at(150)] <= 0.2);

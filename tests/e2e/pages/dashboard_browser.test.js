@@ -31,7 +31,7 @@ test('the page in a browser', with_fleet({ workers: 2 },
       await when(page, () => document.querySelectorAll('.engine').length === 3);
       await when(page, () => /^\d+(\.\d)?×$/.test(
         document.getElementById('saving').textContent));
-      await when(page, () => document.querySelectorAll('#levels tr').length === 3);
+      await when(page, () => document.querySelectorAll('#levels tr').length === 4);
       assert.match(await seen(page, 'kv-time'), /of the pool's [\d.]+ GiB/);
       assert.match(await page.locator('.engine-load').first().textContent(),
         / · GPU \d+%, [\d,]+ W$/);
