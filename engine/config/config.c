@@ -135,7 +135,7 @@ static const setting_t settings[] = {
       "blanks; empty: none" },
     { "kv_request_alpha", KIND_BOOL, AT(kv_request_alpha), "no", 0, 0, NULL,
       "whether requests may set thresholds with kv_alpha_high, kv_alpha_low" },
-    { "kv_reuse", KIND_CHOICE, AT(kv_reuse), "no", 0, 0, "auto yes no",
+    { "kv_reuse", KIND_CHOICE, AT(kv_reuse), "auto", 0, 0, "auto yes no",
       "whether what one request computed serves others that begin alike; auto: "
       "where it can, yes: or the engine does not start" },
     { "cache_ttl", KIND_DURATION, AT(cache_ttl_us), "0", 0, S(31536000), NULL,

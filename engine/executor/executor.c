@@ -199,17 +199,22 @@ tr_executor_levels(const tr_executor_t *e, uint8_t level_of[TR_KV_LAYOUTS_MAX],
 /* ---- the cache ---------------------------------------------------------- */
 
 static void
-describe_policy(const tr_executor_policy_t *p, bool standard, const char *dir)
+describe_policy(const tr_executor_t *e, uint32_t i, const tr_config_t *config)
 {
-    tr_log(TR_LEVEL_NOTICE, "kv policy %s%s from=%s", p->policy->spec,
-           standard ? " (default)" : "", tr_kv_source_name(p->source));
+    const tr_executor_policy_t *p = &e->policies[i];
+
+    tr_log(TR_LEVEL_NOTICE, "kv policy %s%s from=%s reuse=%s", p->policy->spec,
+           i == 0 ? " (default)" : "", tr_kv_source_name(p->source),
+           strcmp(config->kv_reuse, "no") == 0 ? "off"
+           : tr_kv_reuses(e->kv, p->policy)    ? "yes"
+                                               : "cannot");
     if (tr_kv_policy_uncalibrated(p->policy, p->source)) {
         tr_log(TR_LEVEL_NOTICE,
                "kv policy %s has cautious thresholds, since the model has "
                "no " TR_KV_POLICY_FILE
                " for it: tokenring calibrate -m %s -c CASES"
                " makes one",
-               p->policy->name, dir);
+               p->policy->name, config->model);
     }
 }
 
@@ -251,7 +256,7 @@ tr_executor_describe_cache(const tr_executor_t *e, const tr_config_t *config)
                l->tokens, tr_kv_layout_token_bytes(plan, i));
     }
     for (i = 0; i < e->n_policies; i++) {
-        describe_policy(&e->policies[i], i == 0, config->model);
+        describe_policy(e, i, config);
     }
 }
 

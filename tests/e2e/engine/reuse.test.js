@@ -10,7 +10,7 @@ const assert = require('node:assert/strict');
 const { execFileSync } = require('node:child_process');
 const path = require('node:path');
 const { Stack, BUILD } = require('../lib/stack');
-const { post } = require('../lib/http');
+const { post, stream } = require('../lib/http');
 const { story } = require('../lib/prompts');
 
 // Only the CPU reuses.
@@ -22,7 +22,7 @@ let plain;
 before(async () => {
   if (skip) return;
   const engine = { kv_policy: 'full', kv_memory: '64m', max_model_len: 2000 };
-  stack = await Stack.start({ engine: { ...engine, kv_reuse: 'yes' } });
+  stack = await Stack.start({ engine });   // by default
   plain = await Stack.start({ engine: { ...engine, kv_reuse: 'no' } });
 });
 after(async () => {
@@ -80,6 +80,29 @@ test('the same prompt, and one that ends otherwise', { skip }, async () => {
     assert.deepEqual(other.text, (await ask(plain, at('Nothing of the kind.')))
       .text);
   });
+
+test('streamed usage counts the same', { skip }, async () => {
+  const body = { model: 'pocket', max_tokens: 5, temperature: 0,
+    messages: [{ role: 'user', content: long(900, 4) }] };
+  const url = `${stack.url}/v1/chat/completions`;
+  const seen = [];
+  for (const path of [url, `${stack.url}/v1/completions`]) {
+    const ask = path === url ? body : { model: 'pocket', max_tokens: 5,
+      prompt: long(950, 4) };
+    for (let i = 0; i < 2; i++) {
+      const s = stream(path, { ...ask, stream: true,
+        stream_options: { include_usage: true } });
+      await s.finished;
+      const { usage } = s.events[s.events.length - 1];
+      assert.equal(usage.total_tokens,
+        usage.prompt_tokens + usage.completion_tokens);
+      seen.push(usage.prompt_tokens
+        - usage.prompt_tokens_details.cached_tokens);
+    }
+  }
+  assert.ok(seen[0] > 30 && seen[2] > 30, seen.join());
+  assert.deepEqual([seen[1], seen[3]], [1, 1], 'all but the last token');
+});
 
 test('kv_reuse false, and salts', { skip }, async () => {
   const messages = [{ role: 'user', content: long(77, 6) }];

@@ -1,0 +1,132 @@
+/*
+ * Reuse in pools that are too small for it: ten thousand requests that begin
+ * alike, of which hardly two fit at once, so that every admission evicts.
+ * Somebody who can run always does, whoever pauses or hangs up.
+ */
+#include "tests/unit/fixtures/scheduler_fixture.h"
+
+#define ALIVE 12
+#define ALL 10000
+
+typedef struct {
+    fixture_t b;
+    tr_request_t *r[ALIVE];
+    uint32_t made, finished, aborted;
+} crowd_t;
+
+/* A beginning that several have, and an end of its own. */
+static tr_request_t *
+make_prompt(crowd_t *c, uint32_t most)
+{
+    uint32_t prompt = 1 + random_below(most), text = random_below(3), i, k;
+    uint32_t n = random_below(8) == 0 ? 1 + random_below(3) : 1;
+    uint32_t same = random_below(prompt + 1);
+    tr_request_t *r = make_request(&c->b, prompt, 1 + random_below(30), n);
+
+    r->kv_reuse = random_below(16) != 0;
+    r->kv_key.len = random_below(6) == 0;
+    for (i = 0; i < n; i++) {
+        tr_sequence_t *q = &r->sequences[i];
+
+        q->tokens = tr_arena_alloc(&r->arena, q->cap * sizeof(*q->tokens));
+        for (k = 0; k < q->cap; k++) {
+            q->tokens[k] = (int32_t) (k < same ? text * 1000 + k
+                                               : 5000 + c->made % 7);
+        }
+    }
+    return r;
+}
+
+static void
+change(crowd_t *c, uint32_t most)
+{
+    uint32_t i = random_below(ALIVE);
+
+    if (c->r[i] == NULL && c->made < ALL) {
+        tr_request_t *r = make_prompt(c, most);
+
+        c->made++;
+        if (!tr_scheduler_fits(c->b.kv, r)) {
+            tr_request_free(r);
+            c->finished++; /* it is refused */
+            return;
+        }
+        tr_scheduler_add(&c->b.s, r);
+        c->r[i] = r;
+    } else if (c->r[i] != NULL && random_below(40) == 0) {
+        drop(&c->b, c->r[i]);
+        c->r[i] = NULL;
+        c->aborted++;
+    } else if (c->r[i] != NULL && random_below(6) == 0) {
+        c->r[i]->commands ^= TR_CONTROL_PAUSE;
+    }
+}
+
+static bool
+reap(crowd_t *c, bool resume)
+{
+    bool can = false;
+
+    for (uint32_t i = 0; i < ALIVE; i++) {
+        tr_request_t *r = c->r[i];
+
+        if (r != NULL && r->open_sequences == 0) {
+            tr_request_free(r);
+            c->r[i] = NULL;
+            c->finished++;
+        } else if (r != NULL) {
+            r->commands = resume ? 0 : r->commands;
+            can |= r->commands == 0;
+        }
+    }
+    return can;
+}
+
+static void
+crowd(int policy, uint32_t pages, uint32_t swap, uint32_t most)
+{
+    crowd_t *c = calloc(1, sizeof(*c));
+    uint32_t idle = 0, turn = 0;
+    tr_prefix_stats_t s;
+    bool can = false;
+
+    random_state = pages * 31 + most;
+    reuse = true;
+    bench_init_policy(&c->b, policy, pages, swap, 6, 64);
+    reuse = false;
+    while (c->made < ALL || can) {
+        bool ran;
+
+        change(c, most);
+        compose(&c->b);
+        ran = c->b.s.n_chunks != 0;
+        apply(&c->b);
+        can = reap(c, c->made == ALL || ++turn % 64 == 0);
+        idle = ran || !can ? 0 : idle + 1;
+        assert_true(idle < 3);
+    }
+    assert_int_equal(c->finished + c->aborted, ALL);
+    tr_kv_prefixes(c->b.kv, &s);
+    assert_true(c->b.s.counts.hits > 100 && c->b.s.counts.cuts > 10);
+    assert_true(s.evicted > 100 && s.held == 0);
+    bench_free(&c->b);
+    free(c);
+}
+
+static void
+full_pools(void **state)
+{
+    (void) state;
+    crowd(FULL, 4, 0, 100);
+    crowd(FULL, 7, 0, 200);
+    crowd(FULL, 24, 0, 200);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(full_pools) };
+
+    return cmocka_run_group_tests_name("scheduler_reuse", tests, make_policies,
+                                       free_policies);
+}
