@@ -5,9 +5,9 @@
 
 Templates: own/expressions.txt and own/statements.txt, those of npm packages
 (templates.mjs; left out when they are not installed) and those of a folder
-TEMPLATE_CORPUS (default ../shared/corpus beside the repository; left out when
-it is not there).  The last two meet CONVERSATIONS, generated ones, and the
-folder's conversations.json.  exceptions.json lists what may differ, and why.
+TEMPLATE_CORPUS (left out without; mk/templates.mk has a default).  The last two
+meet CONVERSATIONS, generated ones, and the folder's conversations.json.
+exceptions.json lists what may differ, and why.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import reference
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 RENDER = os.path.join(ROOT, os.environ.get("B", "build"), "tests/jinja_render")
-CORPUS = os.environ.get("TEMPLATE_CORPUS", os.path.join(os.path.dirname(ROOT), "shared/corpus"))
+CORPUS = os.environ.get("TEMPLATE_CORPUS") or "/nonexistent"
 NOW = 1732600000
 
 MESSAGES = [
