@@ -6,7 +6,9 @@
 //   node walks.js      SCHEMAS=DIR B=DIR WALKS=5 EVERY=1
 //
 // SCHEMAS: a folder of schemas, or of files {"schema": ...} as jsonschemabench's
-// maskbench/data has them.  EVERY=20 takes each twentieth file.
+// maskbench/data has them.  EVERY=20 takes each twentieth file.  A validator may
+// not take a schema: such are counted as skipped.  Fails when one of them has
+// checked nothing.
 
 const fs = require('fs');
 const path = require('path');
@@ -90,7 +92,7 @@ function python(list) {
 const list = load();
 const answers = drive(list);
 const counts = { schemas: list.length, refused: 0, finished: 0, cut: 0,
-  ajv: 0, python: 0 };
+  ajv: 0, python: 0, skippedByAjv: 0, skippedByPython: 0 }; // schemas
 const wrong = [];
 const jobs = [];
 answers.forEach((answer, i) => {
@@ -103,6 +105,7 @@ answers.forEach((answer, i) => {
   counts.finished += answer.walks.length;
   counts.cut += answer.cut;
   const check = checker(schema);
+  if (!check) counts.skippedByAjv++;
   for (const text of check ? answer.walks : []) {
     let value;
     try {
@@ -123,7 +126,12 @@ python(jobs).forEach((answer, i) => {
     wrong.push(`${jobs[i].name}: jsonschema: ${error}: ${text}`);
   }
   if (answer.wrong) counts.python += jobs[i].texts.length;
+  else counts.skippedByPython++;
 });
 for (const line of wrong.slice(0, 40)) console.log(line.slice(0, 600));
 console.log(JSON.stringify(counts));
-process.exitCode = wrong.length ? 1 : 0;
+if (counts.ajv === 0 || counts.python === 0) {
+  console.log('walks.js: nothing was checked');
+  process.exitCode = 1;
+}
+if (wrong.length) process.exitCode = 1;

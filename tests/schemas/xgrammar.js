@@ -102,6 +102,10 @@ async function main() {
       [path.join(ROOT, 'models/pocket')],
       { input: `${JSON.stringify({ kind: 'ebnf', text: grammar,
         tokens: prefixes })}\n`, maxBuffer: 1 << 28, encoding: 'utf8' });
+    if (child.status !== 0) {
+      throw new Error(`grammar_driver: ${child.status} ${child.signal} `
+        + child.stderr);
+    }
     const { masks, error } = JSON.parse(child.stdout);
     if (error) throw new Error(`${grammar}: ${error}`);
     masks.forEach((hex, i) => {

@@ -150,7 +150,7 @@ const chatTable = [
   ['guided_regex: none', with_({ guided_regex: '(' }), 'guided_regex',
     /\( without \)/],
   ['guided_grammar: no root', with_({ guided_grammar: 'a ::= "b"' }),
-    'guided_grammar', /root/],
+    'guided_grammar', /the rule 'root' is not there/],
   ['tool_choice: required', with_({ tool_choice: 'required' }), 'tool_choice',
     /tool/],
   ['tools: the model has no form', with_({ tools: [{ type: 'function',

@@ -102,14 +102,18 @@ test('each kind gives what it says, in every choice and in a stream',
       [{ guided_json: '{"type": "boolean"}' }, /^(true|false)$/],
     ];
     for (const [fields, wanted] of cases) {
+      let finished = 0;
       for (const temperature of [0, 2]) {
         const answer = await chat({ ...fields, temperature, n: 3, seed: 7,
           logprobs: true, top_logprobs: 2, min_tokens: 1 });
         assert.equal(answer.status, 200, answer.text);
         for (const choice of answer.json().choices) {
+          assert.match(choice.finish_reason, /^(stop|length)$/);
           if (choice.finish_reason === 'stop') {
             assert.match(choice.message.content, wanted);
+            finished++;
           }
+          assert.ok(choice.logprobs.content.length > 0);
           for (const token of choice.logprobs.content) {
             assert.ok(token.logprob <= 0); // of the raw logits
           }
@@ -120,20 +124,31 @@ test('each kind gives what it says, in every choice and in a stream',
         max_tokens: 200, temperature: 2, seed: 3, ...fields }).finished;
       assert.equal(s.status, 200);
       assert.ok(s.done);
+      assert.equal(s.events.flatMap((e) => e.choices)
+        .map((c) => c.finish_reason).find(Boolean), 'stop');
+      assert.match(s.text(), wanted);
+      // of six, a repetition may be as long as max_tokens
+      assert.ok(finished >= 4, `${finished} of 6 with `
+        + `${JSON.stringify(fields)}`);
     }
   });
 
 test('json_object is an object; the end comes even before min_tokens',
   async () => {
+    let finished = 0;
     for (let seed = 0; seed < 8; seed++) {
       const answer = await chat({ response_format: { type: 'json_object' },
         temperature: 1.5, seed, max_tokens: 200, min_tokens: 150 });
       assert.equal(answer.status, 200, answer.text);
       const { message, finish_reason: reason } = answer.json().choices[0];
       if (reason === 'stop') {
-        assert.equal(typeof JSON.parse(message.content), 'object');
+        const value = JSON.parse(message.content);
+        assert.equal(Object.prototype.toString.call(value), '[object Object]',
+          message.content);
+        finished++;
       }
     }
+    assert.ok(finished > 0, 'none of 8 finished');
     const answer = await chat({ guided_choice: ['a'], min_tokens: 50 });
     assert.equal(answer.json().choices[0].message.content, 'a');
     assert.equal(answer.json().choices[0].finish_reason, 'stop');

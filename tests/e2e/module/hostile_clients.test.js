@@ -87,12 +87,14 @@ test('a new body takes the place of the slowest', async () => {
     const held = Array.from({ length: 32 }, (_, i) =>
       stalled(stack, 20000 + 1000 * i));
     await stack.active(32);
-    // Not at once: a body may be young.
-    await until(async () => {
-      const r = await post(url, chat('Hello!', { max_tokens: 3,
-        metadata: { pad: 'x'.repeat(200000) } }));
-      return r.status !== 429;
-    }, 'a place');
+    await sleep(1200); // bodies younger than a second stay
+    const shed = async () => (await stack.metrics())
+      .value('tokenring_gateway_slow_uploads_total');
+    assert.equal(await shed(), 0);
+    const r = await post(url, chat('Hello!', { max_tokens: 3,
+      metadata: { pad: 'x'.repeat(200000) } }));
+    assert.equal(r.status, 200, r.text);
+    assert.equal(await shed(), 1);
     await held[0].closed;
     assert.match(held[0].text, /^HTTP\/1.1 408 /);
     held.forEach((s) => s.socket.destroy());
