@@ -156,6 +156,7 @@ give(tr_text_stream_t *s, uint32_t from, bool last, tr_text_out_t *out)
 
         if (found >= 0) {
             s->stopped = true;
+            s->stop = found;
             s->len = i + 1;
             if (!s->params->include_stop) {
                 s->len -= s->params->stop[found].len;

@@ -33,6 +33,7 @@ typedef struct {
     uint32_t given;  /* the first `given` of them went out already */
     uint32_t pushed; /* tokens so far */
     bool stopped;    /* a stop string was met: later tokens give nothing */
+    int32_t stop;    /* which one, then */
     uint16_t *fail;  /* failure tables, one after the other */
     uint16_t state[TR_STOP_STRINGS_MAX];
 } tr_text_stream_t;

@@ -472,6 +472,20 @@ tr_emit_span(uint64_t from, uint64_t to)
     return from != 0 && to > from ? to - from : 0;
 }
 
+/* The stop string that ended a choice, where its endpoint tells that. */
+static const char *
+tr_emit_stop_string(const tr_sequence_t *q, uint16_t reason, uint32_t *len)
+{
+    const tr_request_t *r = q->request;
+
+    if (!r->tell_stop || reason != TR_FINISH_STOP || !q->text.stopped
+        || r->params.include_stop) {
+        return "";
+    }
+    *len = r->params.stop[q->text.stop].len;
+    return r->params.stop[q->text.stop].text;
+}
+
 tr_status_t
 tr_emit_finish(tr_emit_t *e, tr_request_t *r, uint32_t choice, uint16_t reason,
                bool last)
@@ -492,16 +506,17 @@ tr_emit_finish(tr_emit_t *e, tr_request_t *r, uint32_t choice, uint16_t reason,
         .choice_tokens = q->sampler.n_output,
         .reasoning_tokens = r->reasoning_tokens
     };
-    tr_ring_piece_t piece = { &f, sizeof(f) };
+    const char *stop = tr_emit_stop_string(q, reason, &f.tail_len);
+    tr_ring_piece_t pieces[] = { { &f, sizeof(f) }, { stop, f.tail_len } };
     tr_status_t rc;
 
     tr_request_kv_wire(&r->kv, &f.kv);
-    tr_emit_event(e, r, TR_RECORD_FINISH, &piece, 1);
+    tr_emit_event(e, r, TR_RECORD_FINISH, pieces, 2);
     r->events_closed |= last;
     if (tr_request_detached(r) && !last) {
         return TR_OK;
     }
-    rc = tr_response_writer_finish(r->writer, r->id, &f);
+    rc = tr_response_writer_finish(r->writer, r->id, &f, stop);
     if (rc == TR_OK) {
         tr_emit_touch(e, r->writer);
     }

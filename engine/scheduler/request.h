@@ -135,6 +135,7 @@ struct tr_request {
     /* filled by the request parser */
     bool stream, include_usage, echo;
     bool usage_stats, include_kv; /* usage, and that of the KV cache, live */
+    bool tell_stop;               /* which stop string ended a choice */
     uint32_t n;                   /* choices a prompt */
     uint32_t n_prompts;
     tr_sampling_params_t params;

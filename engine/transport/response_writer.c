@@ -195,11 +195,12 @@ tr_response_writer_kv(tr_response_writer_t *o, uint64_t id,
 
 tr_status_t
 tr_response_writer_finish(tr_response_writer_t *o, uint64_t id,
-                          const tr_wire_finish_t *finish)
+                          const tr_wire_finish_t *finish, const char *tail)
 {
-    tr_ring_piece_t piece = { finish, sizeof(*finish) };
+    tr_ring_piece_t pieces[] = { { finish, sizeof(*finish) },
+                                 { tail, finish->tail_len } };
 
-    return tr_response_writer_put(o, TR_RECORD_FINISH, 0, id, &piece, 1);
+    return tr_response_writer_put(o, TR_RECORD_FINISH, 0, id, pieces, 2);
 }
 
 void

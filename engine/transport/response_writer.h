@@ -120,8 +120,11 @@ tr_status_t tr_response_writer_item(tr_response_writer_t *o, uint64_t id,
                                     const char *item_id, const char *name);
 tr_status_t tr_response_writer_kv(tr_response_writer_t *o, uint64_t id,
                                   const tr_wire_kv_t *kv);
+/* finish->tail_len bytes of tail: room for them is where a stop string was not
+ * told as text. */
 tr_status_t tr_response_writer_finish(tr_response_writer_t *o, uint64_t id,
-                                      const tr_wire_finish_t *finish);
+                                      const tr_wire_finish_t *finish,
+                                      const char *tail);
 tr_status_t tr_response_writer_error(tr_response_writer_t *o, uint64_t id,
                                      const tr_error_t *err,
                                      uint32_t prompt_tokens,

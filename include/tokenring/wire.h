@@ -288,8 +288,9 @@ typedef struct {
     uint32_t choice_tokens;    /* of this choice: completion tokens */
     uint32_t reasoning_tokens; /* of the completion tokens of all choices */
     uint32_t migrations;       /* engines that it had before this one */
-    uint32_t tail_len;         /* bytes that follow; who does not know them
-                                * skips them */
+    uint32_t tail_len;         /* bytes that follow: the stop string that
+                                * ended it, for endpoints that tell it; who
+                                * does not know them skips them */
 } tr_wire_finish_t;            /* FINISH, 112 bytes */
 
 /* ERROR, followed by param, then message (UTF-8). */

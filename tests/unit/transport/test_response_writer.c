@@ -101,7 +101,7 @@ writer_records(void **state)
                      TR_OK);
     assert_int_equal(tr_response_writer_delta(&o, 5, &head, "abc", "xy", ids),
                      TR_OK);
-    assert_int_equal(tr_response_writer_finish(&o, 5, &finish), TR_OK);
+    assert_int_equal(tr_response_writer_finish(&o, 5, &finish, ""), TR_OK);
     assert_int_equal(tr_response_writer_error(&o, 6, &err, 10, 4), TR_OK);
     /* nothing is seen before the step is published */
     assert_int_equal(tr_ring_get(&peer, &rec, buf, sizeof(buf)), TR_AGAIN);
@@ -208,7 +208,8 @@ writer_room_is_kept(void **state)
             assert_int_equal(tr_response_writer_delta(&o, i, &head, text,
                                                       logprobs, ids),
                              TR_OK);
-            assert_int_equal(tr_response_writer_finish(&o, i, &finish), TR_OK);
+            assert_int_equal(tr_response_writer_finish(&o, i, &finish, ""),
+                             TR_OK);
         }
         writer_show(&o);
         if (random_below(4) == 0) {
@@ -270,7 +271,7 @@ writer_closed(void **state)
     assert_int_equal(fill(&o, 1000), 1000);
     assert_true(tr_response_writer_has_room(&o, 4096, 4096));
     assert_int_equal(tr_response_writer_started(&o, 1, 0), TR_OK);
-    assert_int_equal(tr_response_writer_finish(&o, 1, &finish), TR_OK);
+    assert_int_equal(tr_response_writer_finish(&o, 1, &finish, ""), TR_OK);
     writer_show(&o);
     assert_memory_equal(&before, peer.shared, sizeof(before));
     assert_int_equal(rings(bell), 0);
@@ -384,7 +385,7 @@ produce(void *arg)
         }
         assert_true(tr_response_writer_has_room(o, 1, 0));
         atomic_store(&o->held, 1);
-        tr_response_writer_finish(o, 9, &finish);
+        tr_response_writer_finish(o, 9, &finish, "");
         writer_show(o);
     }
     return NULL;
