@@ -18,6 +18,9 @@ typedef struct tr_openai_call tr_openai_call_t;
 
 typedef struct {
     const char *prompt_field; /* where the prompt stands, for errors */
+    /* the body of another API, c->root, becomes one of OpenAI's chat, with its
+     * own names in errors; NULL: it is one of OpenAI's */
+    tr_status_t (*translate)(tr_openai_call_t *c);
     /* prompts of the body to token ids (openai_internal.h) */
     tr_status_t (*read_prompts)(tr_openai_call_t *c);
     tr_status_t (*read_logprobs)(const json_t *root, tr_request_t *r,
@@ -28,6 +31,7 @@ typedef struct {
     bool max_completion_tokens; /* the newer name of max_tokens is known */
     unsigned fields;            /* TR_FIELD_* (openai_fields.h) */
     bool ends_turn;             /* the template's end of turn ends it, too */
+    bool tells_stop;            /* which stop string ended an answer */
 } tr_endpoint_t;
 
 /* The row of an enum tr_endpoint; NULL: this engine does not serve it. */

@@ -236,7 +236,11 @@ parse(tr_openai_call_t *c)
     if (rc == TR_OK) {
         rc = check_model(c);
     }
+    if (rc == TR_OK && c->endpoint->translate != NULL) {
+        rc = c->endpoint->translate(c);
+    }
     r->n = 1;
+    r->tell_stop = rc == TR_OK && c->endpoint->tells_stop;
     r->max_len = c->api->max_model_len;
     if (rc == TR_OK && c->endpoint->fields != 0) {
         rc = tr_openai_params(c->api, c->endpoint, c->root, r, &c->max_tokens,

@@ -12,18 +12,10 @@
 #include "engine/config/log.h"
 #include "openai_json.h"
 
-#define SUPPORTED(name, where)                               \
-    {                                                        \
-        name, TR_FIELD_##where, TR_FIELD_SUPPORTED, "", NULL \
-    }
-#define IGNORED(name, where)                               \
-    {                                                      \
-        name, TR_FIELD_##where, TR_FIELD_IGNORED, "", NULL \
-    }
-#define REFUSED(name, where, why, harmless)                     \
-    {                                                           \
-        name, TR_FIELD_##where, TR_FIELD_REFUSED, why, harmless \
-    }
+#define SUPPORTED(name, where) TR_FIELD_ROW(name, where, SUPPORTED, "", NULL)
+#define IGNORED(name, where) TR_FIELD_ROW(name, where, IGNORED, "", NULL)
+#define REFUSED(name, where, why, harmless) \
+    TR_FIELD_ROW(name, where, REFUSED, why, harmless)
 
 #define NO_GRAMMAR "use 'response_format' or 'structured_outputs'"
 #define NO_SAMPLER "this way of sampling is not supported"
@@ -261,14 +253,14 @@ asks_for_nothing(const json_t *value, const char *harmless)
 }
 
 tr_status_t
-tr_openai_check_fields(const json_t *object, unsigned where, const char *prefix,
-                       tr_error_t *err)
+tr_fields_check(const tr_field_t *rows, size_t n, const json_t *object,
+                unsigned where, const char *prefix, tr_error_t *err)
 {
     char param[TR_ERROR_PARAM];
     size_t i;
 
-    for (i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
-        const tr_field_t *f = &fields[i];
+    for (i = 0; i < n; i++) {
+        const tr_field_t *f = &rows[i];
         json_t *value;
 
         if (f->kind != TR_FIELD_REFUSED || !(f->where & where)) {
@@ -282,4 +274,12 @@ tr_openai_check_fields(const json_t *object, unsigned where, const char *prefix,
         }
     }
     return TR_OK;
+}
+
+tr_status_t
+tr_openai_check_fields(const json_t *object, unsigned where, const char *prefix,
+                       tr_error_t *err)
+{
+    return tr_fields_check(fields, sizeof(fields) / sizeof(fields[0]), object,
+                           where, prefix, err);
 }

@@ -27,6 +27,7 @@ enum tr_field_kind {
 #define TR_FIELD_BOTH 0x3u
 #define TR_FIELD_MESSAGE 0x4u /* of messages[] */
 #define TR_FIELD_STREAM 0x8u  /* of stream_options */
+#define TR_FIELD_ANTHROPIC 0x10u
 
 typedef struct {
     const char *name;
@@ -38,8 +39,21 @@ typedef struct {
     const char *harmless;
 } tr_field_t;
 
-/* All rows, *n of them. */
+#define TR_FIELD_ROW(name, where, kind, why, harmless)         \
+    {                                                          \
+        name, TR_FIELD_##where, TR_FIELD_##kind, why, harmless \
+    }
+
+/* All rows of OpenAI's chat and completions, *n of them, and of the other APIs,
+ * whose fields go before those of a chat; a field without a row there is what
+ * it is in a chat. */
 const tr_field_t *tr_openai_fields(size_t *n);
+const tr_field_t *tr_anthropic_fields(size_t *n);
+
+/* Refuses the fields of object that are REFUSED in these rows. */
+tr_status_t tr_fields_check(const tr_field_t *rows, size_t n,
+                            const json_t *object, unsigned where,
+                            const char *prefix, tr_error_t *err);
 
 /* Refuses the fields of object that are REFUSED in `where` (one TR_FIELD_*
  * bit); prefix: of the error's param, "messages[1]." or "". */

@@ -3,7 +3,8 @@
  * and the checks of lengths, openai_params.c the parameters, openai_chat.c and
  * openai_completions.c the prompts, openai_tools.c and openai_reasoning.c what
  * else a chat has, openai_grammar.c what constrains an answer, openai_result.c
- * what generates nothing, endpoint.c the table of endpoints.
+ * what generates nothing, endpoint.c the table of endpoints; anthropic.c turns
+ * bodies of another API into those of a chat.
  */
 #ifndef TR_OPENAI_INTERNAL_H
 #define TR_OPENAI_INTERNAL_H
@@ -59,12 +60,16 @@ void tr_openai_settle_results(tr_openai_call_t *c, json_t *messages);
  * the template. */
 tr_status_t tr_openai_read_reasoning(tr_openai_call_t *c);
 
+/* anthropic.c: a body of /v1/messages becomes one of a chat. */
+tr_status_t tr_anthropic_translate(tr_openai_call_t *c);
+
 /* openai_result.c: endpoints that generate nothing, and their results. */
 tr_status_t tr_openai_read_tokenize(tr_openai_call_t *c);
 tr_status_t tr_openai_read_detokenize(tr_openai_call_t *c);
 tr_status_t tr_openai_tokenize(tr_openai_call_t *c);
 tr_status_t tr_openai_detokenize(tr_openai_call_t *c);
 tr_status_t tr_openai_render(tr_openai_call_t *c);
+tr_status_t tr_openai_count(tr_openai_call_t *c);
 
 /* How an endpoint asks for logprobs: r->params.logprobs. */
 tr_status_t tr_openai_logprobs_chat(const json_t *root, tr_request_t *r,

@@ -1,6 +1,6 @@
 /*
- * Endpoints that compute and do not generate: /v1/tokenize, /v1/detokenize and
- * /v1/chat/completions/render.  Their result is made here, on a parser's thread,
+ * Endpoints that compute and do not generate: /v1/tokenize, /v1/detokenize,
+ * /v1/chat/completions/render and /v1/messages/count_tokens.  Their result is made here, on a parser's thread,
  * and the frontend thread sends it (tr_result_t).
  */
 #include "openai_internal.h"
@@ -99,6 +99,17 @@ tr_openai_tokenize(tr_openai_call_t *c)
     tr_result_t *result = new_result(c);
 
     return result != NULL ? keep_ids(c, result) : TR_ERR_NOMEM;
+}
+
+/* How many tokens the prompt of a chat has: ACCEPTED tells it. */
+tr_status_t
+tr_openai_count(tr_openai_call_t *c)
+{
+    if (new_result(c) == NULL) {
+        return TR_ERR_NOMEM;
+    }
+    c->r->prompt_tokens = c->prompts[0].len;
+    return TR_OK;
 }
 
 /* The prompt of a chat, as text and as ids. */

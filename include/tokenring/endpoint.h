@@ -21,6 +21,8 @@ enum tr_endpoint {
     TR_ENDPOINT_TOKENIZE = 3,
     TR_ENDPOINT_DETOKENIZE = 4,
     TR_ENDPOINT_RENDER = 5,
+    TR_ENDPOINT_MESSAGES = 6,
+    TR_ENDPOINT_COUNT_TOKENS = 7,
     TR_ENDPOINTS /* one more than the last */
 };
 

@@ -10,13 +10,15 @@
 static const ngx_http_tokenring_endpoint_t  ngx_http_tokenring_endpoints[] = {
 
     [TR_ENDPOINT_CHAT] =
-    { "chatcmpl",
+    { "chatcmpl-",
       ngx_http_tokenring_openai_heads,
       ngx_http_tokenring_openai_chunks,
       ngx_http_tokenring_openai_delta,
       ngx_http_tokenring_openai_finish,
       ngx_http_tokenring_openai_whole,
       ngx_http_tokenring_openai_item,
+      0,
+      NULL,
       "chat.completion",
       "chat.completion.chunk",
       ngx_string(",\"delta\":{\"role\":\"assistant\",\"content\":\"\"},"
@@ -30,12 +32,14 @@ static const ngx_http_tokenring_endpoint_t  ngx_http_tokenring_endpoints[] = {
       ngx_http_tokenring_logprobs_chat },
 
     [TR_ENDPOINT_COMPLETIONS] =
-    { "cmpl",
+    { "cmpl-",
       ngx_http_tokenring_openai_heads,
       ngx_http_tokenring_openai_chunks,
       ngx_http_tokenring_openai_delta,
       ngx_http_tokenring_openai_finish,
       ngx_http_tokenring_openai_whole,
+      NULL,
+      0,
       NULL,
       "text_completion",
       "text_completion",
@@ -51,16 +55,32 @@ static const ngx_http_tokenring_endpoint_t  ngx_http_tokenring_endpoints[] = {
     /* these generate nothing: an answer comes whole */
 
     [TR_ENDPOINT_TOKENIZE] =
-    { .id_prefix = "tok",
+    { .id_prefix = "tok-",
       .whole = ngx_http_tokenring_tokenize_whole },
 
     [TR_ENDPOINT_DETOKENIZE] =
-    { .id_prefix = "detok",
+    { .id_prefix = "detok-",
       .whole = ngx_http_tokenring_detokenize_whole },
 
     [TR_ENDPOINT_RENDER] =
-    { .id_prefix = "render",
-      .whole = ngx_http_tokenring_render_prompt_whole }
+    { .id_prefix = "render-",
+      .whole = ngx_http_tokenring_render_prompt_whole },
+
+    [TR_ENDPOINT_COUNT_TOKENS] =
+    { .id_prefix = "count_",
+      .whole = ngx_http_tokenring_count_whole,
+      .error = ngx_http_tokenring_messages_error },
+
+    [TR_ENDPOINT_MESSAGES] =
+    { .id_prefix = "msg_",
+      .heads = ngx_http_tokenring_messages_heads,
+      .chunks = ngx_http_tokenring_messages_chunks,
+      .delta = ngx_http_tokenring_messages_delta,
+      .finish = ngx_http_tokenring_messages_finish,
+      .whole = ngx_http_tokenring_messages_whole,
+      .item = ngx_http_tokenring_messages_item,
+      .ordered = 1,
+      .error = ngx_http_tokenring_messages_error }
 };
 
 

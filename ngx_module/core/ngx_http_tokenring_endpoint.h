@@ -3,8 +3,8 @@
  * half of <tokenring/endpoint.h>.
  *
  * A new endpoint is a row of the table in _endpoint.c, and the functions that
- * write its responses.  Those of OpenAI's endpoints are in _openai.c; they are
- * shared, and differ in the literals of the row.
+ * write its responses.  Those of OpenAI's chat and completions are in
+ * _openai.c; they are shared, and differ in the literals of the row.
  */
 
 #ifndef _NGX_HTTP_TOKENRING_ENDPOINT_H_INCLUDED_
@@ -25,8 +25,13 @@ typedef ngx_int_t (*ngx_http_tokenring_render_item_pt)(
     tr_wire_bytes_t *id, tr_wire_bytes_t *name);
 
 
+typedef ngx_int_t (*ngx_http_tokenring_render_error_pt)(
+    ngx_http_tokenring_text_t *t, ngx_uint_t status, ngx_str_t *message,
+    ngx_str_t *request_id);
+
+
 typedef struct {
-    const char                           *id_prefix;  /* "chatcmpl" */
+    const char                           *id_prefix;  /* "chatcmpl-" */
 
     /* as ngx_http_tokenring_render.h describes them */
     ngx_http_tokenring_render_pt          heads;
@@ -35,6 +40,13 @@ typedef struct {
     ngx_http_tokenring_render_record_pt   finish;
     ngx_http_tokenring_render_pt          whole;
     ngx_http_tokenring_render_item_pt     item;    /* NULL: text alone */
+
+    /* records are kept in their order for a whole response, too, and it is
+     * rendered of them by delta, finish and item */
+    unsigned                              ordered:1;
+
+    /* what an error looks like; NULL: as OpenAI's */
+    ngx_http_tokenring_render_error_pt    error;
 
     /* for _openai.c: "object" of a response and of a stream's chunk */
     const char                           *object;

@@ -1,5 +1,6 @@
 /*
- * Errors in OpenAI's form: {"error":{"message","type","param","code"}}.
+ * Errors in OpenAI's form: {"error":{"message","type","param","code"}}, or in
+ * that of the API that the path belongs to.
  *
  * What our handler refuses or the engine reports is looked up in the table of
  * error.h.  What NGINX refuses before our handler runs (413, limit_req,
@@ -7,6 +8,7 @@
  * handler of a named location for error_page, gives it the same form.
  */
 
+#include "ngx_http_tokenring_endpoint.h"
 #include "ngx_http_tokenring_error.h"
 #include "ngx_http_tokenring_request.h"
 #include "ngx_http_tokenring_send.h"
@@ -252,10 +254,11 @@ ngx_http_tokenring_send_error_body(ngx_http_request_t *r, ngx_uint_t status,
     const char *type, const char *code, ngx_str_t *param, ngx_str_t *message,
     ngx_uint_t retry_after)
 {
-    u_char                     *p;
-    ngx_str_t                   value;
-    ngx_http_tokenring_ctx_t   *ctx;
-    ngx_http_tokenring_text_t  *t;
+    u_char                               *p;
+    ngx_str_t                             value;
+    ngx_http_tokenring_ctx_t             *ctx;
+    ngx_http_tokenring_text_t            *t;
+    const ngx_http_tokenring_endpoint_t  *endpoint;
 
     /* a body that was partly read cannot be discarded: close the connection */
 
@@ -264,10 +267,17 @@ ngx_http_tokenring_send_error_body(ngx_http_request_t *r, ngx_uint_t status,
         r->lingering_close = 1;
     }
 
+    ctx = ngx_http_get_module_ctx(r, ngx_http_tokenring_module);
+    endpoint = ngx_http_tokenring_endpoint(ctx ? ctx->endpoint
+                                        : ngx_http_tokenring_endpoint_of(r));
+
     t = ngx_http_tokenring_text_create(r->pool);
 
     if (t == NULL
-        || ngx_http_tokenring_render_error(t, type, code, param, message)
+        || ((endpoint && endpoint->error)
+            ? endpoint->error(t, status, message,
+                              ctx ? &ctx->request_id : NULL)
+            : ngx_http_tokenring_render_error(t, type, code, param, message))
            != NGX_OK)
     {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
@@ -288,8 +298,6 @@ ngx_http_tokenring_send_error_body(ngx_http_request_t *r, ngx_uint_t status,
             return NGX_HTTP_INTERNAL_SERVER_ERROR;
         }
     }
-
-    ctx = ngx_http_get_module_ctx(r, ngx_http_tokenring_module);
 
     if ((ctx ? ngx_http_tokenring_add_ids(ctx)
              : ngx_http_tokenring_add_request_id(r))

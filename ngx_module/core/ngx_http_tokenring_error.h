@@ -22,7 +22,8 @@
     "The engine was lost while it processed this request"
 
 
-/* {"error":{...}}; code and param may be NULL; NGX_ERROR without memory */
+/* as OpenAI's: {"error":{...}}; code and param may be NULL; NGX_ERROR without
+ * memory */
 ngx_int_t ngx_http_tokenring_render_error(ngx_http_tokenring_text_t *t,
     const char *type, const char *code, ngx_str_t *param, ngx_str_t *message);
 

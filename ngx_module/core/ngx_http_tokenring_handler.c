@@ -306,6 +306,17 @@ ngx_http_tokenring_complete(ngx_http_request_t *r, ngx_uint_t endpoint)
 }
 
 
+ngx_uint_t
+ngx_http_tokenring_endpoint_of(ngx_http_request_t *r)
+{
+    ngx_str_t   id;
+    ngx_uint_t  endpoint;
+
+    return (ngx_http_tokenring_route(r, &id, &endpoint)
+            == NGX_HTTP_TOKENRING_PROMPT) ? endpoint : 0;
+}
+
+
 /* endpoint: of a PROMPT; id: of a MODEL, a REQUEST or a REQUEST_STREAM */
 
 static ngx_http_tokenring_route_e
@@ -438,7 +449,7 @@ ngx_http_tokenring_version_at(u_char *p, size_t len)
 static ngx_int_t
 ngx_http_tokenring_nowhere(ngx_http_request_t *r)
 {
-    u_char                    *p, *last, text[256];
+    u_char                    *p, *last, text[384];
     ngx_uint_t                 i;
     const tr_endpoint_info_t  *info;
 

@@ -32,13 +32,9 @@ static ngx_int_t ngx_http_tokenring_text_chunk(ngx_http_tokenring_ctx_t *ctx,
     ngx_uint_t index, uint64_t number);
 static ngx_int_t ngx_http_tokenring_finish_chunk(
     ngx_http_tokenring_ctx_t *ctx, ngx_uint_t index, uint64_t number);
-static ngx_int_t ngx_http_tokenring_id(ngx_http_tokenring_ctx_t *ctx,
-    uint64_t number);
 static ngx_int_t ngx_http_tokenring_end(ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_usage_counts(ngx_http_tokenring_text_t *t,
     uint64_t prompt_tokens, uint64_t completion_tokens);
-static ngx_int_t ngx_http_tokenring_usage_kv(ngx_http_tokenring_text_t *t,
-    ngx_str_t *policy, tr_wire_usage_t *kv);
 static ngx_int_t ngx_http_tokenring_logprobs(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_choice_t *choice);
 static ngx_int_t ngx_http_tokenring_content(ngx_http_tokenring_ctx_t *ctx,
@@ -79,7 +75,7 @@ ngx_http_tokenring_object(ngx_http_tokenring_ctx_t *ctx,
     endpoint = ngx_http_tokenring_endpoint(ctx->endpoint);
 
     if (ngx_http_tokenring_printf(t, 256,
-                                  "{\"id\":\"%s-%V\",\"object\":\"%s\","
+                                  "{\"id\":\"%s%V\",\"object\":\"%s\","
                                   "\"created\":%L,\"model\":\"",
                                   endpoint->id_prefix, &ctx->completion,
                                   ctx->stream ? endpoint->chunk_object
@@ -278,7 +274,7 @@ ngx_http_tokenring_openai_finish(ngx_http_tokenring_ctx_t *ctx,
 }
 
 
-static ngx_int_t
+ngx_int_t
 ngx_http_tokenring_id(ngx_http_tokenring_ctx_t *ctx, uint64_t number)
 {
     if (number == 0) {
@@ -567,9 +563,9 @@ ngx_http_tokenring_usage_counts(ngx_http_tokenring_text_t *t,
 }
 
 
-/* nothing where nothing is known, and no policy where it has no name */
+/* no policy where it has no name */
 
-static ngx_int_t
+ngx_int_t
 ngx_http_tokenring_usage_kv(ngx_http_tokenring_text_t *t, ngx_str_t *policy,
     tr_wire_usage_t *kv)
 {

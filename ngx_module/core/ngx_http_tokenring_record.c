@@ -325,7 +325,9 @@ ngx_http_tokenring_accepted_choices(ngx_http_tokenring_ctx_t *ctx,
     ctx->nchoices = head->choices;
     ctx->left = head->choices;
 
-    if ((head->flags & TR_ACCEPTED_ITEMS)
+    ctx->ordered = ngx_http_tokenring_endpoint(ctx->endpoint)->ordered;
+
+    if (((head->flags & TR_ACCEPTED_ITEMS) || ctx->ordered)
         && ngx_http_tokenring_items_create(ctx) != NGX_OK)
     {
         return NGX_ERROR;
@@ -420,6 +422,10 @@ ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
             != NGX_OK)
         {
             return NGX_ERROR;
+        }
+
+        if (!ctx->stream) {
+            return NGX_OK;
         }
 
         goto queued;
@@ -602,9 +608,10 @@ ngx_http_tokenring_finish(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     size_t len)
 {
     ngx_uint_t         last;
+    tr_wire_bytes_t    stop;
     tr_wire_finish_t   head;
 
-    if (tr_wire_finish_parse(payload, len, &head, NULL) != TR_OK) {
+    if (tr_wire_finish_parse(payload, len, &head, &stop) != TR_OK) {
         return NGX_DECLINED;
     }
 
@@ -647,6 +654,16 @@ ngx_http_tokenring_finish(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     }
 
     ctx->totals = head;
+
+    if (ctx->ordered && stop.len) {
+        ctx->stop.data = ngx_pnalloc(ctx->request->pool, stop.len);
+        if (ctx->stop.data == NULL) {
+            return NGX_ERROR;
+        }
+
+        ngx_memcpy(ctx->stop.data, stop.data, stop.len);
+        ctx->stop.len = stop.len;
+    }
 
     if (last) {
         ctx->prompt_tokens = head.prompt_tokens;

@@ -35,6 +35,14 @@ ngx_int_t ngx_http_tokenring_render_whole(ngx_http_tokenring_ctx_t *ctx);
 /* finish_reason: a literal, "" for none */
 const char *ngx_http_tokenring_reason(ngx_uint_t reason);
 
+/* ,"kv_cache":{...}, or nothing where nothing is known */
+ngx_int_t ngx_http_tokenring_usage_kv(ngx_http_tokenring_text_t *t,
+    ngx_str_t *policy, tr_wire_usage_t *kv);
+
+/* the line of an SSE id, none for 0 */
+ngx_int_t ngx_http_tokenring_id(ngx_http_tokenring_ctx_t *ctx,
+    uint64_t number);
+
 /* "usage":{...} of a request, with the name of its KV policy */
 ngx_int_t ngx_http_tokenring_render_usage(ngx_http_tokenring_text_t *t,
     uint64_t prompt_tokens, uint64_t completion_tokens, ngx_str_t *policy,
@@ -58,6 +66,22 @@ ngx_int_t ngx_http_tokenring_tokenize_whole(ngx_http_tokenring_ctx_t *ctx);
 ngx_int_t ngx_http_tokenring_detokenize_whole(ngx_http_tokenring_ctx_t *ctx);
 ngx_int_t ngx_http_tokenring_render_prompt_whole(
     ngx_http_tokenring_ctx_t *ctx);
+
+
+/* _messages.c: as Anthropic's API gives them */
+ngx_int_t ngx_http_tokenring_messages_heads(ngx_http_tokenring_ctx_t *ctx);
+ngx_int_t ngx_http_tokenring_messages_chunks(ngx_http_tokenring_ctx_t *ctx);
+ngx_int_t ngx_http_tokenring_messages_delta(ngx_http_tokenring_ctx_t *ctx,
+    ngx_uint_t index, uint64_t number);
+ngx_int_t ngx_http_tokenring_messages_finish(ngx_http_tokenring_ctx_t *ctx,
+    ngx_uint_t index, uint64_t number);
+ngx_int_t ngx_http_tokenring_messages_item(ngx_http_tokenring_ctx_t *ctx,
+    ngx_uint_t index, uint64_t number, tr_wire_bytes_t *id,
+    tr_wire_bytes_t *name);
+ngx_int_t ngx_http_tokenring_messages_whole(ngx_http_tokenring_ctx_t *ctx);
+ngx_int_t ngx_http_tokenring_messages_error(ngx_http_tokenring_text_t *t,
+    ngx_uint_t status, ngx_str_t *message, ngx_str_t *request_id);
+ngx_int_t ngx_http_tokenring_count_whole(ngx_http_tokenring_ctx_t *ctx);
 
 
 /* _items.c: tool calls and reasoning */
@@ -100,11 +124,12 @@ ngx_int_t ngx_http_tokenring_logprobs_completion(
     ngx_http_tokenring_text_t *out, ngx_http_tokenring_choice_t *choice);
 
 
-/* are the records of a stream rendered one by one, from ctx->queue? */
+/* are the records rendered one by one, from ctx->queue? */
 #define ngx_http_tokenring_queues(ctx)                                        \
-    ((ctx)->stream && ((ctx)->resumable || (ctx)->items))
+    ((ctx)->ordered                                                           \
+     || ((ctx)->stream && ((ctx)->resumable || (ctx)->items)))
 
-/* a record of such a stream, copied into ctx->queue */
+/* such a record, copied into ctx->queue */
 ngx_int_t ngx_http_tokenring_queue_delta(ngx_http_tokenring_ctx_t *ctx,
     tr_wire_delta_t *delta, tr_wire_bytes_t *text, tr_wire_bytes_t *logprobs);
 ngx_int_t ngx_http_tokenring_queue_item(ngx_http_tokenring_ctx_t *ctx,

@@ -33,6 +33,11 @@
 typedef struct {
     uint16_t                        kind;    /* of the text that comes now */
     uint32_t                        index;   /* of the newest call */
+
+    /* where text and calls are blocks (_messages.c) */
+    uint16_t                        open;    /* kind of the block that is, 0 */
+    uint16_t                        called;  /* there is a call */
+    uint32_t                        blocks;  /* so far */
     ngx_http_tokenring_text_t       reasoning;
     ngx_http_tokenring_text_t       calls;   /* JSON, open at its end */
 } ngx_http_tokenring_items_t;
@@ -193,6 +198,7 @@ struct ngx_http_tokenring_ctx_s {
     unsigned                        with_logprobs:1;
     unsigned                        usage_stats:1;  /* in each chunk */
     unsigned                        items:1;        /* choices have them */
+    unsigned                        ordered:1;      /* as its endpoint */
 
     /* the client and its socket, which change in any state */
     unsigned                        gone:1;      /* it left before the end */
@@ -290,6 +296,7 @@ struct ngx_http_tokenring_ctx_s {
     uint64_t                        prompt_tokens;
     tr_wire_finish_t                totals;
     ngx_uint_t                      reason;
+    ngx_str_t                       stop;    /* string that ended it */
 
     /* of the error */
     ngx_uint_t                      retry_after;
@@ -312,6 +319,9 @@ ngx_http_tokenring_ctx_t *ngx_http_tokenring_create_ctx(ngx_http_request_t *r,
  * NGX_DECLINED: it is refused, the failure stands in ctx.
  */
 ngx_int_t ngx_http_tokenring_admit(ngx_http_tokenring_ctx_t *ctx);
+
+/* the endpoint that r's path names, 0: none of those that take a prompt */
+ngx_uint_t ngx_http_tokenring_endpoint_of(ngx_http_request_t *r);
 
 /* a new completion id, TR_COMPLETION_LEN bytes at p; NGX_ERROR: no random */
 ngx_int_t ngx_http_tokenring_name_completion(ngx_http_tokenring_ctx_t *ctx,

@@ -1,6 +1,7 @@
 /*
- * Streams that a client can resume, and others whose records are rendered one
- * by one, since they tell of tool calls or reasoning.
+ * Streams that a client can resume, and other responses whose records are
+ * rendered one by one, since they tell of tool calls or reasoning, or consist
+ * of blocks (_messages.c).
  *
  * The engine numbers the records of a request (docs/redis.md), and so does the
  * worker, by counting.  In a resumable stream each record is rendered by
@@ -194,7 +195,7 @@ ngx_http_tokenring_queue_delta(ngx_http_tokenring_ctx_t *ctx,
     head.logprobs_len = logprobs->len;
 
     if (text->len || logprobs->len) {
-        ctx->spoken = 1;
+        ctx->spoken = ctx->stream;
     }
 
     return ngx_http_tokenring_queue_push(ctx, &head, text->data,
@@ -218,7 +219,7 @@ ngx_http_tokenring_queue_item(ngx_http_tokenring_ctx_t *ctx,
     head.logprobs_len = id->len;
 
     if (item->kind == TR_ITEM_TOOL_CALL) {
-        ctx->spoken = 1;
+        ctx->spoken = ctx->stream;
     }
 
     return ngx_http_tokenring_queue_push(ctx, &head, name->data, id->data);
@@ -254,7 +255,7 @@ ngx_http_tokenring_queue_finish(ngx_http_tokenring_ctx_t *ctx,
     head.index = finish->choice;
     head.tokens = finish->choice_tokens;
 
-    ctx->spoken = 1;
+    ctx->spoken = ctx->stream;
 
     return ngx_http_tokenring_queue_push(ctx, &head, "", "");
 }
@@ -296,8 +297,9 @@ ngx_http_tokenring_render_records(ngx_http_tokenring_ctx_t *ctx)
 {
     while (ngx_http_tokenring_text_len(&ctx->queue)) {
 
-        if (ngx_http_tokenring_text_len(&ctx->out)
-            >= NGX_HTTP_TOKENRING_OUTPUT)
+        if (ctx->stream
+            && ngx_http_tokenring_text_len(&ctx->out)
+               >= NGX_HTTP_TOKENRING_OUTPUT)
         {
             return NGX_AGAIN;
         }

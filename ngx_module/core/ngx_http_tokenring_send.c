@@ -15,6 +15,7 @@
 #include "ngx_http_tokenring_body.h"
 #include "ngx_http_tokenring_channel.h"
 #include "ngx_http_tokenring_conf.h"
+#include "ngx_http_tokenring_endpoint.h"
 #include "ngx_http_tokenring_error.h"
 #include "ngx_http_tokenring_render.h"
 #include "ngx_http_tokenring_send.h"
@@ -541,14 +542,27 @@ ngx_http_tokenring_add_header(ngx_http_request_t *r, const char *key,
 }
 
 
-/* the request's id, and the id under which it is found in Redis */
+/* the request's id, also by the name that Anthropic gives it, and the id under
+ * which it is found in Redis */
 
 ngx_int_t
 ngx_http_tokenring_add_ids(ngx_http_tokenring_ctx_t *ctx)
 {
+    const ngx_http_tokenring_endpoint_t  *endpoint;
+
     if (ngx_http_tokenring_add_header(ctx->request, "X-Request-Id",
                                       &ctx->request_id)
         != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    endpoint = ngx_http_tokenring_endpoint(ctx->endpoint);
+
+    if (endpoint && endpoint->error == ngx_http_tokenring_messages_error
+        && ngx_http_tokenring_add_header(ctx->request, "Request-Id",
+                                         &ctx->request_id)
+           != NGX_OK)
     {
         return NGX_ERROR;
     }

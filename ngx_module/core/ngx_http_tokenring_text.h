@@ -69,6 +69,9 @@ size_t ngx_http_tokenring_cut(const u_char *data, size_t len, size_t max);
 /* characters in data, counted by their first bytes */
 size_t ngx_http_tokenring_characters(const u_char *data, size_t len);
 
+/* _json.c: is all of this one JSON object, of at most 64 levels? */
+ngx_uint_t ngx_http_tokenring_json_object(u_char *p, size_t len);
+
 /* 1 to 18 decimal digits and nothing else; NGX_DECLINED: *out is unchanged */
 ngx_int_t ngx_http_tokenring_decimal(ngx_str_t *s, uint64_t *out);
 

@@ -113,11 +113,10 @@ ngx_http_tokenring_request_id(ngx_str_t *name, ngx_str_t *id)
 
         len = ngx_strlen(endpoint->id_prefix);
 
-        if (name->len == len + 1 + TR_COMPLETION_LEN
-            && ngx_strncmp(name->data, endpoint->id_prefix, len) == 0
-            && name->data[len] == '-')
+        if (name->len == len + TR_COMPLETION_LEN
+            && ngx_strncmp(name->data, endpoint->id_prefix, len) == 0)
         {
-            id->data = name->data + len + 1;
+            id->data = name->data + len;
             id->len = TR_COMPLETION_LEN;
             break;
         }
@@ -507,9 +506,8 @@ ngx_http_tokenring_stored_json(ngx_http_tokenring_text_t *t, ngx_str_t *id,
     endpoint = ngx_http_tokenring_endpoint(rec->endpoint);
 
     if (ngx_http_tokenring_printf(t, 128 + id->len,
-                                  "{\"id\":\"%s%s%V\",\"object\":\"request\"",
-                                  endpoint ? endpoint->id_prefix : "",
-                                  endpoint ? "-" : "", id)
+                                  "{\"id\":\"%s%V\",\"object\":\"request\"",
+                                  endpoint ? endpoint->id_prefix : "", id)
         != NGX_OK
         || ngx_http_tokenring_json_text(t, "state", rec->lost ? &failed
                                                               : &rec->state)

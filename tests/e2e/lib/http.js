@@ -68,7 +68,7 @@ function upload(url, headers = {}) {
 // Server-sent events, strictly: every event is one line "data: ..." and an
 // empty line; comments are ": ..." and an empty line; nothing else is allowed,
 // and nothing may follow [DONE].  A line "id: N" may precede the data; numbers
-// grow.
+// grow; and a line "event: NAME", which is the type of what follows.
 class SseReader {
   constructor() {
     this.left = '';
@@ -92,7 +92,8 @@ class SseReader {
         this.comments.push(block.slice(1).trim());
         continue;
       }
-      const [, id, data] = /^(?:id: (\d+)\n)?data: ([^\n]+)$/.exec(block)
+      const [, id, name, data]
+        = /^(?:id: (\d+)\n)?(?:event: ([\w.]+)\n)?data: ([^\n]+)$/.exec(block)
         || assert.fail(`an event is one data line: ${JSON.stringify(block)}`);
       if (id !== undefined) {
         assert.ok(Number(id) > (this.ids.at(-1) || 0), `id ${id} is not new`);
@@ -102,6 +103,7 @@ class SseReader {
         this.done = true;
       } else {
         this.events.push(JSON.parse(data));
+        if (name !== undefined) assert.equal(this.events.at(-1).type, name);
       }
     }
   }

@@ -17,7 +17,7 @@ let redis, stack;
 
 before(async () => {
   redis = await Redis.start();
-  stack = await scripted([SAYS], {
+  stack = await scripted([SAYS, SAYS], {
     engine: { redis: redis.address },
     http: `tokenring_redis ${redis.address} timeout=10s;`,
     location: 'tokenring_resumable on;',
@@ -52,5 +52,29 @@ test('the same bytes live, again, and after any event', async () => {
     const raw = await again(last);
     assert.ok(live.raw.endsWith(raw), `after ${last}`);
     assert.equal(raw.includes('data: [DONE]'), true);
+  }
+});
+
+test('the same of /v1/messages', async () => {
+  const live = await stream(`${stack.url}/v1/messages`, {
+    messages: [{ role: 'user', content: 'Do it.' }], stream: true,
+    max_tokens: 500,
+    tools: ['get_a', 'get_b'].map((name) => ({ name,
+      input_schema: { type: 'object' } })),
+  }).finished;
+  const { id } = live.events[0].message;
+  assert.deepEqual(live.events.filter((e) => e.type === 'content_block_start')
+    .map((e) => e.content_block.type),
+  ['thinking', 'text', 'tool_use', 'tool_use']);
+  assert.equal(live.events.at(-1).type, 'message_stop');
+  assert.ok(live.ids.length > 10);
+  const url = `${stack.url}/v1/requests/${id}/stream`;
+  const again = async (after) => (await stream(url, undefined, after
+    ? { headers: { 'Last-Event-ID': String(after) } } : {}).finished).raw;
+  await until(async () => (await again()) === live.raw, 'all of it is stored');
+  for (const last of live.ids) {
+    const raw = await again(last);
+    assert.ok(live.raw.endsWith(raw), `after ${last}`);
+    assert.ok(raw.includes('"message_stop"'));
   }
 });

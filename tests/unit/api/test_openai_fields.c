@@ -1,5 +1,5 @@
 /*
- * The table of request fields: what it says of each field is what happens to
+ * The tables of request fields: what they say of each field is what happens to
  * that field, and docs/api.md has the same rows.
  */
 #include "tests/unit/fixtures/openai_fixture.h"
@@ -9,6 +9,17 @@
 #define DOC "docs/api.md"
 
 static const char *const kinds[] = { "supported", "refused", "ignored" };
+
+static const struct {
+    const char *section; /* of the documentation */
+    const tr_field_t *(*rows)(size_t *n);
+    bool two; /* its rows say for which of two endpoints they are */
+} tables[] = {
+    { "\n## Fields\n", tr_openai_fields, true },
+    { "\n## Messages\n", tr_anthropic_fields, false },
+};
+
+#define TABLES (sizeof(tables) / sizeof(tables[0]))
 
 /* As the documentation writes it. */
 static void
@@ -29,34 +40,52 @@ doc_where(const tr_field_t *f)
                                               : "chat";
 }
 
-/* Rows of the table in the documentation: "| `NAME` | WHERE | KIND |" */
+/* Rows of a table in the documentation: "| `NAME` | WHERE | KIND |", without
+ * WHERE where there is one endpoint; text: its section. */
+static void
+check_documented(size_t table, const char *text)
+{
+    size_t n, i, rows = 0;
+    const tr_field_t *fields = tables[table].rows(&n);
+    char row[200], name[80];
+
+    for (i = 0; i < n; i++) {
+        doc_name(&fields[i], name, sizeof(name));
+        snprintf(row, sizeof(row), "\n| `%s` |%s%s%s %s |", name,
+                 tables[table].two ? " " : "",
+                 tables[table].two ? doc_where(&fields[i]) : "",
+                 tables[table].two ? " |" : "", kinds[fields[i].kind]);
+        if (strstr(text, row) == NULL) {
+            fail_msg("%s has no row%s", DOC, row);
+        }
+    }
+    for (; (text = strstr(text, "\n| `")) != NULL; text++) {
+        rows++;
+    }
+    assert_int_equal(rows, n);
+}
+
 static void
 test_documented(void **state)
 {
-    static char text[1 << 20];
-    size_t n, i, rows = 0;
-    const tr_field_t *fields = tr_openai_fields(&n);
+    static char text[1 << 20], section[1 << 19];
     FILE *file = fopen(DOC, "r");
-    char row[200], name[80], *at;
+    const char *at, *end;
 
     (void) state;
     assert_non_null(file);
     text[fread(text, 1, sizeof(text) - 1, file)] = '\0';
     fclose(file);
-    at = strstr(text, "\n## Fields");
-    assert_non_null(at);
-    for (i = 0; i < n; i++) {
-        doc_name(&fields[i], name, sizeof(name));
-        snprintf(row, sizeof(row), "\n| `%s` | %s | %s |", name,
-                 doc_where(&fields[i]), kinds[fields[i].kind]);
-        if (strstr(at, row) == NULL) {
-            fail_msg("%s has no row%s", DOC, row);
-        }
+    for (size_t i = 0; i < TABLES; i++) {
+        at = strstr(text, tables[i].section);
+        assert_non_null(at);
+        end = strstr(at + 1, "\n## ");
+        end = end != NULL ? end : at + strlen(at);
+        assert_true((size_t) (end - at) < sizeof(section));
+        memcpy(section, at, (size_t) (end - at));
+        section[end - at] = '\0';
+        check_documented(i, section);
     }
-    for (; (at = strstr(at, "\n| `")) != NULL; at++) {
-        rows++;
-    }
-    assert_int_equal(rows, n);
 }
 
 /* A name has one row for each place where it is known. */
@@ -64,13 +93,16 @@ static void
 test_once(void **state)
 {
     size_t n, i, k;
-    const tr_field_t *fields = tr_openai_fields(&n);
 
     (void) state;
-    for (i = 0; i < n; i++) {
-        for (k = i + 1; k < n; k++) {
-            assert_false(strcmp(fields[i].name, fields[k].name) == 0
-                         && (fields[i].where & fields[k].where) != 0);
+    for (size_t t = 0; t < TABLES; t++) {
+        const tr_field_t *fields = tables[t].rows(&n);
+
+        for (i = 0; i < n; i++) {
+            for (k = i + 1; k < n; k++) {
+                assert_false(strcmp(fields[i].name, fields[k].name) == 0
+                             && (fields[i].where & fields[k].where) != 0);
+            }
         }
     }
 }
@@ -90,10 +122,10 @@ ask(unsigned endpoint, const tr_field_t *f, const char *value)
     } else if (f->where == TR_FIELD_STREAM) {
         snprintf(body, sizeof(body),
                  "{%s,\"stream\":true,\"stream_options\":{\"%s\":%s}}",
-                 endpoint == CHAT ? HI : P, f->name, value);
+                 endpoint == TEXT ? P : HI, f->name, value);
     } else {
         snprintf(body, sizeof(body), "{%s,\"%s\":%s}",
-                 endpoint == CHAT ? HI : P, f->name, value);
+                 endpoint == TEXT ? P : HI, f->name, value);
     }
     return parse((uint16_t) endpoint, body);
 }
@@ -166,6 +198,27 @@ test_true(void **state)
     }
 }
 
+/* Another API's names, and a chat's where it has no others. */
+static void
+test_true_elsewhere(void **state)
+{
+    size_t n, i;
+    const tr_field_t *fields = tr_anthropic_fields(&n);
+
+    (void) state;
+    for (i = 0; i < n; i++) {
+        check(TR_ENDPOINT_MESSAGES, &fields[i]);
+    }
+    fields = tr_openai_fields(&n);
+    for (i = 0; i < n; i++) {
+        if (strcmp(fields[i].name, "seed") == 0
+            || strcmp(fields[i].name, "kv_policy") == 0
+            || strcmp(fields[i].name, "use_beam_search") == 0) {
+            check(TR_ENDPOINT_MESSAGES, &fields[i]);
+        }
+    }
+}
+
 int
 main(void)
 {
@@ -173,6 +226,7 @@ main(void)
         cmocka_unit_test(test_documented),
         cmocka_unit_test(test_once),
         cmocka_unit_test(test_true),
+        cmocka_unit_test(test_true_elsewhere),
     };
 
     return cmocka_run_group_tests(tests, setup, teardown);
