@@ -68,6 +68,13 @@ test('keys per user', async (t) => {
   assert.equal(none.status, 401);
   assert.equal(none.json().error.type, 'authentication_error');
   assert.equal((await ask(url, { Authorization: 'Bearer sk-no' })).status, 401);
+  const message = (key) => post(`${url}/v1/messages`, { max_tokens: 2,
+    messages: [{ role: 'user', content: 'Hello!' }] }, { 'X-Api-Key': key });
+  assert.equal((await message('sk-8f2c5d1e6a7b4039')).status, 200);
+  const no = await message('sk-no');
+  assert.equal(no.status, 401);
+  assert.deepEqual([no.json().type, no.json().error.type],
+    ['error', 'authentication_error']);
   for (const key of [KEY, BOB]) {
     const out = await ask(url, key);
     assert.equal(out.status, 200, out.text);
