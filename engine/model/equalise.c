@@ -93,9 +93,7 @@ row_norm(const work_t *w, const source_t *s, uint32_t row)
     double sum = 0;
 
     for (size_t j = 0; j < n; j++) {
-        double x = (double) tr_float_load(s->tensor->data, from + j,
-                                          s->tensor->dtype)
-                   * w->gain[j];
+        double x = (double) tr_tensor_at(s->tensor, from + j) * w->gain[j];
 
         sum += x * x;
     }
@@ -106,9 +104,7 @@ row_norm(const work_t *w, const source_t *s, uint32_t row)
 static float
 element(const work_t *w, const source_t *s, uint32_t i)
 {
-    return s->tensor == NULL ? 0
-                             : tr_float_load(s->tensor->data, file_row(w, s, i),
-                                             s->tensor->dtype);
+    return s->tensor == NULL ? 0 : tr_tensor_at(s->tensor, file_row(w, s, i));
 }
 
 /* Of a norm's weights, 1 without. */
@@ -212,9 +208,8 @@ column_most(const work_t *w, uint32_t column)
     float most = 0;
 
     for (uint32_t i = 0; i < r->hidden; i++) {
-        most = fmaxf(most, fabsf(tr_float_load(w->tensors->o.tensor->data,
-                                               i * n + column,
-                                               w->tensors->o.tensor->dtype)));
+        most = fmaxf(most,
+                     fabsf(tr_tensor_at(w->tensors->o.tensor, i * n + column)));
     }
     return most;
 }

@@ -488,11 +488,6 @@ read_outer(tr_config_reader_t *r, tr_model_config_t *c)
         c->recipe.tied = tr_config_bool(r, r->outer, "tie_word_embeddings",
                                         c->recipe.tied);
     }
-    if (tr_config_field(r, r->outer, "quantization_config") != NULL) {
-        tr_config_fail(r, TR_ERR_UNSUPPORTED, "quantization_config",
-                       "quantization_config is set, expected unquantised "
-                       "weights (F32, F16 or BF16)");
-    }
     tr_config_eos(r, c, "config.json", r->outer);
 }
 
@@ -519,6 +514,7 @@ tr_model_config_load(const char *dir, const char *ignore, tr_model_config_t *c,
         read_outer(&r, c);
     }
     tr_config_eos(&r, c, "config.json", r.root);
+    tr_config_quantization(&r, dir, c);
     tr_config_check_unread(&r);
     tr_config_unwatch(&r);
     if (r.rc == TR_OK) {

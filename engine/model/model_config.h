@@ -15,6 +15,7 @@
 #include <tokenring/error.h>
 
 #include "model_recipe.h"
+#include "weights/quantization.h"
 
 #define TR_EOS_MAX 8
 
@@ -29,6 +30,7 @@ typedef struct {
     const char *model_type; /* of config.json */
     const struct tr_family *family;
     tr_recipe_t recipe;
+    tr_quantization_t quantization;
     bool attention_bias;     /* as it stands there */
     float query_scalar;      /* Gemma: attention's scale is 1 / sqrt of it */
     float logit_divisor;     /* Granite */

@@ -14,7 +14,9 @@
 
 #define TR_CONFIG_SHOWN 65 /* bytes of a value in a message */
 
-#define TR_CONFIG_WATCHED 4 /* the file, a text_config, two rotary tables */
+/* The file, a text_config, two rotary tables, quantization_config with its
+ * groups. */
+#define TR_CONFIG_WATCHED 16
 
 /* An object whose keys must all be read, and those that were. */
 typedef struct {
@@ -68,6 +70,10 @@ void tr_config_eos(tr_config_reader_t *r, tr_model_config_t *c,
                    const char *file, json_t *root);
 void tr_config_generation(tr_config_reader_t *r, const char *dir,
                           tr_model_config_t *c);
+
+/* model_config_quant.c: how weights are quantised, where they are. */
+void tr_config_quantization(tr_config_reader_t *r, const char *dir,
+                            tr_model_config_t *c);
 
 /* model_config_rope.c: the tables of frequencies and which layers use which. */
 void tr_config_ropes(tr_config_reader_t *r, tr_model_config_t *c);

@@ -42,26 +42,22 @@
 #define FLOAT(...) NUMBER(TR_KEY_FLOAT, __VA_ARGS__)
 
 /* In this order.  Beside these model_config.c reads model_type, sliding_window
- * with use_sliding_window, max_window_layers and layer_types, rope_* and
- * eos_token_id.  num_key_value_heads: as many as query heads; head_dim: what
+ * with use_sliding_window, max_window_layers and layer_types, rope_*,
+ * quantization_config and eos_token_id.  num_key_value_heads: as many as query heads; head_dim: what
  * hidden_size leaves for each. */
-#define COMMON_KEYS                                                         \
-    { .name = "quantization_config",                                        \
-      .kind = TR_KEY_ABSENT,                                                \
-      .reason = "quantization_config is set, expected unquantised weights " \
-                "(F32, F16 or BF16)" },                                     \
-        { .name = "mlp_bias", .kind = TR_KEY_FALSE },                       \
-        { .name = "attention_bias",                                         \
-          .kind = TR_KEY_BOOL,                                              \
-          .at = AT(attention_bias) },                                       \
-        UINT("hidden_size", recipe.hidden, MUST, 1, HIDDEN_MAX),            \
-        UINT("intermediate_size", recipe.intermediate, MUST, 1,             \
-             INTERMEDIATE_MAX),                                             \
-        UINT("num_hidden_layers", recipe.layers, MUST, 1, TR_LAYERS_MAX),   \
-        FLOAT("rms_norm_eps", recipe.norm_eps, 1e-6, FLT_MIN, 1),           \
-        FLOAT("initializer_range", init_range, 0.02, FLT_MIN, 1e3),         \
-    {                                                                       \
-        .name = "bos_token_id", .kind = TR_KEY_TOKEN, .at = AT(bos)         \
+#define COMMON_KEYS                                                       \
+    { .name = "mlp_bias", .kind = TR_KEY_FALSE },                         \
+        { .name = "attention_bias",                                       \
+          .kind = TR_KEY_BOOL,                                            \
+          .at = AT(attention_bias) },                                     \
+        UINT("hidden_size", recipe.hidden, MUST, 1, HIDDEN_MAX),          \
+        UINT("intermediate_size", recipe.intermediate, MUST, 1,           \
+             INTERMEDIATE_MAX),                                           \
+        UINT("num_hidden_layers", recipe.layers, MUST, 1, TR_LAYERS_MAX), \
+        FLOAT("rms_norm_eps", recipe.norm_eps, 1e-6, FLT_MIN, 1),         \
+        FLOAT("initializer_range", init_range, 0.02, FLT_MIN, 1e3),       \
+    {                                                                     \
+        .name = "bos_token_id", .kind = TR_KEY_TOKEN, .at = AT(bos)       \
     }
 
 #define SHAPE_KEYS(vocab_, heads, kv_heads_, dim, positions)                   \

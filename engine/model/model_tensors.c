@@ -10,6 +10,7 @@
 #include "engine/config/log.h"
 
 #include "model_families.h"
+#include "weights/packed.h"
 
 /* ---- the list ----------------------------------------------------------- */
 
@@ -173,8 +174,8 @@ expected_shape(const tr_model_tensor_t *t, uint32_t dims[3])
 /* Models for text and more put a word before the names of their text model, in
  * front ("language_model.model.norm.weight") or behind the first
  * ("model.language_model.norm.weight"). */
-static const tr_tensor_t *
-find_named(const tr_safetensors_t *st, const char *name)
+const tr_tensor_t *
+tr_model_tensor_named(const tr_safetensors_t *st, const char *name)
 {
     const tr_tensor_t *t = tr_safetensors_find(st, name);
     char other[TR_TENSOR_NAME + 32];
@@ -195,7 +196,7 @@ tr_model_tensor_find(const tr_safetensors_t *st,
                      const tr_model_tensor_t *tensor, const tr_tensor_t **out,
                      tr_error_t *err)
 {
-    const tr_tensor_t *t = find_named(st, tensor->name);
+    const tr_tensor_t *t = tr_model_tensor_named(st, tensor->name);
     char shape[128] = "", want[128] = "";
     uint32_t dims[3], n = expected_shape(tensor, dims);
 
@@ -204,13 +205,16 @@ tr_model_tensor_find(const tr_safetensors_t *st,
                             "tensor \"%s\" is missing, config.json asks for it",
                             tensor->name);
     }
-    if (t->other[0] != '\0') {
+    *out = t;
+    if (t->packed != NULL) {
+        return TR_OK; /* checked when it was made */
+    }
+    if (t->stored != TR_STORED_FLOAT) {
         return tr_error_set(err, TR_ERR_UNSUPPORTED, tensor->name,
                             "%s: tensor \"%s\" has dtype \"%s\", expected F32, "
                             "F16 or BF16",
                             t->file, tensor->name, t->other);
     }
-    *out = t;
     if (t->n_dims == n && t->dims[0] == dims[0]
         && (n < 2 || t->dims[1] == dims[1])
         && (n < 3 || t->dims[2] == dims[2])) {
@@ -253,6 +257,29 @@ layer_of(const char *name)
     return p && end != p + 7 && *end == '.' ? n : -1;
 }
 
+static bool
+ends_with(const char *text, const char *end)
+{
+    size_t n = strlen(text), m = strlen(end);
+
+    return n >= m && strcmp(text + n - m, end) == 0;
+}
+
+/* A bias of zeros, as GPTQ writes one for every product. */
+static bool
+adds_nothing(const tr_tensor_t *t)
+{
+    if (t->stored != TR_STORED_FLOAT || !ends_with(t->name, ".bias")) {
+        return false;
+    }
+    for (size_t i = 0; i < t->size / tr_dtype_size(t->dtype); i++) {
+        if (tr_float_load(t->data, i, t->dtype) != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /* May it stay unread?  Parts of the model that are not run here, tables that we
  * compute, and dtypes that no weights have, as masks and positions have. */
 static bool
@@ -263,6 +290,11 @@ may_stay(const tr_model_config_t *c, const tr_tensor_t *t)
                                          "mtp.",   "inv_freq" };
     static const char *const other[] = { "BOOL", "I16", "U16",
                                          "I64",  "U64", "C64" };
+    /* of activations, which are not quantised here, and of caches of others */
+    static const char *const quantised[] = {
+        ".input_scale", ".output_scale",     ".k_scale",
+        ".v_scale",     ".input_zero_point", ".input_global_scale"
+    };
     bool head = strstr(t->name, "lm_head.weight") != NULL;
 
     for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
@@ -275,8 +307,33 @@ may_stay(const tr_model_config_t *c, const tr_tensor_t *t)
             return true;
         }
     }
-    return (head && c->recipe.tied)
+    for (size_t i = 0; i < sizeof(quantised) / sizeof(quantised[0]); i++) {
+        if (c->quantization.method != TR_QUANT_NONE
+            && ends_with(t->name, quantised[i])) {
+            return true;
+        }
+    }
+    return (head && c->recipe.tied) || adds_nothing(t)
            || layer_of(t->name) >= (long) c->recipe.layers;
+}
+
+/* The files' tensors behind one that was asked for, at most TR_PACKED_PARTS;
+ * returns how many. */
+static uint32_t
+list_read(const tr_tensor_t *t, const tr_tensor_t **to)
+{
+    uint32_t n = 0;
+
+    if (t != NULL && t->packed == NULL) {
+        to[n++] = t;
+    }
+    for (uint32_t i = 0; t != NULL && t->packed != NULL && i < TR_PACKED_PARTS;
+         i++) {
+        if (t->packed->part[i] != NULL) {
+            to[n++] = t->packed->part[i];
+        }
+    }
+    return n;
 }
 
 static tr_status_t
@@ -284,7 +341,7 @@ check_unread(const tr_model_config_t *c, const tr_safetensors_t *st,
              tr_error_t *err)
 {
     uint32_t n = tr_safetensors_count(st), found = 0, at = 0;
-    const tr_tensor_t **read = calloc(n + 1, sizeof(*read));
+    const tr_tensor_t **read = calloc(n + TR_PACKED_PARTS, sizeof(*read));
     tr_model_tensor_t wanted;
     tr_status_t rc = TR_OK;
 
@@ -293,8 +350,8 @@ check_unread(const tr_model_config_t *c, const tr_safetensors_t *st,
                             "out of memory: a list of %u tensors", n);
     }
     while (found < n && tr_model_tensor_next(c, &at, &wanted)) {
-        read[found] = find_named(st, wanted.name);
-        found += read[found] != NULL;
+        found += list_read(tr_model_tensor_named(st, wanted.name),
+                           read + found);
     }
     qsort(read, found, sizeof(*read), by_address);
     for (uint32_t i = 0; i < n && rc == TR_OK; i++) {
@@ -312,6 +369,120 @@ check_unread(const tr_model_config_t *c, const tr_safetensors_t *st,
     return rc;
 }
 
+/* ---- quantised weights ---------------------------------------------------- */
+
+/* What a checkpoint holds. */
+typedef struct {
+    tr_tensor_t *tensors;
+    uint32_t n, capacity;
+    uint64_t weights, bytes; /* of them, in the files */
+} packed_list_t;
+
+static void
+free_packed(packed_list_t *l)
+{
+    for (uint32_t i = 0; i < l->n; i++) {
+        free((char *) l->tensors[i].name);
+        free((void *) l->tensors[i].packed);
+    }
+    free(l->tensors);
+}
+
+static bool
+make_room(packed_list_t *l)
+{
+    uint32_t capacity = l->capacity ? 2 * l->capacity : 64;
+    tr_tensor_t *grown;
+
+    if (l->n < l->capacity) {
+        return true;
+    }
+    grown = realloc(l->tensors, capacity * sizeof(*grown));
+    if (grown == NULL) {
+        return false;
+    }
+    l->tensors = grown;
+    l->capacity = capacity;
+    return true;
+}
+
+/* Takes p. */
+static tr_status_t
+add_packed(packed_list_t *l, tr_packed_t *p, tr_error_t *err)
+{
+    char *name = strdup(p->name);
+
+    if (name == NULL || !make_room(l)) {
+        free(name);
+        free(p);
+        return tr_error_set(err, TR_ERR_NOMEM, "model", "out of memory");
+    }
+    p->name = name;
+    l->tensors[l->n++] = (tr_tensor_t){ .name = name,
+                                        .dtype = p->dtype,
+                                        .n_dims = 2,
+                                        .dims = { p->rows, p->columns },
+                                        .size = (uint64_t) p->rows * p->columns
+                                                * tr_dtype_size(p->dtype),
+                                        .file = p->part[TR_PACKED_CODES]->file,
+                                        .packed = p };
+    l->weights += (uint64_t) p->rows * p->columns;
+    l->bytes += tr_packed_bytes(p);
+    return TR_OK;
+}
+
+/* What the checkpoint holds and what it costs. */
+static void
+say_packed(const tr_model_config_t *c, const packed_list_t *l)
+{
+    const double mib = 1 << 20;
+
+    if (l->n == 0) {
+        tr_log(TR_LEVEL_WARN,
+               "weights method=%s tensors=0 why=\"quantization_config is set, "
+               "but all weights are plain\"",
+               tr_quant_method_name(c->quantization.method));
+        return;
+    }
+    tr_log(TR_LEVEL_NOTICE,
+           "weights method=%s format=\"%s\" tensors=%u bits_per_weight=%.2f "
+           "in_files_mib=%.1f kept=\"16 bits\" kept_mib=%.1f",
+           tr_quant_method_name(c->quantization.method),
+           l->tensors[0].packed->format->name, l->n,
+           8 * (double) l->bytes / (double) l->weights, (double) l->bytes / mib,
+           2 * (double) l->weights / mib);
+}
+
+static tr_status_t
+find_all_packed(const tr_model_config_t *c, tr_safetensors_t *st,
+                tr_error_t *err)
+{
+    packed_list_t l = { 0 };
+    tr_model_tensor_t wanted;
+    tr_packed_t *p;
+    tr_status_t rc = TR_OK;
+    uint32_t at = 0;
+
+    while (rc == TR_OK && tr_model_tensor_next(c, &at, &wanted)) {
+        if (wanted.part >= TR_PART_MATRICES) {
+            continue;
+        }
+        rc = tr_packed_find(&c->quantization, st, &wanted, &p, err);
+        if (rc == TR_OK && p != NULL) {
+            rc = add_packed(&l, p, err);
+        }
+    }
+    if (rc != TR_OK) {
+        free_packed(&l);
+        return rc;
+    }
+    say_packed(c, &l);
+    tr_safetensors_add(st, l.tensors, l.n);
+    return TR_OK;
+}
+
+/* ---- open ----------------------------------------------------------------- */
+
 tr_status_t
 tr_model_tensors_open(const tr_model_config_t *c, const char *dir,
                       tr_safetensors_t **out, tr_error_t *err)
@@ -323,6 +494,9 @@ tr_model_tensors_open(const tr_model_config_t *c, const char *dir,
 
     if (rc != TR_OK) {
         return rc;
+    }
+    if (c->quantization.method != TR_QUANT_NONE) {
+        rc = find_all_packed(c, *out, err);
     }
     while (rc == TR_OK && tr_model_tensor_next(c, &at, &wanted)) {
         rc = tr_model_tensor_find(*out, &wanted, &found, err);
@@ -356,9 +530,10 @@ rotating_rows(const tr_recipe_t *r, const tr_model_tensor_t *t)
 }
 
 bool
-tr_model_tensor_reordered(const tr_recipe_t *r, const tr_model_tensor_t *t)
+tr_model_tensor_reordered(const tr_recipe_t *r, const tr_model_tensor_t *t,
+                          const tr_tensor_t *tensor)
 {
-    return t->experts != 0
+    return t->experts != 0 || tensor->packed != NULL
            || ((r->rotary_dim != r->head_dim || r->rope_interleaved)
                && t->row < rotating_rows(r, t));
 }
@@ -386,6 +561,10 @@ tr_model_row_load(const tr_recipe_t *r, const tr_model_tensor_t *t,
 {
     size_t from = tr_model_tensor_source(r, t, row), step = 1;
 
+    if (tensor->packed != NULL) { /* never transposed */
+        tr_tensor_read(tensor, from * t->columns, t->columns, out);
+        return;
+    }
     if (t->transposed) {
         uint32_t one = t->rows / t->experts;
 

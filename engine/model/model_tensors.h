@@ -35,6 +35,11 @@ typedef struct {
 bool tr_model_tensor_next(const tr_model_config_t *c, uint32_t *at,
                           tr_model_tensor_t *out);
 
+/* A tensor of that name in the files of a text model, or of a model for text and
+ * more; NULL: there is none. */
+const tr_tensor_t *tr_model_tensor_named(const tr_safetensors_t *st,
+                                         const char *name);
+
 /* Finds it in the files; TR_ERR_FORMAT: missing, or of another shape. */
 tr_status_t tr_model_tensor_find(const tr_safetensors_t *st,
                                  const tr_model_tensor_t *tensor,
@@ -42,14 +47,16 @@ tr_status_t tr_model_tensor_find(const tr_safetensors_t *st,
 
 /* Opens the model's files and checks them against its configuration: each tensor
  * that it asks for is there, in its shape, and none of the text model's is left
- * over, since a part that nobody reads makes another model of it. */
+ * over, since a part that nobody reads makes another model of it.  Quantised ones
+ * become tensors like others (weights/packed.h); the log says what they take. */
 tr_status_t tr_model_tensors_open(const tr_model_config_t *c, const char *dir,
                                   tr_safetensors_t **out, tr_error_t *err);
 
-/* Do rows stand in the file in another order than in the part: those of heads
- * that rotate (tr_recipe_rotary_source), or of stacked experts? */
-bool tr_model_tensor_reordered(const tr_recipe_t *r,
-                               const tr_model_tensor_t *t);
+/* Does the tensor's data hold other than the part's rows, one behind the other:
+ * rows in another order, as those of heads that rotate (tr_recipe_rotary_source)
+ * or of stacked experts, or codes?  tr_model_row_load knows them all. */
+bool tr_model_tensor_reordered(const tr_recipe_t *r, const tr_model_tensor_t *t,
+                               const tr_tensor_t *tensor);
 
 /* Which of the file's rows is row `row` of the tensor. */
 uint32_t tr_model_tensor_source(const tr_recipe_t *r,

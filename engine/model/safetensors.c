@@ -22,6 +22,8 @@
 
 #include "engine/config/log.h"
 
+#include "weights/packed.h"
+
 #define HEADER_MAX (100u << 20) /* as the format's own readers have it */
 #define SHARDS_MAX 4096
 #define PATH_LEN 1024
@@ -37,6 +39,8 @@ struct tr_safetensors {
     uint32_t n_shards;
     tr_tensor_t *tensors; /* sorted by name */
     uint32_t n_tensors, capacity;
+    tr_tensor_t *added; /* sorted by name */
+    uint32_t n_added;
 };
 
 static tr_status_t
@@ -45,16 +49,45 @@ out_of_memory(tr_error_t *err, const char *file)
     return tr_error_set(err, TR_ERR_NOMEM, "", "%s: out of memory", file);
 }
 
-static tr_status_t
-parse_dtype(const char *name, tr_dtype_t *out)
+static void
+parse_dtype(const char *name, tr_tensor_t *t)
 {
+    static const char *const known[] = {
+        [TR_STORED_F8_E4M3] = "F8_E4M3", [TR_STORED_F8_E8M0] = "F8_E8M0",
+        [TR_STORED_U8] = "U8",           [TR_STORED_I8] = "I8",
+        [TR_STORED_I32] = "I32",         [TR_STORED_I64] = "I64",
+    };
+
     for (int i = 0; i < TR_DTYPES; i++) {
         if (strcmp(name, tr_dtype_stored_name((tr_dtype_t) i)) == 0) {
-            *out = (tr_dtype_t) i;
-            return TR_OK;
+            t->stored = TR_STORED_FLOAT;
+            t->dtype = (tr_dtype_t) i;
+            return;
         }
     }
-    return TR_ERR_UNSUPPORTED;
+    snprintf(t->other, sizeof(t->other), "%s", name);
+    t->stored = TR_STORED_OTHER;
+    for (int i = TR_STORED_F8_E4M3; i < TR_STORED_OTHER; i++) {
+        if (strcmp(name, known[i]) == 0) {
+            t->stored = (tr_stored_t) i;
+        }
+    }
+}
+
+/* Bytes of an element. */
+static uint32_t
+width(const tr_tensor_t *t)
+{
+    switch (t->stored) {
+    case TR_STORED_FLOAT:
+        return tr_dtype_size(t->dtype);
+    case TR_STORED_I32:
+        return 4;
+    case TR_STORED_I64:
+        return 8;
+    default:
+        return 1;
+    }
 }
 
 /* Fills dims and returns the number of elements, or -1 if it is no shape or
@@ -102,9 +135,7 @@ parse_tensor(const shard_t *s, const char *name, json_t *entry, tr_tensor_t *t,
                             "data_offsets (two integers)",
                             s->name, name);
     }
-    if (parse_dtype(json_string_value(dtype), &t->dtype) != TR_OK) {
-        snprintf(t->other, sizeof(t->other), "%s", json_string_value(dtype));
-    }
+    parse_dtype(json_string_value(dtype), t);
     elements = parse_shape(json_object_get(entry, "shape"), t);
     if (elements < 0) {
         return tr_error_set(err, TR_ERR_FORMAT, name,
@@ -123,9 +154,8 @@ parse_tensor(const shard_t *s, const char *name, json_t *entry, tr_tensor_t *t,
                             " bytes of data",
                             s->name, name, begin, end, data);
     }
-    expected = t->other[0] != '\0'
-                   ? (uint64_t) (end - begin)
-                   : (uint64_t) elements * tr_dtype_size(t->dtype);
+    expected = t->stored == TR_STORED_OTHER ? (uint64_t) (end - begin)
+                                            : (uint64_t) elements * width(t);
     if ((uint64_t) (end - begin) != expected) {
         return tr_error_set(err, TR_ERR_FORMAT, name,
                             "%s: tensor \"%.200s\" has %" PRId64
@@ -484,6 +514,11 @@ tr_safetensors_close(tr_safetensors_t *st)
     for (uint32_t i = 0; i < st->n_tensors; i++) {
         free((char *) st->tensors[i].name);
     }
+    for (uint32_t i = 0; i < st->n_added; i++) {
+        free((char *) st->added[i].name);
+        free((void *) st->added[i].packed);
+    }
+    free(st->added);
     for (uint32_t i = 0; i < st->n_shards; i++) {
         if (st->shards[i].map != NULL) {
             munmap(st->shards[i].map, st->shards[i].size);
@@ -493,6 +528,16 @@ tr_safetensors_close(tr_safetensors_t *st)
     free(st->tensors);
     free(st->shards);
     free(st);
+}
+
+void
+tr_safetensors_add(tr_safetensors_t *st, tr_tensor_t *added, uint32_t n)
+{
+    if (n > 1) {
+        qsort(added, n, sizeof(added[0]), by_name);
+    }
+    st->added = added;
+    st->n_added = n;
 }
 
 uint32_t
@@ -510,21 +555,26 @@ tr_safetensors_at(const tr_safetensors_t *st, uint32_t i)
 const tr_tensor_t *
 tr_safetensors_find(const tr_safetensors_t *st, const char *name)
 {
-    tr_tensor_t key = { .name = name };
+    tr_tensor_t key = { .name = name }, *found = NULL;
 
-    if (st->n_tensors == 0) {
-        return NULL;
+    if (st->n_added != 0) {
+        found = bsearch(&key, st->added, st->n_added, sizeof(key), by_name);
     }
-    return bsearch(&key, st->tensors, st->n_tensors, sizeof(key), by_name);
+    if (found == NULL && st->n_tensors != 0) {
+        found = bsearch(&key, st->tensors, st->n_tensors, sizeof(key), by_name);
+    }
+    return found;
 }
 
 void
-tr_tensor_expand(const tr_tensor_t *t, float *out)
+tr_tensor_read(const tr_tensor_t *t, size_t first, size_t n, float *out)
 {
-    size_t n = t->size / tr_dtype_size(t->dtype);
-
+    if (t->packed != NULL) {
+        tr_packed_read(t, first, n, out);
+        return;
+    }
     for (size_t i = 0; i < n; i++) {
-        out[i] = tr_float_load(t->data, i, t->dtype);
+        out[i] = tr_float_load(t->data, first + i, t->dtype);
     }
 }
 
@@ -535,6 +585,10 @@ tr_safetensors_release(const tr_tensor_t *t)
     uintptr_t begin = (uintptr_t) t->data / page * page;
     uintptr_t end = (uintptr_t) t->data + t->size;
 
+    if (t->packed != NULL) {
+        tr_packed_release(t->packed);
+        return;
+    }
     /* whole pages around it: what neighbours need again is read again */
     madvise((void *) begin, end - begin, MADV_DONTNEED);
 }

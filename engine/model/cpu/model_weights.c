@@ -249,7 +249,7 @@ load_matrix(loader_t *l, const tr_matrix_t *w, const tr_model_tensor_t *t)
             return rc;
         }
         as_is = together == 0 && !tr_equalise_has(m->equalise, t)
-                && !tr_model_tensor_reordered(&m->config.recipe, t);
+                && !tr_model_tensor_reordered(&m->config.recipe, t, a.tensor);
     }
     tr_thread_pool_run(m->stream.thread_pool, m->stream.threads, t->rows,
                        a.grain, as_is ? tensor_rows : block_rows, &a);

@@ -6,8 +6,8 @@
  * pieces: mapped file -> pinned staging, by a few threads, -> device.  There
  * are two staging buffers, so that the disk is read while the piece before is
  * on its way; where types differ, a piece is converted on the device.  What
- * equalisation (equalise.h) and rotation (rotate.h) change is expanded to FP32
- * while it is staged.
+ * equalisation (equalise.h) and rotation (rotate.h) change, and what is quantised
+ * in the files (weights/packed.h), is expanded to FP32 while it is staged.
  */
 #include "model_cuda.h"
 
@@ -121,8 +121,8 @@ change(void *arg, uint32_t first, uint32_t end, uint32_t worker)
     if (a->tensor == NULL) {
         tr_model_fill_random(x, n, a->seed, at, a->m->config.init_range);
     }
-    for (size_t i = 0; a->tensor != NULL && i < n; i++) {
-        x[i] = tr_float_load(a->tensor->data, at + i, a->tensor->dtype);
+    if (a->tensor != NULL) {
+        tr_tensor_read(a->tensor, at, n, x);
     }
     if (tr_equalise_has(a->m->equalise, a->t)) {
         tr_equalise_scale(a->m->equalise, a->t, at, n, x);
@@ -259,7 +259,8 @@ load_matrix(loader_t *l, const tr_model_tensor_t *t)
         return rc;
     }
     if (tr_equalise_has(l->m->equalise, t)
-        || tr_rotate_rows(&l->m->config.recipe, l->m->rotate, t) != 0) {
+        || tr_rotate_rows(&l->m->config.recipe, l->m->rotate, t) != 0
+        || (tensor != NULL && tensor->packed != NULL)) {
         return load_changed(l, t, tensor);
     }
     if (tensor == NULL) {

@@ -251,6 +251,11 @@ test_len(void **state)
     ",\"hidden_size\":" hidden ",\"intermediate_size\":" intermediate \
     ",\"num_hidden_layers\":" layers ",\"num_attention_heads\":" heads "}"
 
+#define QUANT(config) LLAMA(",\"quantization_config\":" config)
+#define COMPRESSED(format, weights)                                       \
+    QUANT("{\"quant_method\":\"compressed-tensors\",\"format\":\"" format \
+          "\",\"config_groups\":{\"group_0\":{\"weights\":" weights "}}}")
+
 static const struct {
     const char *config, *generation;
     tr_status_t status;
@@ -270,8 +275,62 @@ static const struct {
       "mlp_bias is true" },
     { LLAMA(",\"mlp_bias\":1"), NULL, TR_ERR_FORMAT, "mlp_bias",
       "mlp_bias is 1, expected true or false" },
-    { LLAMA(",\"quantization_config\":{}"), NULL, TR_ERR_UNSUPPORTED,
-      "quantization_config", "unquantised" },
+    { QUANT("{}"), NULL, TR_ERR_UNSUPPORTED, "quantization_config",
+      "quant_method is \"\", expected one of fp8, modelopt" },
+    { QUANT("[]"), NULL, TR_ERR_FORMAT, "quantization_config", "no object" },
+    { QUANT("{\"quant_method\":\"bitsandbytes\",\"load_in_4bit\":true}"), NULL,
+      TR_ERR_UNSUPPORTED, "quantization_config",
+      "quant_method is \"bitsandbytes\", expected" },
+    { QUANT("{\"quant_method\":\"modelopt\",\"quant_algo\":\"NVFP4\"}"), NULL,
+      TR_ERR_UNSUPPORTED, "quant_algo", "is \"NVFP4\", expected FP8" },
+    { QUANT("{\"quant_method\":\"fp8\",\"fmt\":\"e5m2\"}"), NULL,
+      TR_ERR_UNSUPPORTED, "fmt", "fmt is \"e5m2\", expected e4m3" },
+    { QUANT("{\"quant_method\":\"fp8\",\"weight_block_size\":[128]}"), NULL,
+      TR_ERR_FORMAT, "weight_block_size", "is [128], expected two sizes" },
+    { QUANT("{\"quant_method\":\"fp8\",\"weight_block_size\":[0,128]}"), NULL,
+      TR_ERR_FORMAT, "weight_block_size", "is [0,128]" },
+    { QUANT("{\"quant_method\":\"fp8\",\"x_y\":1}"), NULL, TR_ERR_UNSUPPORTED,
+      "x_y", "quantization_config.x_y is 1, which this engine does not know" },
+    { QUANT("{\"quant_method\":\"awq\",\"bits\":4,\"group_size\":128,"
+            "\"version\":\"gemv\"}"),
+      NULL, TR_ERR_UNSUPPORTED, "version", "\"gemv\", expected gemm" },
+    { QUANT("{\"quant_method\":\"awq\",\"bits\":8,\"group_size\":128}"), NULL,
+      TR_ERR_UNSUPPORTED, "bits", "is 8, expected 4 in awq" },
+    { QUANT("{\"quant_method\":\"awq\",\"bits\":4,\"group_size\":128,"
+            "\"zero_point\":false}"),
+      NULL, TR_ERR_UNSUPPORTED, "zero_point", "expected true" },
+    { QUANT("{\"quant_method\":\"awq\",\"bits\":4}"), NULL, TR_ERR_FORMAT,
+      "group_size", "group_size is missing" },
+    { QUANT("{\"quant_method\":\"gptq\",\"bits\":3,\"group_size\":128}"), NULL,
+      TR_ERR_UNSUPPORTED, "bits", "bits is 3, expected 4 or 8" },
+    { QUANT("{\"quant_method\":\"gptq\",\"bits\":4,\"group_size\":0}"), NULL,
+      TR_ERR_FORMAT, "group_size", "group_size is 0" },
+    { QUANT("{\"quant_method\":\"gptq\",\"bits\":4,\"group_size\":128,"
+            "\"dynamic\":{\"-:.*down.*\":{}}}"),
+      NULL, TR_ERR_UNSUPPORTED, "dynamic", "quantization_config.dynamic is" },
+    { QUANT("{\"quant_method\":\"gptq\",\"bits\":4,\"group_size\":128,"
+            "\"checkpoint_format\":\"marlin\"}"),
+      NULL, TR_ERR_UNSUPPORTED, "checkpoint_format",
+      "\"marlin\", expected gptq or gptq_v2" },
+    { COMPRESSED("nvfp4-pack-quantized", "{}"), NULL, TR_ERR_UNSUPPORTED,
+      "format", "\"nvfp4-pack-quantized\", expected pack-quantized or" },
+    { QUANT("{\"quant_method\":\"compressed-tensors\"}"), NULL, TR_ERR_FORMAT,
+      "config_groups", "config_groups is missing" },
+    { COMPRESSED("pack-quantized", "{\"num_bits\":3,\"type\":\"int\","
+                                   "\"strategy\":\"channel\"}"),
+      NULL, TR_ERR_UNSUPPORTED, "num_bits", "num_bits is 3, expected 4 or 8" },
+    { COMPRESSED("float-quantized", "{\"num_bits\":4,\"type\":\"float\","
+                                    "\"strategy\":\"channel\"}"),
+      NULL, TR_ERR_UNSUPPORTED, "num_bits", "num_bits is 4, expected 8" },
+    { COMPRESSED("pack-quantized", "{\"num_bits\":4,\"type\":\"int\","
+                                   "\"strategy\":\"token\"}"),
+      NULL, TR_ERR_UNSUPPORTED, "strategy", "\"token\", expected tensor or" },
+    { COMPRESSED("pack-quantized", "{\"num_bits\":4,\"type\":\"int\","
+                                   "\"strategy\":\"group\"}"),
+      NULL, TR_ERR_FORMAT, "group_size", "group_size is missing" },
+    { COMPRESSED("pack-quantized", "{\"num_bits\":4,\"type\":\"int\","
+                                   "\"strategy\":\"channel\",\"x_y\":1}"),
+      NULL, TR_ERR_UNSUPPORTED, "x_y", "config_groups.weights.x_y is 1" },
     { HEADS(",\"num_attention_heads\":0"), NULL, TR_ERR_FORMAT,
       "num_attention_heads", "is 0, expected an integer from 1" },
     { HEADS(",\"num_attention_heads\":\"4\""), NULL, TR_ERR_FORMAT,
@@ -417,7 +476,7 @@ static const struct {
       NULL, TR_ERR_UNSUPPORTED, "x_y", "config.json: text_config.x_y is 1" },
     { "{\"model_type\":\"llava\",\"quantization_config\":{\"bits\":4},"
       "\"text_config\":" LLAMA("") "}",
-      NULL, TR_ERR_UNSUPPORTED, "quantization_config", "unquantised" },
+      NULL, TR_ERR_UNSUPPORTED, "quantization_config", "quant_method is \"\"" },
 };
 
 static void
