@@ -41,7 +41,7 @@ static const case_t cases[] = {
 static void
 test_texts(void **state)
 {
-    grammar_bed_t *b = *state;
+    grammar_fixture_t *b = *state;
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         tr_grammar_t *g = compile(b, TR_GRAMMAR_EBNF, cases[i].grammar);
@@ -83,7 +83,7 @@ static const char *const refused[][2] = {
 static void
 test_refused(void **state)
 {
-    grammar_bed_t *b = *state;
+    grammar_fixture_t *b = *state;
 
     for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++) {
         tr_grammar_spec_t spec = spec_of(TR_GRAMMAR_EBNF, refused[i][0]);
@@ -113,7 +113,7 @@ static const char *const bad_regexes[][2] = {
 static void
 test_refused_regexes(void **state)
 {
-    grammar_bed_t *b = *state;
+    grammar_fixture_t *b = *state;
 
     for (size_t i = 0; i < sizeof(bad_regexes) / sizeof(bad_regexes[0]); i++) {
         tr_grammar_spec_t spec = spec_of(TR_GRAMMAR_REGEX, bad_regexes[i][0]);
@@ -131,7 +131,7 @@ test_refused_regexes(void **state)
 /* A text that asks for much is refused, and soon. */
 /* An expression of `n` times the same is refused. */
 static void
-costly(grammar_bed_t *b, const char *begin, const char *part, int n,
+costly(grammar_fixture_t *b, const char *begin, const char *part, int n,
        const char *words)
 {
     char *text = malloc(300000), *at = text;
@@ -156,7 +156,7 @@ costly(grammar_bed_t *b, const char *begin, const char *part, int n,
 static void
 test_hostile(void **state)
 {
-    grammar_bed_t *b = *state;
+    grammar_fixture_t *b = *state;
     char *text = malloc(300000), *at = text;
     tr_grammar_spec_t spec;
     tr_error_t err = { 0 };
@@ -202,5 +202,5 @@ main(void)
         cmocka_unit_test(test_hostile),
     };
 
-    return cmocka_run_group_tests(tests, bed_open, bed_close);
+    return cmocka_run_group_tests(tests, fixture_open, fixture_close);
 }

@@ -20,7 +20,7 @@ static const char *const regexes[] = {
 static void
 test_regexes(void **state)
 {
-    grammar_bed_t *b = *state;
+    grammar_fixture_t *b = *state;
 
     for (size_t i = 0; i < sizeof(regexes) / sizeof(regexes[0]); i++) {
         tr_grammar_t *g = compile(b, TR_GRAMMAR_REGEX, regexes[i]);
@@ -33,7 +33,7 @@ test_regexes(void **state)
 static void
 test_json(void **state)
 {
-    grammar_bed_t *b = *state;
+    grammar_fixture_t *b = *state;
     tr_grammar_t *g = compile(b, TR_GRAMMAR_JSON, NULL);
 
     for (unsigned i = 0; i < 6; i++) {
@@ -66,7 +66,7 @@ test_places(void **state)
                                          "{\"a\":\"x\",\n   ",
                                          "{\"a\":tr",
                                          "{\"a\":1e+" };
-    grammar_bed_t *b = *state;
+    grammar_fixture_t *b = *state;
     tr_grammar_t *g = compile(b, TR_GRAMMAR_JSON, NULL);
 
     for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
@@ -117,7 +117,7 @@ test_json_texts(void **state)
                                        "{\"a\":.5}",
                                        "{\"a\":+1}",
                                        "{\"a\":nul}" };
-    grammar_bed_t *b = *state;
+    grammar_fixture_t *b = *state;
     tr_grammar_t *g = compile(b, TR_GRAMMAR_JSON, NULL);
 
     for (size_t i = 0; i < sizeof(good) / sizeof(good[0]); i++) {
@@ -136,7 +136,7 @@ test_json_texts(void **state)
 static void
 test_choices(void **state)
 {
-    grammar_bed_t *b = *state;
+    grammar_fixture_t *b = *state;
     tr_grammar_t *g = compile(b, TR_GRAMMAR_CHOICE,
                               "[\"yes\", \"no\", \"yesterday\", \"no\"]");
 
@@ -153,7 +153,7 @@ test_choices(void **state)
 static void
 test_forks(void **state)
 {
-    grammar_bed_t *b = *state;
+    grammar_fixture_t *b = *state;
     tr_grammar_t *g = compile(b, TR_GRAMMAR_JSON, NULL);
     tr_frame_pool_t *pool = tr_frame_pool_init(b->memory, POOL_MATCHERS);
     tr_matcher_t m, copy;
@@ -180,7 +180,7 @@ test_forks(void **state)
 static void
 test_depth(void **state)
 {
-    grammar_bed_t *b = *state;
+    grammar_fixture_t *b = *state;
     tr_grammar_t *g = compile(b, TR_GRAMMAR_JSON, NULL);
     tr_frame_pool_t *pool = tr_frame_pool_init(b->memory, POOL_MATCHERS);
     tr_matcher_t m, other;
@@ -211,7 +211,7 @@ test_depth(void **state)
 static void
 test_end_tokens(void **state)
 {
-    grammar_bed_t *b = *state;
+    grammar_fixture_t *b = *state;
     tr_grammar_t *g = compile(b, TR_GRAMMAR_REGEX, "ab?");
     tr_frame_pool_t *pool = tr_frame_pool_init(b->memory, POOL_MATCHERS);
     const int32_t end[] = { 2 };
@@ -244,5 +244,5 @@ main(void)
         cmocka_unit_test(test_json),       cmocka_unit_test(test_regexes),
     };
 
-    return cmocka_run_group_tests(tests, bed_open, bed_close);
+    return cmocka_run_group_tests(tests, fixture_open, fixture_close);
 }

@@ -96,7 +96,7 @@ static const case_t cases[] = {
 static void
 test_schemas(void **state)
 {
-    grammar_bed_t *b = *state;
+    grammar_fixture_t *b = *state;
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         tr_grammar_t *g = compile(b, TR_GRAMMAR_SCHEMA, cases[i].schema);
@@ -122,7 +122,7 @@ test_strict(void **state)
 {
     static const char schema[] = "{\"type\":\"object\",\"properties\":{\"a\":{"
                                  "\"type\":\"object\"}}}";
-    grammar_bed_t *b = *state;
+    grammar_fixture_t *b = *state;
     tr_grammar_spec_t spec = spec_of(TR_GRAMMAR_SCHEMA, schema);
     tr_grammar_t *g;
     tr_error_t err;
@@ -161,7 +161,7 @@ static const char *const refused[][2] = {
 static void
 test_refused(void **state)
 {
-    grammar_bed_t *b = *state;
+    grammar_fixture_t *b = *state;
 
     for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++) {
         tr_grammar_spec_t spec = spec_of(TR_GRAMMAR_SCHEMA, refused[i][0]);
@@ -181,7 +181,7 @@ test_refused(void **state)
 static void
 test_dropped(void **state)
 {
-    grammar_bed_t *b = *state;
+    grammar_fixture_t *b = *state;
     tr_grammar_spec_t spec = spec_of(TR_GRAMMAR_SCHEMA,
                                      "{\"type\":\"array\",\"uniqueItems\":true,"
                                      "\"items\":{\"not\":{}}}");
@@ -205,5 +205,5 @@ main(void)
         cmocka_unit_test(test_dropped),
     };
 
-    return cmocka_run_group_tests(tests, bed_open, bed_close);
+    return cmocka_run_group_tests(tests, fixture_open, fixture_close);
 }

@@ -218,7 +218,7 @@ static const hostile_t hostile[] = {
 };
 
 static void
-first_mask(grammar_bed_t *b, tr_grammar_t *g)
+first_mask(grammar_fixture_t *b, tr_grammar_t *g)
 {
     tr_matcher_t m;
 
@@ -231,7 +231,7 @@ first_mask(grammar_bed_t *b, tr_grammar_t *g)
 static void
 test_hostile(void **state)
 {
-    grammar_bed_t *b = *state;
+    grammar_fixture_t *b = *state;
     char *text = malloc(TEXT_MAX + 1);
 
     json_set_alloc_funcs(counted_malloc, counted_free);
@@ -277,5 +277,5 @@ main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_hostile) };
 
-    return cmocka_run_group_tests(tests, bed_open, bed_close);
+    return cmocka_run_group_tests(tests, fixture_open, fixture_close);
 }
