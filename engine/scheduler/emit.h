@@ -57,7 +57,7 @@ tr_status_t tr_emit_error(tr_emit_t *e, tr_request_t *r);
 /* Shows the publisher what it was told.  Before a request is given back: its
  * end is told by another thread, and must come after this. */
 void tr_emit_publish_events(tr_emit_t *e);
-/* Shows everything staged, and rings whose peers sleep. */
+/* Shows everything staged, and rings whose workers sleep. */
 void tr_emit_publish(tr_emit_t *e);
 
 #endif

@@ -50,7 +50,7 @@ tr_status_t tr_loop_reserve(tr_loop_t *l, const tr_request_t *r);
 void tr_loop_submit(tr_loop_t *l, tr_request_t *r);
 
 /* Frontend thread: the requests that are over (given), linked by next; NULL
- * when there are none.  One is here before its peer can see its last record. */
+ * when there are none.  One is here before its worker can see its last record. */
 tr_request_t *tr_loop_over(tr_loop_t *l);
 
 /* Frontend thread: request->control changed, or a ring has room again. */

@@ -146,7 +146,7 @@ void tr_loop_complete_batch(tr_loop_t *l);
  * was something to do. */
 bool tr_loop_echo(tr_loop_t *l, uint64_t now);
 
-/* What is staged, to the peers; who is over, to the frontend thread. */
+/* What is staged, to the workers; who is over, to the frontend thread. */
 void tr_loop_show(tr_loop_t *l);
 void tr_loop_tell_front(tr_loop_t *l);
 

@@ -202,7 +202,7 @@ tr_sequence_prefills(const tr_sequence_t *q)
 
 /* Room in o for n, `logprobs` of them with logprobs, the last of them q?  Asked
  * once a step: who was refused asks for no less the next time (and who has
- * logprobs for more), and each question to a full ring is memory that the peer
+ * logprobs for more), and each question to a full ring is memory that the worker
  * has to fetch again.  refused: o->full or o->spent. */
 static bool
 tr_scheduler_ask(const tr_scheduler_t *s, const tr_sequence_t *q,
@@ -228,7 +228,7 @@ tr_scheduler_full(tr_scheduler_t *s, tr_sequence_t *q)
     if (tr_request_detached(q->request)) {
         return false;
     }
-    /* what is kept for batches under way is not the peer's fault */
+    /* what is kept for batches under way is not the worker's fault */
     if (o->owed != 0
         || tr_scheduler_ask(s, q, o->full, tr_sequence_rows(q),
                             q->request->params.logprobs >= 0)) {

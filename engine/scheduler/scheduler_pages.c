@@ -158,22 +158,22 @@ tr_scheduler_ending(const tr_sequence_t *q)
  * eighth of all that may run; NULL otherwise.  It is no older than `from`: those
  * before it may have joined the batch already. */
 static tr_sequence_t *
-tr_scheduler_crowd(const tr_scheduler_t *s, const tr_sequence_t *from)
+tr_scheduler_largest(const tr_scheduler_t *s, const tr_sequence_t *from)
 {
-    tr_sequence_t *q, *crowd = NULL;
+    tr_sequence_t *q, *largest = NULL;
     uint32_t most = s->max_num_seqs / 8;
 
     most = most != 0 ? most : 1;
     for (q = s->running.last; q != NULL; q = q->prev) {
         if (q->request->running_sequences > most) {
             most = q->request->running_sequences;
-            crowd = q;
+            largest = q;
         }
         if (q == from) {
             break;
         }
     }
-    return crowd;
+    return largest;
 }
 
 /* Who makes way for q: q itself when it is the youngest.  NULL when that one
@@ -185,7 +185,7 @@ tr_scheduler_victim(tr_scheduler_t *s, tr_sequence_t *q)
     tr_sequence_t *victim = tr_scheduler_idler(s, false);
 
     if (victim == NULL) {
-        victim = tr_scheduler_crowd(s, q);
+        victim = tr_scheduler_largest(s, q);
     }
     if (victim == NULL) {
         victim = s->running.last;
@@ -519,7 +519,7 @@ tr_scheduler_return(tr_scheduler_t *s)
 
 /* q's request runs already, and one more of it would shut others out. */
 static bool
-tr_scheduler_crowds(const tr_scheduler_t *s, const tr_sequence_t *q)
+tr_scheduler_shuts_out(const tr_scheduler_t *s, const tr_sequence_t *q)
 {
     uint32_t runs = q->request->running_sequences, most = s->max_num_seqs;
 
@@ -579,7 +579,7 @@ tr_scheduler_admit(tr_scheduler_t *s)
     for (q = s->waiting.first; q != NULL; q = next) {
         next = q->next;
         if (q->ahead != 0 || tr_sequence_paused(q) || tr_scheduler_full(s, q)
-            || tr_scheduler_crowds(s, q)) {
+            || tr_scheduler_shuts_out(s, q)) {
             continue;
         }
         q->is_long = s->long_from != 0 && tr_sequence_known(q) > s->long_from;

@@ -78,7 +78,7 @@ tr_response_writer_dead(const tr_response_writer_t *o)
            || atomic_load_explicit(&o->broken, memory_order_relaxed) != 0;
 }
 
-/* True also when the peer's index is impossible: the response writer is dead
+/* True also when the worker's index is impossible: the response writer is dead
  * then. */
 static bool
 tr_response_writer_fits(tr_response_writer_t *o, uint64_t need, bool look)
@@ -115,7 +115,7 @@ tr_response_writer_has_room(tr_response_writer_t *o, uint32_t n,
         || tr_response_writer_fits(o, need, true)) {
         return true;
     }
-    /* `waits` first: when the peer rings, the frontend thread must find it */
+    /* `waits` first: when the worker rings, the frontend thread must find it */
     if (atomic_exchange(&o->waits, 1) == 0) {
         tr_response_writer_tell_front(o);
     }

@@ -2,14 +2,14 @@
  * A response writer: the step loop's end of one channel's response ring.
  *
  * The step loop writes the records of wire.h into the memory that it shares
- * with the peer, and rings the peer itself: output passes through no other
+ * with the worker, and rings the worker itself: output passes through no other
  * thread.  It never waits: room for a whole step is asked for before the step,
  * and a full ring pauses the requests of its channel and nobody else.
  *
- * The frontend thread makes the response writer and takes it down.  A peer that
+ * The frontend thread makes the response writer and takes it down.  A worker that
  * has gone is `closed`: what is still written for it is dropped.  Its memory is
  * unmapped when the last of its requests has come back and the loop has let go
- * (tr_response_writer_free).  A peer that breaks a rule where the loop meets it
+ * (tr_response_writer_free).  A worker that breaks a rule where the loop meets it
  * is `broken`: dropped as well, and left to the frontend thread to close.
  */
 #ifndef TR_RESPONSE_WRITER_H
@@ -57,7 +57,7 @@ typedef struct tr_response_writer tr_response_writer_t;
 
 enum tr_response_writer_fault {
     TR_RESPONSE_WRITER_SOUND,
-    TR_RESPONSE_WRITER_BAD_INDEX, /* the peer's index is impossible */
+    TR_RESPONSE_WRITER_BAD_INDEX, /* the worker's index is impossible */
     TR_RESPONSE_WRITER_BAD_BELL   /* its doorbell cannot be rung */
 };
 
@@ -74,7 +74,7 @@ struct tr_response_writer {
     tr_response_writer_t
         *next_staged; /* response writers with unpublished records */
 
-    int bell_fd;             /* borrowed: the peer's doorbell */
+    int bell_fd;             /* borrowed: the worker's doorbell */
     int frontend_fd;         /* borrowed: wakes the frontend thread */
     _Atomic uint32_t held;   /* loop: records are staged, it will be back */
     _Atomic uint32_t waits;  /* loop sets, frontend takes: wants room */
@@ -88,7 +88,7 @@ tr_status_t tr_response_writer_init(tr_response_writer_t *o,
                                     uint32_t capacity, int bell_fd,
                                     int frontend_fd);
 
-/* Frontend thread: the peer has gone. */
+/* Frontend thread: the worker has gone. */
 void tr_response_writer_close(tr_response_writer_t *o);
 /* Frontend thread, after the last of its requests came back, and before the
  * ring is unmapped or a descriptor closed.  A request comes back just before
@@ -98,7 +98,7 @@ void tr_response_writer_free(tr_response_writer_t *o);
 /* Step loop: is there room for one more step of `n` sequences of this channel,
  * `logprobs` of them with logprobs, beside what batches under way will say
  * (owed)?  Asked before a sequence joins a batch.
- * If not, the peer is asked to ring when it has made room, and `waits` is set:
+ * If not, the worker is asked to ring when it has made room, and `waits` is set:
  * the frontend thread then calls tr_loop_wake.  A dead response writer has
  * room. */
 bool tr_response_writer_has_room(tr_response_writer_t *o, uint32_t n,
@@ -130,10 +130,10 @@ tr_status_t tr_response_writer_error(tr_response_writer_t *o, uint64_t id,
                                      uint32_t prompt_tokens,
                                      uint32_t completion_tokens);
 
-/* Step loop: shows what is staged, rings the peer if it sleeps, lets go. */
+/* Step loop: shows what is staged, rings the worker if it sleeps, lets go. */
 void tr_response_writer_publish(tr_response_writer_t *o, tr_bell_t *bell);
 
-/* The bell of the calling thread, one that rings peers; the log says it when
+/* The bell of the calling thread, one that rings workers; the log says it when
  * there is no timer for it. */
 void tr_response_writer_open_bell(tr_bell_t *bell);
 

@@ -31,7 +31,7 @@
 #define TR_FEATURES \
     (TR_FEATURE_IDS | TR_FEATURE_REPLAY | TR_FEATURE_PING | TR_FEATURE_MODEL)
 
-enum tr_peer_role { TR_ROLE_WORKER = 1, TR_ROLE_CLI = 2 };
+enum tr_connection_role { TR_ROLE_WORKER = 1, TR_ROLE_CLI = 2 };
 
 /* What a command line asks of the engine itself.  Only the engine's own user
  * and root may (SO_PEERCRED); others are refused. */
@@ -46,7 +46,7 @@ enum tr_drain_request {
 typedef struct {
     uint64_t magic; /* TR_CHANNEL_MAGIC */
     uint32_t version_min, version_max;
-    uint32_t role;         /* enum tr_peer_role */
+    uint32_t role;         /* enum tr_connection_role */
     uint32_t slots;        /* wanted, 0: default; engine rounds and bounds */
     uint32_t request_ring; /* wanted capacity in bytes, 0: default */
     uint32_t response_ring;
