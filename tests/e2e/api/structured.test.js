@@ -58,7 +58,7 @@ const format = (schema, strict = true) => ({ type: 'json_schema',
   json_schema: { name: 'thing', strict, schema } });
 
 // Runs `n` jobs, AT_ONCE at a time.
-async function crowd(n, job) {
+async function inParallel(n, job) {
   let next = 0;
   await Promise.all(Array.from({ length: AT_ONCE }, async () => {
     while (next < n) await job(next++);
@@ -73,7 +73,7 @@ after(() => stack && stack.stop());
 
 test(`${STRICT} strict answers at temperature 2`, async () => {
   let finished = 0;
-  await crowd(STRICT, async (i) => {
+  await inParallel(STRICT, async (i) => {
     const answer = await chat({ temperature: 2, seed: i,
       response_format: format(schemas[i % schemas.length]) });
     assert.equal(answer.status, 200, answer.text);

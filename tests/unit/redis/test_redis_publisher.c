@@ -66,7 +66,7 @@ test_a_request(void **state)
     raw_t r;
 
     (void) state;
-    bench_start(&b, "name", "one", "redis_prefix", "x.", NULL);
+    publisher_start(&b, "name", "one", "redis_prefix", "x.", NULL);
     fake_wait(&b.redis, 0, "HSET", "x.engine:{one}", "state", "ready");
     raw_open(&r, &b.fixture, 65536);
     submit(&r, TR_ID(0, 1), ID_A, TR_SUBMIT_RESUMABLE, SHORT_BODY, false);
@@ -144,7 +144,7 @@ test_progress(void **state)
     raw_t r;
 
     (void) state;
-    bench_start(&b, "null_rate", "30", NULL);
+    publisher_start(&b, "null_rate", "30", NULL);
     raw_open(&r, &b.fixture, 65536);
     fake_wait(&b.redis, 0, "HSET", "tr:engine:{main}", "state", "ready");
     submit(&r, TR_ID(0, 1), ID_A, 0, SLOW_BODY, false);
@@ -183,7 +183,7 @@ test_progress(void **state)
     /* not one for each token, by far */
     assert_true(fake_count(&b.redis, "HSET", KEY_A) < 100);
     raw_close(&r);
-    bench_stop(&b);
+    publisher_stop(&b);
 }
 
 /* Without an id nothing is told, without RESUMABLE no output. */
@@ -194,7 +194,7 @@ test_what_is_not_told(void **state)
     raw_t r;
 
     (void) state;
-    bench_start(&b, NULL);
+    publisher_start(&b, NULL);
     raw_open(&r, &b.fixture, 65536);
     raw_submit(&r, TR_ID(0, 1), SHORT_BODY, TR_BODY_UNKNOWN, false);
     raw_end(&r, TR_ID(0, 1));
@@ -204,7 +204,7 @@ test_what_is_not_told(void **state)
     assert_int_equal(fake_count(&b.redis, "XADD", OUT_A), 0);
     assert_int_equal(fake_count(&b.redis, "ZADD", "tr:requests:{main}"), 1);
     raw_close(&r);
-    bench_stop(&b);
+    publisher_stop(&b);
 }
 
 static void
@@ -216,7 +216,7 @@ test_a_refused_request(void **state)
     raw_t r;
 
     (void) state;
-    bench_start(&b, NULL);
+    publisher_start(&b, NULL);
     raw_open(&r, &b.fixture, 65536);
     submit(&r, TR_ID(0, 1), ID_A, TR_SUBMIT_RESUMABLE,
            "{\"prompt\":[5],\"temperature\":9}", false);
@@ -230,7 +230,7 @@ test_a_refused_request(void **state)
     assert_int_equal(out.n, 1);
     assert_int_equal(out.status, TR_ERR_INVALID);
     raw_close(&r);
-    bench_stop(&b);
+    publisher_stop(&b);
 }
 
 /* Many streams, few pipelines: all that a flush has to say comes at once. */
@@ -243,7 +243,7 @@ test_batches(void **state)
     raw_t r;
 
     (void) state;
-    bench_start(&b, "null_rate", "500", NULL);
+    publisher_start(&b, "null_rate", "500", NULL);
     raw_open(&r, &b.fixture, 1 << 20);
     fake_wait(&b.redis, 0, "ZADD", "tr:engines", NULL, NULL);
     commands = fake_now(&b.redis);
@@ -269,7 +269,7 @@ test_batches(void **state)
     assert_in_range(commands, 40 * 6, 40 * 200);
     assert_true(commands > 8 * batches);
     raw_close(&r);
-    bench_stop(&b);
+    publisher_stop(&b);
 }
 
 /* ---- detached ----------------------------------------------------------- */
@@ -297,7 +297,7 @@ test_detached(void **state)
     raw_t r;
 
     (void) state;
-    bench_start(&b, "null_rate", "60", NULL);
+    publisher_start(&b, "null_rate", "60", NULL);
     raw_open(&r, &b.fixture, 65536);
     submit(&r, TR_ID(0, 1), ID_A, DETACHABLE, SLOW_BODY, false);
     while (raw_next(&r).type != TR_RECORD_DELTA) {
@@ -313,7 +313,7 @@ test_detached(void **state)
     wait_state(&b, 0, "detached");
     expect_output(&b, 300);
     raw_close(&r);
-    bench_stop(&b);
+    publisher_stop(&b);
 }
 
 /* The same without TR_SUBMIT_DETACH: the command is an abort. */
@@ -324,7 +324,7 @@ test_detach_must_be_allowed(void **state)
     raw_t r;
 
     (void) state;
-    bench_start(&b, NULL);
+    publisher_start(&b, NULL);
     raw_open(&r, &b.fixture, 65536);
     submit(&r, TR_ID(0, 1), ID_A, TR_SUBMIT_RESUMABLE, LONG_BODY, false);
     assert_int_equal(raw_next(&r).type, TR_RECORD_ACCEPTED);
@@ -332,7 +332,7 @@ test_detach_must_be_allowed(void **state)
     assert_int_equal(raw_end(&r, TR_ID(0, 1)), TR_FINISH_ABORTED);
     wait_state(&b, 0, "cancelled");
     raw_close(&r);
-    bench_stop(&b);
+    publisher_stop(&b);
 }
 
 /* The channel goes in every stage of a request. */
@@ -344,7 +344,7 @@ test_detached_by_a_lost_channel(void **state)
     raw_t r;
 
     (void) state;
-    bench_start(&b, "max_num_seqs", "1", "null_rate", "100", NULL);
+    publisher_start(&b, "max_num_seqs", "1", "null_rate", "100", NULL);
 
     /* one runs, one waits behind it, one is only half here */
     raw_open(&r, &b.fixture, 65536);
@@ -374,7 +374,7 @@ test_detached_by_a_lost_channel(void **state)
     fake_wait(&b.redis, 0, "HSET", "tr:req:{00000000000000000000000000000003}",
               "state", "done");
     fixture_check_alive(&b.fixture);
-    bench_stop(&b);
+    publisher_stop(&b);
 }
 
 /* A peer that takes nothing does not hold up what is detached. */
@@ -386,7 +386,8 @@ test_detached_needs_no_room(void **state)
     raw_t r;
 
     (void) state;
-    bench_start(&b, "null_rate", "20000", "channel_stall_timeout", "60s", NULL);
+    publisher_start(&b, "null_rate", "20000", "channel_stall_timeout", "60s",
+                    NULL);
     raw_open(&r, &b.fixture, 65536);
     /* fill the ring of responses with another request's output */
     submit(&r, TR_ID(0, 1), ID_B, 0,
@@ -414,7 +415,7 @@ test_detached_needs_no_room(void **state)
     raw_close(&r);
     wait_state(&b, 0, "done");
     fixture_check_alive(&b.fixture);
-    bench_stop(&b);
+    publisher_stop(&b);
 }
 
 /* ---- cancelling --------------------------------------------------------- */
@@ -437,7 +438,7 @@ test_cancel(void **state)
     raw_t r;
 
     (void) state;
-    bench_start(&b, "max_num_seqs", "1", "null_rate", "20", NULL);
+    publisher_start(&b, "max_num_seqs", "1", "null_rate", "20", NULL);
     raw_open(&r, &b.fixture, 65536);
     fake_wait(&b.redis, 0, "SUBSCRIBE", "tr:ctl:{main}", NULL, NULL);
 
@@ -483,7 +484,7 @@ test_cancel(void **state)
     cancel(&b, ID_A);
     wait_state(&b, at, "cancelled");
     fixture_check_alive(&b.fixture);
-    bench_stop(&b);
+    publisher_stop(&b);
 }
 
 /* Whoever may publish there may say anything. */
@@ -514,7 +515,7 @@ test_hostile_messages(void **state)
 
     (void) state;
     assert_non_null(large);
-    bench_start(&b, "null_rate", "50", NULL);
+    publisher_start(&b, "null_rate", "50", NULL);
     raw_open(&r, &b.fixture, 65536);
     fake_wait(&b.redis, 0, "SUBSCRIBE", "tr:ctl:{main}", NULL, NULL);
     submit(&r, TR_ID(0, 1), ID_A, 0, LONG_BODY, false);
@@ -533,7 +534,7 @@ test_hostile_messages(void **state)
     assert_int_equal(raw_end(&r, TR_ID(0, 1)), TR_ERR_CANCELLED);
     raw_close(&r);
     free(large);
-    bench_stop(&b);
+    publisher_stop(&b);
 }
 
 int

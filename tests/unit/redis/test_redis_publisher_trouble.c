@@ -43,7 +43,7 @@ test_refused_writes_wait(void **state)
     raw_t r;
 
     (void) state;
-    bench_start(&b, NULL);
+    publisher_start(&b, NULL);
     wait_up(&b, 1);
     atomic_store(&b.redis.refusal,
                  "-OOM command not allowed when used memory > 'maxmemory'."
@@ -62,7 +62,7 @@ test_refused_writes_wait(void **state)
     assert_int_equal(COUNTER(&b, redis_outages), 1);
     assert_int_equal(COUNTER(&b, redis_lost), 0);
     raw_close(&r);
-    bench_stop(&b);
+    publisher_stop(&b);
 }
 
 static void
@@ -76,7 +76,7 @@ test_wrong_password(void **state)
 
     (void) state;
     assert_int_equal(pipe(fds), 0);
-    bench_start(&b, "redis_user", "me", "redis_password", "sesame", NULL);
+    publisher_start(&b, "redis_user", "me", "redis_password", "sesame", NULL);
     fake_wait(&b.redis, 0, "AUTH", "me", NULL, NULL);
     wait_up(&b, 1);
     fixture_stop(&b.fixture);
@@ -117,7 +117,7 @@ test_a_silent_redis(void **state)
     publisher_fixture_t b;
 
     (void) state;
-    bench_start(&b, "redis_timeout", "500ms", NULL);
+    publisher_start(&b, "redis_timeout", "500ms", NULL);
     wait_up(&b, 1);
     before = fake_connections(&b.redis);
     atomic_store(&b.redis.deaf, true);
@@ -127,7 +127,7 @@ test_a_silent_redis(void **state)
         usleep(10000);
     }
     clock_gettime(CLOCK_MONOTONIC, &begun);
-    bench_stop(&b);
+    publisher_stop(&b);
     clock_gettime(CLOCK_MONOTONIC, &ended);
     assert_true(ended.tv_sec - begun.tv_sec < 30);
 }
@@ -142,7 +142,7 @@ test_cut_connections(void **state)
     raw_t r;
 
     (void) state;
-    bench_start(&b, "null_rate", "100", NULL);
+    publisher_start(&b, "null_rate", "100", NULL);
     raw_open(&r, &b.fixture, 65536);
     wait_up(&b, 1);
     submit(&r, TR_ID(0, 1), ID_A, TR_SUBMIT_RESUMABLE, ENDLESS_BODY, false);
@@ -164,7 +164,7 @@ test_cut_connections(void **state)
     raw_end(&r, TR_ID(0, 1));
     wait_state(&b, 0, "cancelled");
     raw_close(&r);
-    bench_stop(&b);
+    publisher_stop(&b);
 }
 
 static tr_status_t

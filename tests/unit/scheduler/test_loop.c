@@ -15,7 +15,7 @@ one_after_another(void **state)
     uint32_t i;
 
     (void) state;
-    bench_start(&b, 100, 20);
+    fixture_start(&b, 100, 20);
     for (i = 0; i < 20; i++) {
         client_t *c = submit(&b, request(1 + i * 17, 1 + i), i % WRITERS);
 
@@ -27,8 +27,8 @@ one_after_another(void **state)
     loop_is_empty(&b);
     assert_int_equal(atomic_load(&b.counters.requests_length), 20);
     assert_int_equal(atomic_load(&b.counters.generation_tokens), 210);
-    bench_halt(&b);
-    bench_stop(&b);
+    fixture_halt(&b);
+    fixture_stop(&b);
 }
 
 /* The ids of all tokens are told, with the one that ends an answer and those of
@@ -42,7 +42,7 @@ ids_are_told(void **state)
     uint32_t i, k;
 
     (void) state;
-    bench_start(&b, 100, 20);
+    fixture_start(&b, 100, 20);
     r->submit_flags = TR_SUBMIT_IDS;
     c = submit(&b, r, 0);
     other = submit(&b, request(20, 100), 0);
@@ -67,8 +67,8 @@ ids_are_told(void **state)
         assert_int_equal(text, ch->len);
     }
     assert_int_equal(other->choice[0].n_ids, 0);
-    bench_halt(&b);
-    bench_stop(&b);
+    fixture_halt(&b);
+    fixture_stop(&b);
 }
 
 /* A block for the first k tokens of every choice that was told more, and the end
@@ -119,7 +119,7 @@ moved_at_every_token(void **state)
     tr_request_t *r;
 
     (void) state;
-    bench_start(&b, 100, 60);
+    fixture_start(&b, 100, 60);
     random_state = draw;
     r = request(20, 40);
     r->n = 3;
@@ -151,8 +151,8 @@ moved_at_every_token(void **state)
         }
     }
     loop_is_empty(&b);
-    bench_halt(&b);
-    bench_stop(&b);
+    fixture_halt(&b);
+    fixture_stop(&b);
 }
 
 /* Lets n steps pass; returns when the next one stands at the gate. */
@@ -184,7 +184,7 @@ started_before_the_step(void **state)
     client_t *first, *second;
 
     (void) state;
-    bench_start(&b, 100, 20);
+    fixture_start(&b, 100, 20);
     atomic_store(&b.fake.gated, 1);
     first = submit(&b, request(100, 5), 0); /* three chunks */
     second = submit(&b, request(1, 5), 0);
@@ -201,8 +201,8 @@ started_before_the_step(void **state)
     check(first);
     check(second);
     loop_is_empty(&b);
-    bench_halt(&b);
-    bench_stop(&b);
+    fixture_halt(&b);
+    fixture_stop(&b);
 }
 
 /* A request may arrive after the time of the turn that takes it. */
@@ -214,7 +214,7 @@ younger_than_the_turn(void **state)
     client_t *c;
 
     (void) state;
-    bench_start(&b, 100, 20);
+    fixture_start(&b, 100, 20);
     r->arrival_us = UINT64_MAX / 2;
     c = submit(&b, r, 0);
     frontend_until_ended(&b, c);
@@ -225,8 +225,8 @@ younger_than_the_turn(void **state)
     assert_int_equal(atomic_load(&b.counters.e2e.count[0]), 1);
     assert_int_equal(c->last.queue_us, 0);
     loop_is_empty(&b);
-    bench_halt(&b);
-    bench_stop(&b);
+    fixture_halt(&b);
+    fixture_stop(&b);
 }
 
 static uint64_t
@@ -250,7 +250,7 @@ kv_is_told(void **state)
     uint32_t i;
 
     (void) state;
-    bench_start(&b, 100, 20);
+    fixture_start(&b, 100, 20);
     r->usage_stats = r->include_kv = true;
     c = submit(&b, r, 0);
     other = submit(&b, request(50, 30), 0);
@@ -267,8 +267,8 @@ kv_is_told(void **state)
     assert_memory_equal(&c->choice[0].held, &c->last.kv, sizeof(c->last.kv));
     assert_int_equal(c->last.choice_tokens, 30);
     loop_is_empty(&b);
-    bench_halt(&b);
-    bench_stop(&b);
+    fixture_halt(&b);
+    fixture_stop(&b);
 }
 
 static void
@@ -278,7 +278,7 @@ abort_at_every_stage(void **state)
     client_t *decoding, *prefilling, *queued, *unseen;
 
     (void) state;
-    bench_start(&b, 100, 20);
+    fixture_start(&b, 100, 20);
     atomic_store(&b.fake.gated, 1);
     decoding = submit(&b, request(1, 1000), 0);
     steps(&b, 10);
@@ -315,8 +315,8 @@ abort_at_every_stage(void **state)
     assert_int_equal(unseen->choice[0].reason, TR_FINISH_ABORTED);
     loop_is_empty(&b);
     assert_int_equal(atomic_load(&b.counters.requests_aborted), 4);
-    bench_halt(&b);
-    bench_stop(&b);
+    fixture_halt(&b);
+    fixture_stop(&b);
 }
 
 static void
@@ -326,7 +326,7 @@ pause_and_resume(void **state)
     client_t *c, *other;
 
     (void) state;
-    bench_start(&b, 100, 4);
+    fixture_start(&b, 100, 4);
     atomic_store(&b.fake.gated, 1);
     c = submit(&b, request(10, 500), 0);
     steps(&b, 5);
@@ -347,8 +347,8 @@ pause_and_resume(void **state)
     control(&b, c, TR_CONTROL_PAUSE | TR_CONTROL_ABORT);
     frontend_until_ended(&b, c);
     loop_is_empty(&b);
-    bench_halt(&b);
-    bench_stop(&b);
+    fixture_halt(&b);
+    fixture_stop(&b);
 }
 
 static void
@@ -358,7 +358,7 @@ paused_for_too_long(void **state)
     client_t *c, *other;
 
     (void) state;
-    bench_start(&b, 100, 4);
+    fixture_start(&b, 100, 4);
     c = submit(&b, request(10, 1000), 0);
     control(&b, c, TR_CONTROL_PAUSE);
     frontend_until_ended(&b, c);
@@ -367,8 +367,8 @@ paused_for_too_long(void **state)
     frontend_until_ended(&b, other);
     check(other);
     loop_is_empty(&b);
-    bench_halt(&b);
-    bench_stop(&b);
+    fixture_halt(&b);
+    fixture_stop(&b);
 }
 
 /* Nobody reads one response writer: its requests end, the others do not
@@ -381,7 +381,7 @@ ring_full_for_too_long(void **state)
     uint32_t i;
 
     (void) state;
-    bench_start(&b, 100, 20);
+    fixture_start(&b, 100, 20);
     b.deaf[2] = true;
     for (i = 0; i < 8; i++) {
         stuck[i] = submit(&b, request(10, 1900), 2);
@@ -399,8 +399,8 @@ ring_full_for_too_long(void **state)
         check(stuck[i]);
     }
     loop_is_empty(&b);
-    bench_halt(&b);
-    bench_stop(&b);
+    fixture_halt(&b);
+    fixture_stop(&b);
 }
 
 /* A full response writer that is read again in time loses nothing. */
@@ -412,7 +412,7 @@ ring_full_for_a_while(void **state)
     uint32_t i;
 
     (void) state;
-    bench_start(&b, 1000, 60);
+    fixture_start(&b, 1000, 60);
     b.deaf[2] = true;
     for (i = 0; i < 4; i++) {
         slow[i] = submit(&b, request(10, 1900), 2);
@@ -427,8 +427,8 @@ ring_full_for_a_while(void **state)
         check(slow[i]);
     }
     loop_is_empty(&b);
-    bench_halt(&b);
-    bench_stop(&b);
+    fixture_halt(&b);
+    fixture_stop(&b);
 }
 
 static void
@@ -441,7 +441,7 @@ refused(void **state)
     tr_request_t *r;
 
     (void) state;
-    bench_start(&b, 4, 8); /* 128 tokens fit */
+    fixture_start(&b, 4, 8); /* 128 tokens fit */
     r = request(2, 127);
     assert_int_equal(tr_request_layout(r, &prompt, 1, 4096, &eos, 1, tokenizer),
                      TR_OK);
@@ -468,8 +468,8 @@ refused(void **state)
         frontend_turn(&b, true);
     }
     loop_is_empty(&b);
-    bench_halt(&b);
-    bench_stop(&b);
+    fixture_halt(&b);
+    fixture_stop(&b);
 }
 
 static void
@@ -480,7 +480,7 @@ one_fails_alone(void **state)
     tr_request_t *r;
 
     (void) state;
-    bench_start(&b, 100, 4);
+    fixture_start(&b, 100, 4);
     good = submit(&b, request(10, 300), 0);
     r = request(20, 10);
     r->n = 3;
@@ -504,8 +504,8 @@ one_fails_alone(void **state)
     frontend_until_ended(&b, good);
     check(good);
     loop_is_empty(&b);
-    bench_halt(&b);
-    bench_stop(&b);
+    fixture_halt(&b);
+    fixture_stop(&b);
 }
 
 static void
@@ -519,7 +519,7 @@ stop_strings(void **state)
     uint32_t i, stopped = 0;
 
     (void) state;
-    bench_start(&b, 100, 64);
+    fixture_start(&b, 100, 64);
     for (i = 0; i < 64; i++) {
         tr_request_t *r = request(5, 60);
 
@@ -537,8 +537,8 @@ stop_strings(void **state)
         stopped += b.client[i].choice[0].reason == TR_FINISH_STOP;
     }
     assert_in_range(stopped, 20, 63);
-    bench_halt(&b);
-    bench_stop(&b);
+    fixture_halt(&b);
+    fixture_stop(&b);
 }
 
 static void
@@ -548,7 +548,7 @@ echo(void **state)
     uint32_t i;
 
     (void) state;
-    bench_start(&b, 400, 40);
+    fixture_start(&b, 400, 40);
     for (i = 0; i < 40; i++) {
         tr_request_t *r = request(1 + i * 37, i % 4 == 0 ? 0 : 5);
 
@@ -577,8 +577,8 @@ echo(void **state)
         }
     }
     loop_is_empty(&b);
-    bench_halt(&b);
-    bench_stop(&b);
+    fixture_halt(&b);
+    fixture_stop(&b);
 }
 
 static void
@@ -588,7 +588,7 @@ stop_with_requests_inside(void **state)
     uint32_t i;
 
     (void) state;
-    bench_start(&b, 100, 30);
+    fixture_start(&b, 100, 30);
     atomic_store(&b.fake.gated, 1);
     for (i = 0; i < 30; i++) {
         client_t *c = submit(&b, request(100, 1800), i % WRITERS);
@@ -599,7 +599,7 @@ stop_with_requests_inside(void **state)
     }
     steps(&b, 20);
     open_gate(&b);
-    bench_halt(&b);
+    fixture_halt(&b);
     frontend_turn(&b, false);
     for (i = 0; i < 30; i++) {
         const client_t *c = &b.client[i];
@@ -609,7 +609,7 @@ stop_with_requests_inside(void **state)
                     || (i % 7 != 0 && c->choice[0].finished));
         check(c);
     }
-    bench_stop(&b);
+    fixture_stop(&b);
 }
 
 /* Thousands of random requests, a small cache, three channels, pauses, aborts:
@@ -671,7 +671,7 @@ storm(uint64_t seed, uint32_t pages, uint32_t seqs, uint32_t tokens,
     uint32_t i;
 
     random_state = seed;
-    bench_start(&b, pages, requests);
+    fixture_start(&b, pages, requests);
     while (b.n_clients < requests) {
         if (b.open < 60) {
             submit(&b, random_request(), random_below(WRITERS));
@@ -705,8 +705,8 @@ storm(uint64_t seed, uint32_t pages, uint32_t seqs, uint32_t tokens,
     if (pages < 100) {
         assert_true(atomic_load(&b.counters.preemptions) != 0);
     }
-    bench_halt(&b);
-    bench_stop(&b);
+    fixture_halt(&b);
+    fixture_stop(&b);
 }
 
 static void

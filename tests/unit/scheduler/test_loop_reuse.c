@@ -1,6 +1,6 @@
 /*
- * Reuse of prefixes through the step loop, with a real model on the CPU: a crowd
- * of requests that begin alike, in a pool that is too small for them, with
+ * Reuse of prefixes through the step loop, with a real model on the CPU: many
+ * requests that begin alike, in a pool that is too small for them, with
  * pauses, aborts, echo, logprobs and several choices.  Every answer has the same
  * bits as when it is computed alone from its first token.  Then what is reported:
  * tokens that were not computed, exactly.

@@ -19,7 +19,7 @@ one_request(void **state)
     uint32_t i;
 
     (void) state;
-    bench_init(&b, 100, 4, 64);
+    fixture_init(&b, 100, 4, 64);
     compose(&b);
     assert_int_equal(b.s.n_chunks, 0);
     r = add(&b, 100, 3);
@@ -43,7 +43,7 @@ one_request(void **state)
     }
     assert_int_equal(r->sequences[0].state, TR_SEQ_DONE);
     tr_request_free(r);
-    bench_free(&b);
+    fixture_free(&b);
 }
 
 static void
@@ -54,7 +54,7 @@ decode_before_prompts(void **state)
     uint32_t i;
 
     (void) state;
-    bench_init(&b, 100, 8, 32);
+    fixture_init(&b, 100, 8, 32);
     for (i = 0; i < 3; i++) {
         old[i] = add(&b, 4, 50);
     }
@@ -74,7 +74,7 @@ decode_before_prompts(void **state)
         drop(&b, old[i]);
     }
     drop(&b, prompt);
-    bench_free(&b);
+    fixture_free(&b);
 }
 
 /* More decoding sequences than a batch takes: all advance alike, and a prompt
@@ -87,7 +87,7 @@ decode_more_than_a_batch(void **state)
     uint32_t i;
 
     (void) state;
-    bench_init(&b, 200, 32, 8);
+    fixture_init(&b, 200, 32, 8);
     for (i = 0; i < 20; i++) {
         r[i] = add(&b, 1, 1000);
     }
@@ -107,7 +107,7 @@ decode_more_than_a_batch(void **state)
         drop(&b, r[i]);
     }
     tr_request_free(prompt);
-    bench_free(&b);
+    fixture_free(&b);
 }
 
 static void
@@ -118,7 +118,7 @@ prompts_alternate(void **state)
     uint32_t i;
 
     (void) state;
-    bench_init(&b, 500, 8, 64);
+    fixture_init(&b, 500, 8, 64);
     a = add(&b, 1000, 1);
     c = add(&b, 1000, 1);
     for (i = 0; i < 6; i++) {
@@ -138,7 +138,7 @@ prompts_alternate(void **state)
     drop(&b, a);
     drop(&b, c);
     tr_request_free(late);
-    bench_free(&b);
+    fixture_free(&b);
 }
 
 /* Turns are between requests: many prompts in one do not get more. */
@@ -150,7 +150,7 @@ prompts_alternate_by_request(void **state)
     uint32_t i, of_one = 0, of_many = 0;
 
     (void) state;
-    bench_init(&b, 2000, 16, 64);
+    fixture_init(&b, 2000, 16, 64);
     many = make_request(&b, 1000, 1, 8);
     many->n = 1; /* eight prompts, not eight choices */
     tr_scheduler_add(&b.s, many);
@@ -165,7 +165,7 @@ prompts_alternate_by_request(void **state)
     assert_int_equal(of_many, 10);
     drop(&b, many);
     drop(&b, one);
-    bench_free(&b);
+    fixture_free(&b);
 }
 
 static void
@@ -175,7 +175,7 @@ paused_are_left_out(void **state)
     tr_request_t *a, *c;
 
     (void) state;
-    bench_init(&b, 100, 8, 64);
+    fixture_init(&b, 100, 8, 64);
     a = add(&b, 10, 100);
     a->commands = TR_CONTROL_PAUSE;
     c = add(&b, 100, 100);
@@ -194,7 +194,7 @@ paused_are_left_out(void **state)
     assert_null(row_of(&b, c));
     drop(&b, a);
     drop(&b, c);
-    bench_free(&b);
+    fixture_free(&b);
 }
 
 static void
@@ -204,7 +204,7 @@ due_times(void **state)
     tr_request_t *a, *c;
 
     (void) state;
-    bench_init(&b, 100, 8, 64);
+    fixture_init(&b, 100, 8, 64);
     a = add(&b, 1, 100);
     c = add(&b, 1, 100);
     step(&b);
@@ -221,7 +221,7 @@ due_times(void **state)
     assert_int_equal(b.s.next_due_us, 1500);
     drop(&b, a);
     drop(&b, c);
-    bench_free(&b);
+    fixture_free(&b);
 }
 
 /* An echoed prompt's last position waits until its text is out; with scores
@@ -234,7 +234,7 @@ echo_goes_first(void **state)
     tr_sampled_t scores[10];
 
     (void) state;
-    bench_init(&b, 100, 8, 64);
+    fixture_init(&b, 100, 8, 64);
     r = make_request(&b, 10, 5, 1);
     r->echo = true;
     r->sequences[0].prompt_scores = scores;
@@ -260,7 +260,7 @@ echo_goes_first(void **state)
     assert_int_equal(b.s.n_chunks, 0);
     assert_int_equal(r->sequences[0].state, TR_SEQ_RUNNING);
     drop(&b, r);
-    bench_free(&b);
+    fixture_free(&b);
 }
 
 /* ---- admission ---------------------------------------------------------- */
@@ -273,7 +273,7 @@ admission_in_order(void **state)
     uint32_t i;
 
     (void) state;
-    bench_init(&b, 100, 3, 64);
+    fixture_init(&b, 100, 3, 64);
     for (i = 0; i < 5; i++) {
         r[i] = add(&b, 4, 2 + i);
     }
@@ -303,7 +303,7 @@ admission_in_order(void **state)
     assert_int_equal(small->sequences[0].state, TR_SEQ_RUNNING);
     drop(&b, big);
     drop(&b, small);
-    bench_free(&b);
+    fixture_free(&b);
 }
 
 /* A step of those that run looks at who is next, and at nobody behind: their
@@ -318,7 +318,7 @@ who_waits_is_left_alone(void **state)
     uint32_t i;
 
     (void) state;
-    bench_init(&b, 100, 2, 64);
+    fixture_init(&b, 100, 2, 64);
     for (i = 0; i < 2; i++) {
         old[i] = add(&b, 4, 50);
     }
@@ -348,7 +348,7 @@ who_waits_is_left_alone(void **state)
     drop(&b, next);
     drop(&b, hidden);
     munmap(own, page);
-    bench_free(&b);
+    fixture_free(&b);
 }
 
 static void
@@ -358,7 +358,7 @@ never_fits(void **state)
     tr_request_t *r;
 
     (void) state;
-    bench_init(&b, 10, 3, 64);
+    fixture_init(&b, 10, 3, 64);
     r = make_request(&b, 300, 20, 1);
     assert_true(tr_scheduler_fits(b.kv, r)); /* 320 tokens, 10 pages */
     tr_scheduler_add(&b.s, r);
@@ -370,7 +370,7 @@ never_fits(void **state)
     r = make_request(&b, 300, 21, 1);
     assert_false(tr_scheduler_fits(b.kv, r));
     tr_request_free(r);
-    bench_free(&b);
+    fixture_free(&b);
 }
 
 static void
@@ -381,7 +381,7 @@ choices_copy_the_prompt(void **state)
     uint32_t i, computed = 0;
 
     (void) state;
-    bench_init(&b, 200, 8, 64);
+    fixture_init(&b, 200, 8, 64);
     r = make_request(&b, 100, 3, 4);
     tr_scheduler_add(&b.s, r);
     while (r->open_sequences != 0) {
@@ -399,7 +399,7 @@ choices_copy_the_prompt(void **state)
     /* one prompt, and for each choice the last position and two tokens */
     assert_int_equal(computed, 99 + 4 * 3);
     tr_request_free(r);
-    bench_free(&b);
+    fixture_free(&b);
 }
 
 /* ---- response writers
@@ -450,7 +450,7 @@ full_ring_stops_its_own(void **state)
     tr_request_t *a, *c, *d;
 
     (void) state;
-    bench_init(&b, 10, 2, 1000);
+    fixture_init(&b, 10, 2, 1000);
     a = make_request(&b, 32 * 4, 100, 1);
     a->writer = &b.writer[1];
     tr_scheduler_add(&b.s, a);
@@ -481,7 +481,7 @@ full_ring_stops_its_own(void **state)
     assert_int_equal(b.writer[1].full_since_us, 0);
     drop(&b, a);
     drop(&b, c);
-    bench_free(&b);
+    fixture_free(&b);
 }
 
 /* A response writer that takes a few sequences a step serves all of them
@@ -494,7 +494,7 @@ small_ring_rotates(void **state)
     uint32_t i, least = UINT32_MAX, most = 0;
 
     (void) state;
-    bench_init(&b, 600, 64, 512);
+    fixture_init(&b, 600, 64, 512);
     for (i = 0; i < 60; i++) {
         r[i] = make_request(&b, 1, 5000, 1);
         r[i]->writer = &b.writer[1];
@@ -513,7 +513,7 @@ small_ring_rotates(void **state)
         drop(&b, r[i]);
     }
     assert_true(most - least <= 4);
-    bench_free(&b);
+    fixture_free(&b);
 }
 
 /* Of many that wait for one response writer, one asks; and once a batch has
@@ -526,7 +526,7 @@ full_ring_is_asked_once(void **state)
     uint32_t i;
 
     (void) state;
-    bench_init(&b, 600, 64, 512);
+    fixture_init(&b, 600, 64, 512);
     for (i = 0; i < 60; i++) {
         r[i] = make_request(&b, 1, 5000, 1);
         r[i]->writer = &b.writer[1];
@@ -551,7 +551,7 @@ full_ring_is_asked_once(void **state)
     for (i = 0; i < 60; i++) {
         drop(&b, r[i]);
     }
-    bench_free(&b);
+    fixture_free(&b);
 }
 
 int

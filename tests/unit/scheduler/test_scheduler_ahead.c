@@ -42,7 +42,7 @@ one_row_ahead(void **state)
     uint32_t i;
 
     (void) state;
-    bench_init(&b, 100, 4, 64);
+    fixture_init(&b, 100, 4, 64);
     r = add(&b, 100, 4);
     ahead(&b); /* 64 of the prompt, then 36 */
     compose(&b);
@@ -68,7 +68,7 @@ one_row_ahead(void **state)
     assert_int_equal(only(r)->state, TR_SEQ_DONE);
     assert_int_equal(only(r)->len, 104);
     tr_request_free(r);
-    bench_free(&b);
+    fixture_free(&b);
 }
 
 /* A token that ends its sequence: the chunk behind it is nobody's, and slot and
@@ -81,7 +81,7 @@ ends_with_a_row_behind(void **state)
     tr_in_flight_t *behind;
 
     (void) state;
-    bench_init(&b, 100, 1, 64);
+    fixture_init(&b, 100, 1, 64);
     r = add(&b, 10, 100);
     other = add(&b, 10, 100);
     ahead(&b);
@@ -101,7 +101,7 @@ ends_with_a_row_behind(void **state)
     land(&b, false); /* nothing comes of it */
     assert_int_equal(only(other)->computed, 0);
     drop(&b, other);
-    bench_free(&b);
+    fixture_free(&b);
 }
 
 /* A chunk without a page takes the chunk behind it back; both are composed
@@ -113,7 +113,7 @@ taken_back(void **state)
     tr_request_t *r;
 
     (void) state;
-    bench_init(&b, 100, 1, 64);
+    fixture_init(&b, 100, 1, 64);
     r = add(&b, 10, 100);
     step(&b);
     ahead(&b);
@@ -134,7 +134,7 @@ taken_back(void **state)
     assert_int_equal(only(r)->len, 12);
     assert_int_equal(only(r)->computed, 11);
     drop(&b, r);
-    bench_free(&b);
+    fixture_free(&b);
 }
 
 /* Who makes way with a chunk under way is computed again when its token has
@@ -149,7 +149,7 @@ makes_way_with_a_row_under_way(void **state)
         fixture_t b;
         tr_request_t *old, *young;
 
-        bench_init(&b, 4, 4, 1000);
+        fixture_init(&b, 4, 4, 1000);
         old = add(&b, 60, 40);
         young = add(&b, 60, 40);
         step(&b);
@@ -176,7 +176,7 @@ makes_way_with_a_row_under_way(void **state)
         assert_int_equal(only(young)->computed,
                          stalls == 0 ? only(young)->len : 0);
         drop(&b, young);
-        bench_free(&b);
+        fixture_free(&b);
     }
 }
 
@@ -194,7 +194,7 @@ swapped_with_a_row_under_way(void **state)
         tr_sequence_t *q;
         uint32_t i, computed, len;
 
-        bench_init_policy(&b, UNIFORM, 5, 10, 4, 1000);
+        fixture_init_policy(&b, UNIFORM, 5, 10, 4, 1000);
         for (i = 0; i < 3; i++) {
             r[i] = add(&b, 20, 300);
             step(&b);
@@ -234,7 +234,7 @@ swapped_with_a_row_under_way(void **state)
         compose(&b);
         assert_int_equal(row_of(&b, r[2])->pos, q->computed);
         drop(&b, r[2]);
-        bench_free(&b);
+        fixture_free(&b);
     }
 }
 
@@ -247,7 +247,7 @@ not_hopeless_yet(void **state)
     tr_request_t *r;
 
     (void) state;
-    bench_init(&b, 2, 4, 1000);
+    fixture_init(&b, 2, 4, 1000);
     r = add(&b, 60, 100); /* 64 tokens have room */
     assert_false(tr_scheduler_fits(b.kv, r));
     step(&b);
@@ -264,7 +264,7 @@ not_hopeless_yet(void **state)
     compose(&b);
     assert_ptr_equal(b.s.hopeless, only(r));
     drop(&b, r);
-    bench_free(&b);
+    fixture_free(&b);
 }
 
 /* What is under way has its room: no chunk is composed that could find none. */
@@ -276,7 +276,7 @@ writers_keep_room(void **state)
     uint32_t i, least = UINT32_MAX, most = 0, sum;
 
     (void) state;
-    bench_init(&b, 600, 64, 512);
+    fixture_init(&b, 600, 64, 512);
     for (i = 0; i < 60; i++) {
         r[i] = make_request(&b, 1, 5000, 1);
         r[i]->writer = &b.writer[1];
@@ -307,7 +307,7 @@ writers_keep_room(void **state)
     while (b.s.n_in_flight != 0) {
         land(&b, false);
     }
-    bench_free(&b);
+    fixture_free(&b);
 }
 
 int

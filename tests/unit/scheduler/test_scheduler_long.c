@@ -54,14 +54,14 @@ check(int policy, uint32_t prompt, uint32_t max_tokens, uint32_t n,
     fixture_t b;
     tr_request_t *r;
 
-    bench_init_policy(&b, policy, 400, 100, 8, 32);
+    fixture_init_policy(&b, policy, 400, 100, 8, 32);
     b.s.long_from = FROM;
     r = make_request(&b, prompt, max_tokens, n);
     tr_scheduler_add(&b.s, r);
     run(&b, r, prompt + max_tokens);
     assert_int_equal(b.s.stretches, stretches);
     assert_int_equal(b.s.preemptions, 0);
-    bench_free(&b);
+    fixture_free(&b);
 }
 
 static void
@@ -91,7 +91,7 @@ test_in_a_small_pool(void **state)
     uint32_t open = 6;
 
     (void) state;
-    bench_init(&b, 14, 8, 24);
+    fixture_init(&b, 14, 8, 24);
     b.s.long_from = FROM;
     for (uint32_t i = 0; i < 6; i++) {
         r[i] = add(&b, 10 + 15 * i, 60);
@@ -109,7 +109,7 @@ test_in_a_small_pool(void **state)
     for (uint32_t i = 0; i < 6; i++) {
         tr_request_free(r[i]);
     }
-    bench_free(&b);
+    fixture_free(&b);
 }
 
 int

@@ -15,7 +15,7 @@ youngest_goes_first(void **state)
     uint32_t i;
 
     (void) state;
-    bench_init(&b, 6, 4, 1000);
+    fixture_init(&b, 6, 4, 1000);
     for (i = 0; i < 3; i++) { /* two pages each, a third comes at 65 */
         r[i] = add(&b, 60, 100);
     }
@@ -39,7 +39,7 @@ youngest_goes_first(void **state)
     for (i = 0; i < 3; i++) {
         drop(&b, r[i]);
     }
-    bench_free(&b);
+    fixture_free(&b);
 }
 
 static void
@@ -50,7 +50,7 @@ paused_goes_before_youngest(void **state)
     uint32_t i;
 
     (void) state;
-    bench_init(&b, 6, 4, 1000);
+    fixture_init(&b, 6, 4, 1000);
     for (i = 0; i < 3; i++) {
         r[i] = add(&b, 60, 100);
     }
@@ -66,7 +66,7 @@ paused_goes_before_youngest(void **state)
     for (i = 0; i < 3; i++) {
         drop(&b, r[i]);
     }
-    bench_free(&b);
+    fixture_free(&b);
 }
 
 /* Paused ones also make way for one that waits: for a slot, and for pages. */
@@ -77,7 +77,7 @@ paused_make_way(void **state)
     tr_request_t *a, *c, *d;
 
     (void) state;
-    bench_init(&b, 10, 2, 1000);
+    fixture_init(&b, 10, 2, 1000);
     a = add(&b, 100, 100);
     c = add(&b, 100, 100);
     step(&b);
@@ -94,7 +94,7 @@ paused_make_way(void **state)
     assert_int_equal(b.s.n_running, 2);
     drop(&b, a);
     drop(&b, c);
-    bench_free(&b);
+    fixture_free(&b);
 }
 
 /* ---- compression -------------------------------------------------------- */
@@ -116,7 +116,7 @@ compressed_after_its_prompt(void **state)
     uint32_t uncompressed, list;
 
     (void) state;
-    bench_init_policy(&b, UNIFORM, 100, 10, 4, 200);
+    fixture_init_policy(&b, UNIFORM, 100, 10, 4, 200);
     plan = tr_kv_plan(b.kv);
     uncompressed = plan->layout[0].tokens;
     list = plan->layout[1].tokens;
@@ -137,7 +137,7 @@ compressed_after_its_prompt(void **state)
     assert_int_equal(b.s.prompt_pages + b.s.promised, 0);
     apply(&b);
     drop(&b, r);
-    bench_free(&b);
+    fixture_free(&b);
 }
 
 /* A prompt without room for its copy keeps others out, but not when its client
@@ -151,7 +151,7 @@ blocked_prompt_makes_way(void **state)
     int32_t hog;
 
     (void) state;
-    bench_init_policy(&b, UNIFORM, 60, 0, 4, 400);
+    fixture_init_policy(&b, UNIFORM, 60, 0, 4, 400);
     uncompressed = tr_kv_plan(b.kv)->layout[0].tokens;
     len = 10 * uncompressed;
     older = add(&b, 2, 300);
@@ -181,7 +181,7 @@ blocked_prompt_makes_way(void **state)
     drop(&b, older);
     drop(&b, q);
     drop(&b, d);
-    bench_free(&b);
+    fixture_free(&b);
 }
 
 static int
@@ -207,7 +207,7 @@ refused_prompt(void **state)
     (void) state;
     refusing = *tr_kernels_cpu(NULL);
     kernels = &refusing;
-    bench_init_policy(&b, UNIFORM, 60, 0, 4, 400);
+    fixture_init_policy(&b, UNIFORM, 60, 0, 4, 400);
     kernels = NULL;
     old = add(&b, 30, 300);
     step(&b);
@@ -224,7 +224,7 @@ refused_prompt(void **state)
     assert_non_null(row_of(&b, old));
     apply(&b);
     drop(&b, old);
-    bench_free(&b);
+    fixture_free(&b);
 }
 
 /* Half of the pool is for prompts, but one may have more. */
@@ -236,7 +236,7 @@ prompts_have_a_share(void **state)
     uint32_t i, uncompressed;
 
     (void) state;
-    bench_init_policy(&b, UNIFORM, 100, 10, 4, 4);
+    fixture_init_policy(&b, UNIFORM, 100, 10, 4, 4);
     uncompressed = tr_kv_plan(b.kv)->layout[0].tokens;
     for (i = 0; i < 3; i++) {
         r[i] = add(&b, 15 * uncompressed, 3);
@@ -260,7 +260,7 @@ prompts_have_a_share(void **state)
     assert_int_equal(big->sequences[0].state, TR_SEQ_RUNNING);
     assert_true(used(&b) > 50);
     drop(&b, big);
-    bench_free(&b);
+    fixture_free(&b);
 }
 
 /* The first choice stops before the last token, the others copy what is there,
@@ -276,7 +276,7 @@ choices_share_before_the_end(void **state)
         tr_request_t *r;
         uint32_t i, computed = 0, ends = 0;
 
-        bench_init_policy(&b, policy, 200, 10, 8, 64);
+        fixture_init_policy(&b, policy, 200, 10, 8, 64);
         r = make_request(&b, 100, 3, 4);
         tr_scheduler_add(&b.s, r);
         while (r->open_sequences != 0) {
@@ -296,7 +296,7 @@ choices_share_before_the_end(void **state)
         assert_int_equal(computed, 99 + 4 * 3);
         assert_int_equal(ends, 4);
         tr_request_free(r);
-        bench_free(&b);
+        fixture_free(&b);
     }
 }
 
@@ -310,7 +310,7 @@ swapped_and_back(void **state)
     uint32_t i, computed = 0, list;
 
     (void) state;
-    bench_init_policy(&b, UNIFORM, 5, 10, 4, 1000);
+    fixture_init_policy(&b, UNIFORM, 5, 10, 4, 1000);
     list = tr_kv_plan(b.kv)->layout[1].tokens;
     for (i = 0; i < 3; i++) { /* a page each, a second when that is full */
         r[i] = add(&b, 20, 300);
@@ -340,7 +340,7 @@ swapped_and_back(void **state)
     for (i = 0; i < 3; i++) {
         drop(&b, r[i]);
     }
-    bench_free(&b);
+    fixture_free(&b);
 }
 
 /* Without room there, prompt and output so far are one prompt. */
@@ -353,7 +353,7 @@ no_room_to_swap(void **state)
     uint32_t i, list, len;
 
     (void) state;
-    bench_init_policy(&b, UNIFORM, 5, 0, 4, 1000);
+    fixture_init_policy(&b, UNIFORM, 5, 0, 4, 1000);
     list = tr_kv_plan(b.kv)->layout[1].tokens;
     for (i = 0; i < 3; i++) {
         r[i] = add(&b, 20, 300);
@@ -381,7 +381,7 @@ no_room_to_swap(void **state)
     assert_int_equal(row_of(&b, r[2])->pos, len - 1);
     assert_true(row_of(&b, r[2])->sample);
     drop(&b, r[2]);
-    bench_free(&b);
+    fixture_free(&b);
 }
 
 /* A paused one that is swapped out still has a slot, until nobody else finds
@@ -394,7 +394,7 @@ swapped_give_up_slots(void **state)
     uint32_t i;
 
     (void) state;
-    bench_init_policy(&b, UNIFORM, 200, 200, 1, 1000);
+    fixture_init_policy(&b, UNIFORM, 200, 200, 1, 1000);
     for (i = 0; i < 6; i++) {
         r[i] = add(&b, 50, 100);
         step(&b);
@@ -419,7 +419,7 @@ swapped_give_up_slots(void **state)
         assert_int_equal(r[i]->sequences[0].len, 150);
         tr_request_free(r[i]);
     }
-    bench_free(&b);
+    fixture_free(&b);
 }
 
 /* What outgrows the whole pool is named, so that the loop ends it. */
@@ -434,7 +434,7 @@ hopeless(void **state)
         tr_request_t *r;
         uint32_t i;
 
-        bench_init_policy(&b, policy, 14, 5, 4, 1000);
+        fixture_init_policy(&b, policy, 14, 5, 4, 1000);
         r = add(&b, 20, 5000);
         assert_false(tr_scheduler_fits(b.kv, r)); /* nobody asked */
         for (i = 0; b.s.hopeless == NULL; i++) {
@@ -445,7 +445,7 @@ hopeless(void **state)
         assert_int_equal(b.s.n_chunks, 0);
         assert_true(r->sequences[0].len > 100);
         drop(&b, r);
-        bench_free(&b);
+        fixture_free(&b);
     }
 }
 

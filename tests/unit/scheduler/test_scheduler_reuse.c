@@ -12,11 +12,11 @@ typedef struct {
     fixture_t b;
     tr_request_t *r[ALIVE];
     uint32_t made, finished, aborted;
-} crowd_t;
+} many_t;
 
 /* A beginning that several have, and an end of its own. */
 static tr_request_t *
-make_prompt(crowd_t *c, uint32_t most)
+make_prompt(many_t *c, uint32_t most)
 {
     uint32_t prompt = 1 + random_below(most), text = random_below(3), i, k;
     uint32_t n = random_below(8) == 0 ? 1 + random_below(3) : 1;
@@ -38,7 +38,7 @@ make_prompt(crowd_t *c, uint32_t most)
 }
 
 static void
-change(crowd_t *c, uint32_t most)
+change(many_t *c, uint32_t most)
 {
     uint32_t i = random_below(ALIVE);
 
@@ -63,7 +63,7 @@ change(crowd_t *c, uint32_t most)
 }
 
 static bool
-reap(crowd_t *c, bool resume)
+reap(many_t *c, bool resume)
 {
     bool can = false;
 
@@ -83,16 +83,16 @@ reap(crowd_t *c, bool resume)
 }
 
 static void
-crowd(int policy, uint32_t pages, uint32_t swap, uint32_t most)
+many_requests(int policy, uint32_t pages, uint32_t swap, uint32_t most)
 {
-    crowd_t *c = calloc(1, sizeof(*c));
+    many_t *c = calloc(1, sizeof(*c));
     uint32_t idle = 0, turn = 0;
     tr_prefix_stats_t s;
     bool can = false;
 
     random_state = pages * 31 + most;
     reuse = true;
-    bench_init_policy(&c->b, policy, pages, swap, 6, 64);
+    fixture_init_policy(&c->b, policy, pages, swap, 6, 64);
     reuse = false;
     while (c->made < ALL || can) {
         bool ran;
@@ -109,7 +109,7 @@ crowd(int policy, uint32_t pages, uint32_t swap, uint32_t most)
     tr_kv_prefixes(c->b.kv, &s);
     assert_true(c->b.s.counts.hits > 100 && c->b.s.counts.cuts > 10);
     assert_true(s.evicted > 100 && s.held == 0);
-    bench_free(&c->b);
+    fixture_free(&c->b);
     free(c);
 }
 
@@ -117,9 +117,9 @@ static void
 full_pools(void **state)
 {
     (void) state;
-    crowd(FULL, 4, 0, 100);
-    crowd(FULL, 7, 0, 200);
-    crowd(FULL, 24, 0, 200);
+    many_requests(FULL, 4, 0, 100);
+    many_requests(FULL, 7, 0, 200);
+    many_requests(FULL, 24, 0, 200);
 }
 
 int

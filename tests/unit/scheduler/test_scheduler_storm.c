@@ -107,7 +107,7 @@ storm_policy(uint64_t seed, int policy, uint32_t pages, uint32_t swap_pages,
     bool composed;
 
     random_state = seed;
-    bench_init_policy(&st->b, policy, pages, swap_pages, seqs, tokens);
+    fixture_init_policy(&st->b, policy, pages, swap_pages, seqs, tokens);
     for (i = 0; i < 6000; i++) {
         for (k = random_below(3); k != 0; k--) {
             storm_change(st);
@@ -155,7 +155,7 @@ storm_policy(uint64_t seed, int policy, uint32_t pages, uint32_t swap_pages,
         assert_int_equal(st->b.s.swaps > 20, swap_pages != 0);
     }
     assert_true(st->b.s.swaps <= st->b.s.preemptions);
-    bench_free(&st->b);
+    fixture_free(&st->b);
     free(st);
 }
 
