@@ -29,7 +29,8 @@
 
 /* Offsets in an upload of so many rows, sequences and samples. */
 typedef struct {
-    size_t token, row_slot, row_pos, seq_row, path, gather, sampling, size;
+    size_t token, row_slot, row_pos, row_long, seq_row, path, gather, sampling;
+    size_t size;
 } tr_cuda_upload_t;
 
 #define TR_CUDA_NOBODY UINT32_MAX
@@ -94,7 +95,7 @@ typedef struct {
 typedef struct {
     int32_t *token, *row_slot;
     uint32_t *row_pos, *seq_row;
-    uint8_t *path;
+    uint8_t *row_long, *path;
     uint32_t *gather;
     tr_cuda_sampling_t *sampling;
 } tr_cuda_arrays_t;

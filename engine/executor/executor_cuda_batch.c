@@ -21,6 +21,7 @@ tr_cuda_lay_upload(uint32_t rows, uint32_t seqs, uint32_t samples,
     TAKE(token, rows * sizeof(int32_t));
     TAKE(row_slot, rows * sizeof(int32_t));
     TAKE(row_pos, rows * sizeof(uint32_t));
+    TAKE(row_long, rows);
     TAKE(seq_row, (seqs + (size_t) 1) * sizeof(uint32_t));
     TAKE(path, seqs);
     TAKE(gather, samples * sizeof(uint32_t));
@@ -36,6 +37,7 @@ tr_cuda_arrays(uint8_t *base, const tr_cuda_upload_t *l)
         .token = (int32_t *) (base + l->token),
         .row_slot = (int32_t *) (base + l->row_slot),
         .row_pos = (uint32_t *) (base + l->row_pos),
+        .row_long = base + l->row_long,
         .seq_row = (uint32_t *) (base + l->seq_row),
         .path = base + l->path,
         .gather = (uint32_t *) (base + l->gather),
@@ -169,6 +171,7 @@ add_row(tr_executor_cuda_t *x, tr_cuda_slot_t *t, tr_cuda_arrays_t *a,
     a->token[row] = token;
     a->row_slot[row] = item->kv_slot;
     a->row_pos[row] = item->pos + index;
+    a->row_long[row] = item->is_long;
     if (sample || score) {
         make_sampling(t, item, i, index, score, &a->sampling[t->n_wants]);
         a->gather[t->n_wants] = row;
@@ -186,6 +189,7 @@ add_padding(tr_executor_cuda_t *x, tr_cuda_arrays_t *a, uint32_t i,
     a->token[row] = 0;
     a->row_slot[row] = -1;
     a->row_pos[row] = 0;
+    a->row_long[row] = 0;
     a->seq_row[i] = row;
 }
 

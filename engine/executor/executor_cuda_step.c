@@ -29,6 +29,7 @@ launch_step(tr_executor_cuda_t *x, const tr_cuda_upload_t *l,
     step->token = a.token;
     step->row_slot = a.row_slot;
     step->row_pos = a.row_pos;
+    step->row_long = x->base.long_from != 0 ? a.row_long : NULL;
     step->seq_row = a.seq_row;
     step->path = a.path;
     step->gather = a.gather;

@@ -271,6 +271,7 @@ int tr_cuda_small_gemm(const tr_cuda_stream_t *s, const tr_cuda_small_gemm_t *a,
  *   norm: hidden += o; T <- rmsnorm                           product gate_up
  *   act_mul                                                   product down
  *
+ * with row_norm before qkv where all heads of a row are normalised at once.
  * In small batches a chain of small_gemm may replace all but append and
  * attention.
  */
@@ -284,18 +285,32 @@ typedef struct {
                                 * NULL: none is kept */
     const void *table;         /* [vocab][hidden] of T */
     tr_dtype_t type;
-    float *out; /* [rows][ldo] */
+    float scale; /* embeddings are multiplied with it, in FP32 */
+    float *out;  /* [rows][ldo] */
     size_t ldo;
 } tr_cuda_embed_t;
 
 /* A token outside the vocabulary, or beyond history, counts as 0. */
 int tr_cuda_embed(const tr_cuda_stream_t *s, const tr_cuda_embed_t *a);
 
+/* A table of angles. */
+typedef struct {
+    uint32_t rows, half;
+    const uint32_t *row_pos;    /* [rows] */
+    const float *inv_freq;      /* [half] */
+    const float *inv_freq_long; /* of rows whose row_long is not 0 */
+    const uint8_t *row_long;    /* [rows], or NULL: none is */
+    const float *amp;           /* [half], or NULL: 1 */
+    float temp;                 /* 0, or times 1 + temp ln(1 +
+                                      * floor(position / temp_original)) */
+    uint32_t temp_original;
+    float *angles; /* [rows][2][half] */
+} tr_cuda_angles_t;
+
 /* tr_kernels_t.rope_angles: FP32 products of position and frequency, cosine and
- * sine of them to the last bit or nearly so, up to any position. */
-int tr_cuda_rope_angles(const tr_cuda_stream_t *s, const uint32_t *row_pos,
-                        uint32_t rows, const float *inv_freq, uint32_t half,
-                        float *angles);
+ * sine of them to the last bit or nearly so, up to any position, times amp and
+ * the queries' temperature. */
+int tr_cuda_rope_angles(const tr_cuda_stream_t *s, const tr_cuda_angles_t *a);
 
 typedef struct {
     uint32_t rows, n;
@@ -303,9 +318,12 @@ typedef struct {
     size_t ldh;
     const void *delta; /* [rows][ldd] of T, added to hidden first; NULL: none */
     size_t ldd;
-    const float *bias;   /* [n], added after delta, not without; NULL: none */
+    const float *bias; /* [n], added after delta, not without; NULL: none */
+    const float *post_weight; /* [n]: delta and bias are normalised before they
+                               * are added; not without delta; NULL: none */
+    float scale;              /* what is added is multiplied with it */
     const float *weight; /* [n], a weight: it is read before the launch before
-                          * this one has ended */
+                          * this one has ended; NULL: hidden as it is */
     float eps;
     const uint32_t *gather; /* NULL, or [rows]: row i of out (and delta's use)
                              * is hidden row gather[i], which is not written */
@@ -314,8 +332,9 @@ typedef struct {
     tr_dtype_t type;
 } tr_cuda_norm_t;
 
-/* hidden += delta + bias; out = hidden / sqrt(mean(hidden^2) + eps) * weight.
- * With gather, delta is of the gathered row. */
+/* hidden += scale * (delta + bias), or with post_weight scale * rmsnorm(delta +
+ * bias) * post_weight; out = hidden / sqrt(mean(hidden^2) + eps) * weight.  With
+ * gather, delta is of the gathered row. */
 int tr_cuda_norm(const tr_cuda_stream_t *s, const tr_cuda_norm_t *a);
 
 typedef struct {
@@ -328,9 +347,11 @@ typedef struct {
                         * that of the norm */
     const float *q_norm, *k_norm; /* [head_dim] or NULL, both or none */
     float eps;
-    const float *angles; /* [rows][2][head_dim / 2] */
-    /* the angles rotate keys, too; then R queries and keys (kernels/hadamard.h) */
+    const float *angles; /* [rows][2][head_dim / 2] of queries */
+    /* key_angles rotate keys, too; then R queries and keys
+     * (kernels/hadamard.h) */
     bool hadamard;
+    const float *key_angles; /* with hadamard, as angles */
     bool early; /* tr_cuda_kv_append: the launch before it lets it begin */
 } tr_cuda_qkv_t;
 
@@ -340,20 +361,32 @@ typedef struct {
  * hadamard a power of two. */
 int tr_cuda_qkv(const tr_cuda_stream_t *s, const tr_cuda_qkv_t *a);
 
-/* Bits 1 << tr_act_t: what tr_cuda_act_mul and TR_CUDA_SMALL_GEMM_GATED
- * have. */
-#define TR_CUDA_ACTS (1u << TR_ACT_SILU)
+/* Before tr_cuda_qkv, in place: bias, then all queries of a row are normalised
+ * together, and all its keys; q_norm and k_norm are [heads * head_dim] and
+ * [kv_heads * head_dim] here.  What is not said of these is not looked at. */
+int tr_cuda_row_norm(const tr_cuda_stream_t *s, const tr_cuda_qkv_t *a);
+
+/* Bits 1 << tr_act_t: what tr_cuda_act_mul has, and what
+ * TR_CUDA_SMALL_GEMM_GATED has. */
+#define TR_CUDA_ACTS \
+    (1u << TR_ACT_SILU | 1u << TR_ACT_GELU_TANH | 1u << TR_ACT_OAI)
+#define TR_CUDA_SMALL_GEMM_ACTS (1u << TR_ACT_SILU)
 
 static inline bool
-tr_cuda_has_act(tr_act_t act)
+tr_cuda_has_act(uint32_t acts, tr_act_t act)
 {
-    return (unsigned) act < TR_ACTS && (TR_CUDA_ACTS >> act & 1);
+    return (unsigned) act < TR_ACTS && (acts >> act & 1);
 }
 
-/* out[r][i] = act(x[r][i]) * x[r][n + i], i < n, of T. */
+/* out[r][i] = act(x[r][i]) * x[r][n + i], i < n, of T; TR_ACT_OAI as act.h has
+ * it. */
 int tr_cuda_act_mul(const tr_cuda_stream_t *s, tr_act_t act, const void *x,
                     size_t ldx, uint32_t rows, uint32_t n, tr_dtype_t type,
                     void *out, size_t ldo);
+
+/* x[r][i] *= scale; then, unless cap is 0, x = cap * tanh(x / cap); FP32. */
+int tr_cuda_scale_cap(const tr_cuda_stream_t *s, float *x, size_t ldx,
+                      uint32_t rows, uint32_t n, float scale, float cap);
 
 /* out[i] = kind[i] == wanted ? slot[i] : -1: which sequences of a batch go to
  * which attention, after the manager has said who stalls. */
@@ -691,7 +724,7 @@ size_t tr_cuda_sample_work(const tr_device_props_t *d, uint32_t rows,
 /* ---- the table ----------------------------------------------------------- */
 
 /* Changes with the order or the signature of any entry. */
-#define TR_DEVICE_VERSION 10u
+#define TR_DEVICE_VERSION 11u
 
 /* All entries, in the order of the table. */
 /* clang-format off */
@@ -705,7 +738,8 @@ size_t tr_cuda_sample_work(const tr_device_props_t *d, uint32_t rows,
     F(graph_begin) F(graph_end) F(graph_launch) F(graph_close)             \
     F(matmul_open) F(matmul_close) F(matmul_choose) F(matmul)              \
     F(small_gemm) F(small_gemm_fits) F(small_gemm_parts)                   \
-    F(embed) F(rope_angles) F(norm) F(act_mul) F(fill_random)              \
+    F(embed) F(rope_angles) F(norm) F(row_norm) F(act_mul) F(scale_cap)    \
+    F(fill_random)                                                         \
     F(convert) F(select) F(sample) F(sample_work)                          \
     F(decode_work) F(decode_plan) F(decode) F(decode_score)                \
     F(attention_work) F(attention)                                         \

@@ -254,7 +254,7 @@ tr_cuda_small_gemm(const tr_cuda_stream_t *s, const tr_cuda_small_gemm_t *a,
 
     for (uint32_t i = 0; i < n && rc == TR_KERNEL_OK; i++) {
         if ((a[i].mode == TR_CUDA_SMALL_GEMM_GATED
-             && !tr_cuda_has_act(a[i].act))
+             && !tr_cuda_has_act(TR_CUDA_SMALL_GEMM_ACTS, a[i].act))
             || !tr_cuda_small_gemm_fits(s->device, a[i].n, a[i].k)
             || a[i].rows > TR_CUDA_SMALL_GEMM_ROWS || a[i].rows != a[0].rows) {
             rc = TR_KERNEL_BADARG;

@@ -53,6 +53,30 @@ tr_cuda_qkv(const tr_cuda_stream_t *s, const tr_cuda_qkv_t *a)
 }
 
 static void
+row_norm(void *args)
+{
+    must(tr_ref_row_norm(args), "row_norm");
+}
+
+int
+tr_cuda_row_norm(const tr_cuda_stream_t *s, const tr_cuda_qkv_t *a)
+{
+    return soft_launch(s, "row_norm", row_norm, a, sizeof(*a));
+}
+
+static void
+rope_angles(void *args)
+{
+    must(tr_ref_rope_angles(args), "rope_angles");
+}
+
+int
+tr_cuda_rope_angles(const tr_cuda_stream_t *s, const tr_cuda_angles_t *a)
+{
+    return soft_launch(s, "rope_angles", rope_angles, a, sizeof(*a));
+}
+
+static void
 sample(void *args)
 {
     const tr_cuda_sample_t *a = args;
@@ -80,33 +104,6 @@ tr_cuda_sample_work(const tr_device_props_t *d, uint32_t rows, uint32_t vocab)
 /* ---- the others --------------------------------------------------------- */
 
 typedef struct {
-    const uint32_t *row_pos;
-    uint32_t rows, half;
-    const float *inv_freq;
-    float *angles;
-} angles_t;
-
-static void
-angles_of(void *args)
-{
-    const angles_t *a = args;
-
-    must(tr_ref_rope_angles(a->row_pos, a->rows, a->inv_freq, a->half,
-                            a->angles),
-         "rope_angles");
-}
-
-int
-tr_cuda_rope_angles(const tr_cuda_stream_t *s, const uint32_t *row_pos,
-                    uint32_t rows, const float *inv_freq, uint32_t half,
-                    float *angles)
-{
-    angles_t a = { row_pos, rows, half, inv_freq, angles };
-
-    return soft_launch(s, "rope_angles", angles_of, &a, sizeof(a));
-}
-
-typedef struct {
     const void *x;
     void *out;
     size_t ldx, ldo;
@@ -132,9 +129,34 @@ tr_cuda_act_mul(const tr_cuda_stream_t *s, tr_act_t act, const void *x,
 {
     act_mul_t a = { x, out, ldx, ldo, rows, n, type, act };
 
-    return tr_cuda_has_act(act)
+    return tr_cuda_has_act(TR_CUDA_ACTS, act)
                ? soft_launch(s, "act_mul", act_mul, &a, sizeof(a))
                : TR_KERNEL_BADARG;
+}
+
+typedef struct {
+    float *x;
+    size_t ldx;
+    uint32_t rows, n;
+    float scale, cap;
+} scale_cap_t;
+
+static void
+scale_cap(void *args)
+{
+    const scale_cap_t *a = args;
+
+    must(tr_ref_scale_cap(a->x, a->ldx, a->rows, a->n, a->scale, a->cap),
+         "scale_cap");
+}
+
+int
+tr_cuda_scale_cap(const tr_cuda_stream_t *s, float *x, size_t ldx,
+                  uint32_t rows, uint32_t n, float scale, float cap)
+{
+    scale_cap_t a = { x, ldx, rows, n, scale, cap };
+
+    return soft_launch(s, "scale_cap", scale_cap, &a, sizeof(a));
 }
 
 typedef struct {

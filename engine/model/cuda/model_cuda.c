@@ -95,7 +95,15 @@ layout(tr_model_cuda_t *m, uint8_t *base)
     m->ld_mlp = tr_pad(c->intermediate, 8);
     m->ld_logits = tr_pad(c->vocab, 8);
     TAKE(hidden, rows * m->ld_hidden * 4);
-    TAKE(angles, rows * c->head_dim * 4);
+    for (uint32_t i = 0; i <= TR_CUDA_ANGLES_NONE; i++) {
+        if (m->rope[i].used) {
+            TAKE(rope[i].of_rows, rows * c->head_dim * 4);
+            m->rope[i].of_queries = m->rope[i].of_rows;
+        }
+        if (m->rope[i].used && c->query_temp.beta != 0) {
+            TAKE(rope[i].of_queries, rows * c->head_dim * 4);
+        }
+    }
     TAKE(normed, rows * m->ld_hidden * 2);
     TAKE(qkv, rows * m->ld_qkv * 2);
     TAKE(attn, rows * m->ld_attn * 2);
@@ -293,8 +301,10 @@ tr_model_cuda_check(const tr_recipe_t *r, uint32_t rotate, tr_error_t *err)
 {
     static const tr_recipe_support_t support = {
         .name = "cuda",
+        .can = TR_CAN_NORMS | TR_CAN_ROPES | TR_CAN_SCALES,
         .biases = TR_BIAS_QKV | TR_BIAS_O,
-        .qk_norms = 1u << TR_QK_NORM_NONE | 1u << TR_QK_NORM_HEAD,
+        .qk_norms = 1u << TR_QK_NORM_NONE | 1u << TR_QK_NORM_HEAD
+                    | 1u << TR_QK_NORM_ROW,
         .acts = TR_CUDA_ACTS,
     };
     tr_status_t rc = tr_recipe_check(r, &support, err);

@@ -32,6 +32,17 @@ typedef struct {
     void *part[TR_PARTS];
 } tr_cuda_parts_t;
 
+/* A table of rotary frequencies, and a step's angles by it; the last is that of
+ * TR_ROPE_NONE. */
+#define TR_CUDA_ANGLES_NONE TR_ROPE_TABLES
+typedef struct {
+    bool used;             /* by a layer */
+    float *inv_freq, *amp; /* [head_dim / 2] */
+    float *inv_freq_long;  /* of long sequences (tr_recipe_long_from) */
+    float *of_rows;        /* [max_rows][2][head_dim / 2] */
+    float *of_queries;     /* the same unless queries have a temperature */
+} tr_cuda_table_t;
+
 /* What of a step runs beside its stream: from tokens to the first product, and
  * the last layer's scores. */
 typedef struct {
@@ -48,11 +59,11 @@ typedef struct {
     tr_dtype_t type; /* T */
 
     tr_cuda_parts_t root, *layers; /* parts of the model, and of each layer */
-    float *inv_freq;               /* [head_dim / 2] */
-    tr_equalise_t *equalise;       /* host: what the weights have taken, or
+    tr_cuda_table_t rope[TR_ROPE_TABLES + 1];
+    tr_equalise_t *equalise; /* host: what the weights have taken, or
                                     * NULL */
-    uint32_t rotate;               /* bits (rotate.h) */
-    uint8_t *weights;              /* the memory behind weights and
+    uint32_t rotate;         /* bits (rotate.h) */
+    uint8_t *weights;        /* the memory behind weights and
                                     * frequencies */
     size_t weights_size;
 
@@ -60,7 +71,7 @@ typedef struct {
     uint8_t *work; /* the memory behind what follows */
     size_t work_size;
     size_t ld_hidden, ld_qkv, ld_attn, ld_gate_up, ld_mlp, ld_logits;
-    float *hidden, *angles, *logits;
+    float *hidden, *logits;
     float *squares; /* [TR_CUDA_SMALL_GEMM_ROWS][TR_CUDA_SMALL_GEMM_PARTS] */
     uint32_t *meet; /* of chains of products */
     void *normed, *qkv, *attn, *delta, *gate_up, *mlp; /* of T */
@@ -132,6 +143,8 @@ typedef struct {
     const int32_t *token;     /* [n_rows]; -1: known to the history alone */
     const int32_t *row_slot;  /* [n_rows]; -1: padding */
     const uint32_t *row_pos;  /* [n_rows] */
+    const uint8_t *row_long;  /* [n_rows] 1: of a long sequence
+                               * (tr_recipe_long_from); NULL: none is */
     const uint32_t *seq_row;  /* [n_seqs + 1] */
     const uint8_t *path;      /* [n_seqs] tr_attention_path_t */
     uint32_t paths;           /* bits: which paths occur */
@@ -191,6 +204,14 @@ tr_model_cuda_product(const tr_model_cuda_t *m, tr_part_t part, const void *w,
                                 .y = y,
                                 .ldx = ldx,
                                 .ldy = ldy };
+}
+
+static inline const tr_cuda_table_t *
+tr_model_cuda_table(const tr_model_cuda_t *m, uint32_t layer)
+{
+    uint8_t table = m->config.recipe.layer[layer].rope;
+
+    return &m->rope[table == TR_ROPE_NONE ? TR_CUDA_ANGLES_NONE : table];
 }
 
 /* What attention of every layer reads and writes. */

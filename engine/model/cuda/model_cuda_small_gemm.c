@@ -122,12 +122,26 @@ tr_model_cuda_small_gemm_rest(tr_model_cuda_t *m, uint32_t layer, uint32_t rows)
 
 /* ---- which rows --------------------------------------------------------- */
 
+/* Between a chain's products there is room for two norms and a gate alone. */
+static bool
+chains(const tr_recipe_t *r)
+{
+    bool all = r->residual_scale == 1;
+
+    for (uint32_t l = 0; l < r->layers; l++) {
+        all = all && r->layer[l].norms == (TR_NORM_PRE_ATTN | TR_NORM_PRE_MLP)
+              && tr_cuda_has_act(TR_CUDA_SMALL_GEMM_ACTS,
+                                 (tr_act_t) r->layer[l].act);
+    }
+    return all;
+}
+
 static bool
 possible(const tr_model_cuda_t *m, uint32_t rows)
 {
     static const tr_part_t parts[] = { TR_PART_QKV, TR_PART_O, TR_PART_GATE_UP,
                                        TR_PART_DOWN };
-    bool fits = m->type == TR_BF16;
+    bool fits = m->type == TR_BF16 && chains(&m->config.recipe);
 
     for (size_t i = 0; i < sizeof(parts) / sizeof(*parts); i++) {
         tr_part_shape_t s = tr_part_shape(&m->config.recipe, parts[i], 0);

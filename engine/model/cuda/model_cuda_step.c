@@ -6,11 +6,12 @@
  *          beside the plan of attention and the cache's moves
  *   layer: norm (adds what the layer before gave), product qkv, bias, norms and
  *          rotation of heads with their append to the cache, attention, product
- *          o; norm (adds o), product gate_up, activation, product down
+ *          o; norm (adds o), product gate_up, activation, product down.  What is
+ *          added may be normalised and scaled first, as the recipe says
  *          With few rows these are one kernel beside append and attention
  *          (model_cuda_small_gemm.c).
  *   wanted rows, TR_CUDA_LOGIT_ROWS at a time: norm, product with the head,
- *          sampling, beside the scores of the last layer
+ *          scale and cap, sampling, beside the scores of the last layer
  *
  * Which attention a sequence goes to is known on the host, whether it takes
  * part at all only on the device: the manager may have stalled it.  Where more
@@ -54,25 +55,50 @@ multiply(tr_model_cuda_t *m, const tr_cuda_stream_t *stream, tr_part_t part,
                     "matmul");
 }
 
-/* hidden += delta (and bias), normed = norm(hidden). */
-static bool
-norm(tr_model_cuda_t *m, const tr_cuda_stream_t *stream, uint32_t rows,
-     const void *delta, const float *bias, const void *weight)
+/* hidden += delta, as residuals are scaled; normed = norm(hidden). */
+static tr_cuda_norm_t
+norm_args(tr_model_cuda_t *m, uint32_t rows, const void *delta,
+          const void *weight)
 {
-    tr_cuda_norm_t a = { .rows = rows,
-                         .n = m->config.recipe.hidden,
-                         .hidden = m->hidden,
-                         .ldh = m->ld_hidden,
-                         .delta = delta,
-                         .ldd = m->ld_hidden,
-                         .bias = bias,
-                         .weight = weight,
-                         .eps = m->config.recipe.norm_eps,
-                         .out = m->normed,
-                         .ldo = m->ld_hidden,
-                         .type = m->type };
+    return (tr_cuda_norm_t){ .rows = rows,
+                             .n = m->config.recipe.hidden,
+                             .hidden = m->hidden,
+                             .ldh = m->ld_hidden,
+                             .delta = delta,
+                             .ldd = m->ld_hidden,
+                             .scale = m->config.recipe.residual_scale,
+                             .weight = weight,
+                             .eps = m->config.recipe.norm_eps,
+                             .out = m->normed,
+                             .ldo = m->ld_hidden,
+                             .type = m->type };
+}
 
+/* Before a layer's attention: hidden += what the layer before gave, if there is
+ * one. */
+static bool
+norm_attention(tr_model_cuda_t *m, const tr_cuda_stream_t *stream,
+               uint32_t layer, uint32_t rows, bool adds)
+{
+    tr_cuda_norm_t a = norm_args(m, rows, adds ? m->delta : NULL,
+                                 m->layers[layer].part[TR_PART_ATTN_NORM]);
+
+    if (adds) {
+        a.post_weight = m->layers[layer - 1].part[TR_PART_POST_MLP_NORM];
+    }
     return launched(m, m->cuda->norm(stream, &a), "norm");
+}
+
+/* Before its MLP: hidden += what attention gave. */
+static bool
+norm_mlp(tr_model_cuda_t *m, uint32_t layer, uint32_t rows)
+{
+    void *const *w = m->layers[layer].part;
+    tr_cuda_norm_t a = norm_args(m, rows, m->delta, w[TR_PART_MLP_NORM]);
+
+    a.bias = w[TR_PART_O_BIAS];
+    a.post_weight = w[TR_PART_POST_ATTN_NORM];
+    return launched(m, m->cuda->norm(m->stream, &a), "norm");
 }
 
 /* ---- beside the stream --------------------------------------------------- */
@@ -122,8 +148,7 @@ static bool
 before_attention(tr_model_cuda_t *m, uint32_t layer, uint32_t n)
 {
     return m->small_gemm /* the chain before has made q, k and v */
-           || (norm(m, m->stream, n, m->delta, NULL,
-                    m->layers[layer].part[TR_PART_ATTN_NORM])
+           || (norm_attention(m, m->stream, layer, n, true)
                && multiply_qkv(m, m->stream, layer, n));
 }
 
@@ -137,8 +162,7 @@ after_attention(tr_model_cuda_t *m, uint32_t layer, uint32_t n)
     }
     return multiply(m, m->stream, TR_PART_O, w[TR_PART_O], m->attn, m->ld_attn,
                     n, m->delta, m->ld_hidden)
-           && norm(m, m->stream, n, m->delta, w[TR_PART_O_BIAS],
-                   w[TR_PART_MLP_NORM])
+           && norm_mlp(m, layer, n)
            && multiply(m, m->stream, TR_PART_GATE_UP, w[TR_PART_GATE_UP],
                        m->normed, m->ld_hidden, n, m->gate_up, m->ld_gate_up)
            && launched(m,
@@ -159,8 +183,7 @@ tr_model_cuda_products(tr_model_cuda_t *m, uint32_t layer, uint32_t rows,
     bool ok = true;
 
     for (uint32_t i = 0; i < norms && ok; i++) {
-        ok = norm(m, m->stream, rows, NULL, NULL,
-                  m->layers[layer].part[TR_PART_ATTN_NORM]);
+        ok = norm_attention(m, m->stream, layer, rows, false);
     }
     return ok && after_attention(m, layer, rows)
            && (layer + 1 == m->config.recipe.layers
@@ -237,15 +260,18 @@ attend(tr_model_cuda_t *m, const run_t *r, uint32_t layer)
     return m->failed == NULL;
 }
 
+/* Bias, norms and rotation of heads, and their append. */
 static bool
-layer(tr_model_cuda_t *m, const run_t *r, uint32_t l)
+append(tr_model_cuda_t *m, const run_t *r, uint32_t l)
 {
     const tr_recipe_t *c = &m->config.recipe;
+    const tr_cuda_table_t *angles = tr_model_cuda_table(m, l);
     void *const *w = m->layers[l].part;
     uint32_t n = r->step->n_rows;
     size_t q = (size_t) c->query_heads * c->head_dim;
     size_t kv = (size_t) c->kv_heads * c->head_dim;
     bool hadamard = (m->rotate & TR_ROTATE_KEYS) != 0;
+    bool by_row = c->layer[l].qk_norm == TR_QK_NORM_ROW;
     tr_cuda_qkv_t heads = { .rows = n,
                             .heads = c->query_heads,
                             .kv_heads = c->kv_heads,
@@ -257,22 +283,35 @@ layer(tr_model_cuda_t *m, const run_t *r, uint32_t l)
                             .q_norm = w[TR_PART_Q_NORM],
                             .k_norm = w[TR_PART_K_NORM],
                             .eps = c->norm_eps,
-                            .angles = m->angles,
+                            .angles = angles->of_queries,
                             .hadamard = hadamard,
-                            .early = m->small_gemm && l > 0 };
+                            .key_angles = hadamard ? angles->of_rows : NULL,
+                            .early = m->small_gemm && l > 0 && !by_row };
     tr_cuda_keys_t keys = { .k = (uint8_t *) m->qkv + 2 * q,
                             .v = (uint8_t *) m->qkv + 2 * (q + kv),
                             .ld = m->ld_qkv,
                             .type = m->type,
-                            .angles = hadamard ? NULL : m->angles,
+                            .angles = hadamard ? NULL : angles->of_rows,
                             .moved = true,
                             .heads = &heads };
 
-    return (l == 0 || before_attention(m, l, n))
+    if (by_row
+        && launched(m, m->cuda->row_norm(m->stream, &heads), "row_norm")) {
+        heads.bias = heads.q_norm = heads.k_norm = NULL;
+    }
+    return m->failed == NULL
            && launched(m,
                        m->cuda->kv_append(m->stream, r->kv, l, &r->rows, &keys,
                                           NULL),
-                       "kv_append")
+                       "kv_append");
+}
+
+static bool
+layer(tr_model_cuda_t *m, const run_t *r, uint32_t l)
+{
+    uint32_t n = r->step->n_rows;
+
+    return (l == 0 || before_attention(m, l, n)) && append(m, r, l)
            && attend(m, r, l) && after_attention(m, l, n);
 }
 
@@ -291,8 +330,32 @@ score(tr_model_cuda_t *m, const run_t *r)
     }
 }
 
-/* Logits of the rows that are sampled, and their tokens.  The last layer's part
+/* Logits of n rows, which step->gather lists from `at` on.  The last layer's part
  * of the residual is added on the way. */
+static bool
+make_logits(tr_model_cuda_t *m, const tr_cuda_step_t *s, uint32_t at,
+            uint32_t n)
+{
+    const tr_recipe_t *c = &m->config.recipe;
+    tr_cuda_norm_t last = norm_args(m, n, m->small_gemm ? NULL : m->delta,
+                                    m->root.part[TR_PART_FINAL_NORM]);
+
+    last.gather = s->gather + at;
+    if (!m->small_gemm) {
+        last.post_weight = m->layers[c->layers - 1].part[TR_PART_POST_MLP_NORM];
+    }
+    return launched(m, m->cuda->norm(m->stream, &last), "norm")
+           && multiply(m, m->stream, TR_PART_EMBED, tr_model_cuda_head(m),
+                       m->normed, m->ld_hidden, n, m->logits, m->ld_logits)
+           && ((c->logit_scale == 1 && c->final_softcap == 0)
+               || launched(m,
+                           m->cuda->scale_cap(m->stream, m->logits,
+                                              m->ld_logits, n, c->vocab,
+                                              c->logit_scale, c->final_softcap),
+                           "scale_cap"));
+}
+
+/* Logits of the rows that are sampled, and their tokens. */
 static bool
 finish(tr_model_cuda_t *m, const int32_t *seq_slot, const run_t *r)
 {
@@ -303,18 +366,6 @@ finish(tr_model_cuda_t *m, const int32_t *seq_slot, const run_t *r)
          at += m->logit_rows) {
         uint32_t left = s->n_samples - at;
         uint32_t n = left < m->logit_rows ? left : m->logit_rows;
-        tr_cuda_norm_t last = { .rows = n,
-                                .n = m->config.recipe.hidden,
-                                .hidden = m->hidden,
-                                .ldh = m->ld_hidden,
-                                .delta = m->small_gemm ? NULL : m->delta,
-                                .ldd = m->ld_hidden,
-                                .weight = m->root.part[TR_PART_FINAL_NORM],
-                                .eps = m->config.recipe.norm_eps,
-                                .gather = s->gather + at,
-                                .out = m->normed,
-                                .ldo = m->ld_hidden,
-                                .type = m->type };
         tr_cuda_sample_t sample = { .rows = n,
                                     .vocab = m->config.recipe.vocab,
                                     .logits = m->logits,
@@ -329,9 +380,7 @@ finish(tr_model_cuda_t *m, const int32_t *seq_slot, const run_t *r)
                                            + (size_t) at * TR_CUDA_TOP_MAX,
                                     .work = m->sample_work };
 
-        if (launched(m, m->cuda->norm(m->stream, &last), "norm")
-            && multiply(m, m->stream, TR_PART_EMBED, tr_model_cuda_head(m),
-                        m->normed, m->ld_hidden, n, m->logits, m->ld_logits)) {
+        if (make_logits(m, s, at, n)) {
             if (!scored) {
                 score(m, r);
                 scored = true;
@@ -410,6 +459,39 @@ select_ways(tr_model_cuda_t *m, const int32_t *seq_slot, run_t *r)
     return m->failed == NULL;
 }
 
+/* Of every table that a layer uses. */
+static bool
+make_angles(tr_model_cuda_t *m, const tr_cuda_step_t *step)
+{
+    const tr_recipe_t *c = &m->config.recipe;
+    bool ok = true;
+
+    for (uint32_t i = 0; i <= TR_CUDA_ANGLES_NONE && ok; i++) {
+        const tr_cuda_table_t *t = &m->rope[i];
+        tr_cuda_angles_t a = { .rows = step->n_rows,
+                               .half = c->head_dim / 2,
+                               .row_pos = step->row_pos,
+                               .inv_freq = t->inv_freq,
+                               .inv_freq_long = t->inv_freq_long,
+                               .row_long = step->row_long,
+                               .amp = t->amp,
+                               .angles = t->of_rows };
+
+        if (t->used) {
+            ok = launched(m, m->cuda->rope_angles(&m->side.stream, &a),
+                          "rope_angles");
+        }
+        if (t->used && ok && c->query_temp.beta != 0) {
+            a.temp = c->query_temp.beta;
+            a.temp_original = c->query_temp.original;
+            a.angles = t->of_queries;
+            ok = launched(m, m->cuda->rope_angles(&m->side.stream, &a),
+                          "rope_angles");
+        }
+    }
+    return ok;
+}
+
 void
 tr_model_cuda_begin(tr_model_cuda_t *m, const tr_cuda_step_t *step)
 {
@@ -422,6 +504,7 @@ tr_model_cuda_begin(tr_model_cuda_t *m, const tr_cuda_step_t *step)
                               .history = m->history,
                               .table = m->root.part[TR_PART_EMBED],
                               .type = m->type,
+                              .scale = m->config.recipe.embed_scale,
                               .out = m->hidden,
                               .ldo = m->ld_hidden };
 
@@ -429,14 +512,8 @@ tr_model_cuda_begin(tr_model_cuda_t *m, const tr_cuda_step_t *step)
     m->small_gemm = tr_model_cuda_is_small(m, step->n_rows);
     if (side_begin(m)
         && launched(m, m->cuda->embed(&m->side.stream, &embed), "embed")
-        && launched(m,
-                    m->cuda->rope_angles(&m->side.stream, step->row_pos,
-                                         step->n_rows, m->inv_freq,
-                                         m->config.recipe.head_dim / 2,
-                                         m->angles),
-                    "rope_angles")) {
-        norm(m, &m->side.stream, step->n_rows, NULL, NULL,
-             m->layers[0].part[TR_PART_ATTN_NORM]);
+        && make_angles(m, step)) {
+        norm_attention(m, &m->side.stream, 0, step->n_rows, false);
     }
 }
 

@@ -75,7 +75,14 @@ layout(tr_model_cuda_t *m, uint8_t *base)
     size_t at = 0;
 
     take_parts(r, base, &at, &m->root, false, 0);
-    take(base, &at, r->head_dim / 2 * sizeof(float), (void **) &m->inv_freq);
+    for (uint32_t i = 0; i <= TR_CUDA_ANGLES_NONE; i++) {
+        tr_cuda_table_t *t = &m->rope[i];
+        size_t half = t->used ? r->head_dim / 2 * sizeof(float) : 0;
+
+        take(base, &at, half, (void **) &t->inv_freq);
+        take(base, &at, half, (void **) &t->inv_freq_long);
+        take(base, &at, half, (void **) &t->amp);
+    }
     for (uint32_t l = 0; l < r->layers; l++) {
         take_parts(r, base, &at, &m->layers[l], true, l);
     }
@@ -106,6 +113,7 @@ typedef struct {
     uint64_t seed;             /* dummy */
     size_t at; /* element of the tensor, where the piece begins */
     size_t unit;
+    bool rows; /* a unit is whole rows, whose order may be another */
     float *to;
 } change_t;
 
@@ -120,8 +128,12 @@ change(void *arg, uint32_t first, uint32_t end, uint32_t worker)
     (void) worker;
     if (a->tensor == NULL) {
         tr_model_fill_random(x, n, a->seed, at, a->m->config.init_range);
-    }
-    if (a->tensor != NULL) {
+    } else if (a->rows) {
+        for (size_t i = 0; i < n; i += a->t->columns) {
+            tr_model_row_load(r, a->t, a->tensor,
+                              (uint32_t) ((at + i) / a->t->columns), x + i);
+        }
+    } else {
         tr_tensor_read(a->tensor, at, n, x);
     }
     if (tr_equalise_has(a->m->equalise, a->t)) {
@@ -207,7 +219,8 @@ place_of(loader_t *l, const tr_model_tensor_t *t)
 static tr_status_t
 load_changed(loader_t *l, const tr_model_tensor_t *t, const tr_tensor_t *tensor)
 {
-    uint32_t rows = tr_rotate_rows(&l->m->config.recipe, l->m->rotate, t);
+    const tr_recipe_t *r = &l->m->config.recipe;
+    uint32_t rows = tr_rotate_rows(r, l->m->rotate, t);
     size_t unit = (size_t) (rows == 0 ? 1 : rows) * t->columns;
     size_t most = STAGE_BYTES / 4 / unit * unit;
     size_t n = (size_t) t->rows * t->columns, piece;
@@ -216,14 +229,17 @@ load_changed(loader_t *l, const tr_model_tensor_t *t, const tr_tensor_t *tensor)
                    .t = t,
                    .tensor = tensor,
                    .seed = tr_model_tensor_seed(l->seed, t->name),
-                   .unit = unit };
+                   .unit = unit,
+                   .rows = tensor != NULL
+                           && tr_model_tensor_reordered(r, t, tensor) };
     tr_status_t rc = TR_OK;
 
     if (most == 0) {
-        return tr_error_set(l->err, TR_ERR_UNSUPPORTED, "kv_rotate",
-                            "backend cuda: a head of %s has %zu weights, "
-                            "expected at most %u with kv_rotate",
-                            t->name, unit, STAGE_BYTES / 4);
+        return tr_error_set(l->err, TR_ERR_UNSUPPORTED, "model",
+                            "backend cuda: %u rows of %s have %zu weights, "
+                            "expected at most %u where they change at load",
+                            rows == 0 ? 1 : rows, t->name, unit,
+                            STAGE_BYTES / 4);
     }
     for (; rc == TR_OK && a.at < n; a.at += piece) {
         piece = n - a.at < most ? n - a.at : most;
@@ -260,7 +276,8 @@ load_matrix(loader_t *l, const tr_model_tensor_t *t)
     }
     if (tr_equalise_has(l->m->equalise, t)
         || tr_rotate_rows(&l->m->config.recipe, l->m->rotate, t) != 0
-        || (tensor != NULL && tensor->packed != NULL)) {
+        || (tensor != NULL
+            && tr_model_tensor_reordered(&l->m->config.recipe, t, tensor))) {
         return load_changed(l, t, tensor);
     }
     if (tensor == NULL) {
@@ -350,18 +367,46 @@ choose_type(loader_t *l, const char *wanted)
     return rc;
 }
 
+/* x, [half] numbers at the front of the current staging buffer. */
+static tr_status_t
+load_half(loader_t *l, float *to, const float *x)
+{
+    uint32_t half = l->m->config.recipe.head_dim / 2;
+    float *stage = (float *) next_stage(l);
+
+    if (stage == NULL) {
+        return failed(l);
+    }
+    memcpy(stage, x, half * sizeof(float));
+    return send(l, to, TR_F32, TR_F32, half);
+}
+
+static tr_status_t
+load_table(loader_t *l, uint32_t i)
+{
+    float inv_freq[TR_HEAD_DIM_MAX / 2], amp[TR_HEAD_DIM_MAX / 2];
+    const tr_recipe_t *c = &l->m->config.recipe;
+    uint32_t table = i == TR_CUDA_ANGLES_NONE ? TR_ROPE_NONE : i;
+    tr_cuda_table_t *t = &l->m->rope[i];
+    tr_status_t rc;
+
+    tr_recipe_rope(c, table, true, inv_freq, amp);
+    rc = load_half(l, t->inv_freq_long, inv_freq);
+    tr_recipe_rope(c, table, false, inv_freq, amp);
+    rc = rc == TR_OK ? load_half(l, t->inv_freq, inv_freq) : rc;
+    return rc == TR_OK ? load_half(l, t->amp, amp) : rc;
+}
+
 static tr_status_t
 load_all(loader_t *l)
 {
-    const tr_recipe_t *c = &l->m->config.recipe;
     tr_model_tensor_t t;
     tr_status_t rc = TR_OK;
     uint32_t at = 0;
-    float *angles = (float *) next_stage(l);
 
-    /* of all amp is 1 (tr_model_cuda_check) */
-    tr_recipe_rope(c, 0, false, angles, angles + c->head_dim / 2);
-    rc = send(l, l->m->inv_freq, TR_F32, TR_F32, c->head_dim / 2);
+    for (uint32_t i = 0; i <= TR_CUDA_ANGLES_NONE && rc == TR_OK; i++) {
+        rc = l->m->rope[i].used ? load_table(l, i) : rc;
+    }
     while (rc == TR_OK && tr_model_tensor_next(&l->m->config, &at, &t)) {
         rc = t.part < TR_PART_MATRICES ? load_matrix(l, &t)
                                        : load_vector(l, &t);
@@ -423,6 +468,12 @@ take_weights(tr_model_cuda_t *m, tr_error_t *err)
     m->layers = calloc(m->config.recipe.layers, sizeof(m->layers[0]));
     if (m->layers == NULL) {
         return tr_error_set(err, TR_ERR_NOMEM, "model", "out of memory");
+    }
+    for (uint32_t l = 0; l < m->config.recipe.layers; l++) {
+        uint8_t table = m->config.recipe.layer[l].rope;
+
+        m->rope[table == TR_ROPE_NONE ? TR_CUDA_ANGLES_NONE : table]
+            .used = true;
     }
     m->weights_size = layout(m, NULL);
     m->weights = m->cuda->alloc(m->weights_size);

@@ -39,6 +39,7 @@ watch_before(const stopwatch_t *c, const tr_cuda_stream_t *s,
     a.n = p->k;
     a.hidden = c->hidden;
     a.ldh = p->k;
+    a.scale = 1;
     a.weight = c->hidden;
     a.eps = 1e-5f;
     a.out = (void *) p->x;

@@ -221,7 +221,8 @@ gemm_valid(const tr_cuda_small_gemm_t *p)
            && p->ldx % 8 == 0 && p->x != NULL && p->w != NULL && aligned(p->x)
            && aligned(p->w) && aligned(p->y) && aligned(p->hidden)
            && aligned(p->bias) && aligned(p->weight)
-           && (p->mode != TR_CUDA_SMALL_GEMM_GATED || tr_cuda_has_act(p->act))
+           && (p->mode != TR_CUDA_SMALL_GEMM_GATED
+               || tr_cuda_has_act(TR_CUDA_SMALL_GEMM_ACTS, p->act))
            && (residual || p->y != NULL)
            && (p->y == NULL || (p->ldy >= n && p->ldy % 4 == 0))
            && (!residual

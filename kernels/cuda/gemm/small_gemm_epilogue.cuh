@@ -205,7 +205,8 @@ gemm_prefetch_residual(const gemm_phase_t &f, const gemm_fragment_t &l,
     }
 }
 
-static_assert(TR_CUDA_ACTS == 1u << TR_ACT_SILU, "what gemm_act computes");
+static_assert(TR_CUDA_SMALL_GEMM_ACTS == 1u << TR_ACT_SILU,
+              "what gemm_act computes");
 
 static __device__ __forceinline__ float
 gemm_act(float x)

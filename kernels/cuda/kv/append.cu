@@ -108,7 +108,8 @@ heads_fast(const append_args_t *a, const tr_cuda_qkv_t *h)
            && (uintptr_t) h->qkv % 8 == 0 && (uintptr_t) h->bias % 16 == 0
            && (uintptr_t) h->angles % 16 == 0
            && (h->hadamard ? a->in.angles == NULL && a->layout[0].minmax == 0
-                           : a->in.angles == h->angles);
+                                 && h->key_angles == h->angles
+                           : a->in.angles != NULL);
 }
 
 /* The heads before their append, or with it. */

@@ -13,6 +13,7 @@
 #define NORM_THREADS_MAX 1024u
 #define NORM_THREADS 640u /* of rows up to 5,120 */
 #define NORM_BLOCKS 3u    /* of which a multiprocessor then has this many */
+#define ROW_NORM_THREADS 256u
 
 /* Of threads that each take eight. */
 static uint32_t
@@ -55,34 +56,31 @@ tr_cuda_embed(const tr_cuda_stream_t *s, const tr_cuda_embed_t *a)
 /* ---- RoPE's angles ------------------------------------------------------ */
 
 static __global__ void __launch_bounds__(THREADS)
-    angles_kernel(const uint32_t *row_pos, const float *inv_freq, uint32_t half,
-                  float *angles, uint64_t n)
+    angles_kernel(const __grid_constant__ tr_cuda_angles_t a, uint64_t n)
 {
     uint64_t i = (uint64_t) blockIdx.x * THREADS + threadIdx.x;
 
     launch_wait();
     launch_next();
     if (i < n) {
-        rope_angle(row_pos, inv_freq, half, angles, (uint32_t) (i / half),
-                   (uint32_t) (i % half));
+        rope_angle(&a, (uint32_t) (i / a.half), (uint32_t) (i % a.half));
     }
 }
 
 extern "C" int
-tr_cuda_rope_angles(const tr_cuda_stream_t *s, const uint32_t *row_pos,
-                    uint32_t rows, const float *inv_freq, uint32_t half,
-                    float *angles)
+tr_cuda_rope_angles(const tr_cuda_stream_t *s, const tr_cuda_angles_t *a)
 {
-    uint64_t n = (uint64_t) rows * half;
+    uint64_t n = (uint64_t) a->rows * a->half;
 
-    if (half == 0 || n > INT32_MAX) {
+    if (a->half == 0 || n > INT32_MAX
+        || (a->row_long != NULL && a->inv_freq_long == NULL)
+        || (a->temp != 0 && a->temp_original == 0)) {
         return TR_KERNEL_BADARG;
     }
     if (n == 0) {
         return TR_KERNEL_OK;
     }
-    return launch_small(s, angles_kernel, dim3(blocks_of(n)), THREADS, row_pos,
-                        inv_freq, half, angles, n);
+    return launch_small(s, angles_kernel, dim3(blocks_of(n)), THREADS, *a, n);
 }
 
 /* ---- norm --------------------------------------------------------------- */
@@ -105,6 +103,19 @@ static __global__ void __launch_bounds__(MOST,
     norm_row(&a, T, wide, ONCE, b, meet, &weight, blockIdx.x);
 }
 
+/* Norms that norm_row has not. */
+template <tr_dtype_t T>
+static __global__ void __launch_bounds__(NORM_THREADS_MAX)
+    norm_post_kernel(const __grid_constant__ tr_cuda_norm_t a, bool wide)
+{
+    __shared__ uint64_t meet[MEET];
+    block_t b = { threadIdx.x, blockDim.x };
+
+    launch_wait();
+    launch_next();
+    norm_row_post(&a, T, wide, b, meet, blockIdx.x);
+}
+
 template <tr_dtype_t T>
 static int
 norm_launch(const tr_cuda_stream_t *s, const tr_cuda_norm_t *a)
@@ -112,6 +123,12 @@ norm_launch(const tr_cuda_stream_t *s, const tr_cuda_norm_t *a)
     uint32_t threads = (eights(a->n) + 31) / 32 * 32;
     bool wide = norm_wide(a);
 
+    if (!norm_plain(a)) {
+        return launch_plain(s, norm_post_kernel<T>, dim3(a->rows),
+                            threads < NORM_THREADS_MAX ? threads
+                                                       : NORM_THREADS_MAX,
+                            *a, wide);
+    }
     if (threads > NORM_THREADS_MAX) {
         return launch_plain(s, norm_kernel<T, NORM_THREADS_MAX, false>,
                             dim3(a->rows), NORM_THREADS_MAX, *a, wide);
@@ -127,7 +144,8 @@ extern "C" int
 tr_cuda_norm(const tr_cuda_stream_t *s, const tr_cuda_norm_t *a)
 {
     if (a->n == 0 || a->ldh < a->n || a->ldo < a->n
-        || !tr_dtype_is_short(a->type) || (a->delta != NULL && a->ldd < a->n)) {
+        || !tr_dtype_is_short(a->type) || (a->delta != NULL && a->ldd < a->n)
+        || (a->delta == NULL && a->post_weight != NULL)) {
         return TR_KERNEL_BADARG;
     }
     if (a->rows == 0) {
@@ -165,7 +183,9 @@ tr_cuda_qkv(const tr_cuda_stream_t *s, const tr_cuda_qkv_t *a)
         || a->ld < ((size_t) a->heads + 2 * (size_t) a->kv_heads) * a->head_dim
         || !tr_dtype_is_short(a->type)
         || (a->q_norm == NULL) != (a->k_norm == NULL)
-        || (a->hadamard && !tr_hadamard_has(a->head_dim)) || end > INT32_MAX) {
+        || (a->hadamard
+            && (!tr_hadamard_has(a->head_dim) || a->key_angles == NULL))
+        || end > INT32_MAX) {
         return TR_KERNEL_BADARG;
     }
     if (end == 0) {
@@ -178,15 +198,58 @@ tr_cuda_qkv(const tr_cuda_stream_t *s, const tr_cuda_qkv_t *a)
                         *a, wide, (uint32_t) end);
 }
 
+template <tr_dtype_t T>
+static __global__ void __launch_bounds__(ROW_NORM_THREADS)
+    row_norm_kernel(const __grid_constant__ tr_cuda_qkv_t a, bool wide)
+{
+    __shared__ uint64_t meet[MEET];
+    block_t b = { threadIdx.x, ROW_NORM_THREADS };
+
+    launch_wait();
+    launch_next();
+    row_norm_side(&a, T, wide, b, meet, blockIdx.x, blockIdx.y);
+}
+
+extern "C" int
+tr_cuda_row_norm(const tr_cuda_stream_t *s, const tr_cuda_qkv_t *a)
+{
+    if (a->head_dim == 0 || a->head_dim % 16 || a->heads == 0
+        || a->kv_heads == 0
+        || a->ld < ((size_t) a->heads + 2 * (size_t) a->kv_heads) * a->head_dim
+        || !tr_dtype_is_short(a->type) || a->q_norm == NULL
+        || a->k_norm == NULL) {
+        return TR_KERNEL_BADARG;
+    }
+    if (a->rows == 0) {
+        return TR_KERNEL_OK;
+    }
+    return launch_plain(s,
+                        a->type == TR_F16 ? row_norm_kernel<TR_F16>
+                                          : row_norm_kernel<TR_BF16>,
+                        dim3(a->rows, a->bias != NULL ? 3 : 2),
+                        ROW_NORM_THREADS, *a, row_norm_wide(a));
+}
+
 /* ---- the MLP's gate ----------------------------------------------------- */
 
-template <tr_dtype_t T>
+template <tr_dtype_t T, tr_act_t ACT>
 static __global__ void __launch_bounds__(THREADS)
     act_kernel(const __grid_constant__ act_args_t a, bool wide)
 {
     launch_wait();
     launch_next();
-    act_eight(&a, T, wide, blockIdx.x, blockIdx.y * THREADS + threadIdx.x);
+    act_eight<ACT>(&a, T, wide, blockIdx.x, blockIdx.y * THREADS + threadIdx.x);
+}
+
+typedef void (*act_kernel_t)(const act_args_t, bool);
+
+template <tr_dtype_t T>
+static act_kernel_t
+act_kernel_of(tr_act_t act)
+{
+    return act == TR_ACT_GELU_TANH ? act_kernel<T, TR_ACT_GELU_TANH>
+           : act == TR_ACT_OAI     ? act_kernel<T, TR_ACT_OAI>
+                                   : act_kernel<T, TR_ACT_SILU>;
 }
 
 extern "C" int
@@ -198,7 +261,7 @@ tr_cuda_act_mul(const tr_cuda_stream_t *s, tr_act_t act, const void *x,
     dim3 blocks(rows, blocks_of(eights(n)));
     bool wide = act_wide(&a);
 
-    if (!tr_cuda_has_act(act) || ldx < 2 * (size_t) n || ldo < n
+    if (!tr_cuda_has_act(TR_CUDA_ACTS, act) || ldx < 2 * (size_t) n || ldo < n
         || !tr_dtype_is_short(type) || blocks.y > 65535) {
         return TR_KERNEL_BADARG;
     }
@@ -206,9 +269,38 @@ tr_cuda_act_mul(const tr_cuda_stream_t *s, tr_act_t act, const void *x,
         return TR_KERNEL_OK;
     }
     return launch_plain(s,
-                        type == TR_F16 ? act_kernel<TR_F16>
-                                       : act_kernel<TR_BF16>,
+                        type == TR_F16 ? act_kernel_of<TR_F16>(act)
+                                       : act_kernel_of<TR_BF16>(act),
                         blocks, THREADS, a, wide);
+}
+
+/* ---- logits ------------------------------------------------------------- */
+
+static __global__ void __launch_bounds__(THREADS)
+    scale_cap_kernel(float *x, size_t ldx, uint32_t n, float scale, float cap)
+{
+    uint32_t i = blockIdx.x * THREADS + threadIdx.x;
+    float *at = x + blockIdx.y * ldx + i;
+
+    launch_wait();
+    launch_next();
+    if (i < n) {
+        *at = scale_capped(*at, scale, cap);
+    }
+}
+
+extern "C" int
+tr_cuda_scale_cap(const tr_cuda_stream_t *s, float *x, size_t ldx,
+                  uint32_t rows, uint32_t n, float scale, float cap)
+{
+    if (ldx < n || rows > 65535 || !(cap >= 0)) {
+        return TR_KERNEL_BADARG;
+    }
+    if (rows == 0 || n == 0) {
+        return TR_KERNEL_OK;
+    }
+    return launch_plain(s, scale_cap_kernel, dim3(blocks_of(n), rows), THREADS,
+                        x, ldx, n, scale, cap);
 }
 
 /* ---- the rest ----------------------------------------------------------- */

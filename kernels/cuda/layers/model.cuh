@@ -64,6 +64,9 @@ embed_eight(const tr_cuda_embed_t *a, tr_dtype_t type, bool wide, uint32_t r,
     token = embed_token(a, r, i == 0);
     token = token < 0 || (uint32_t) token >= a->vocab ? 0 : token;
     e = eight_load(a->table, (size_t) token * a->hidden + 8 * i, n, type, wide);
+    for (uint32_t j = 0; j < 8; j++) {
+        e.x[j] *= a->scale;
+    }
     eight_store(a->out, r * a->ldo + 8 * i, n, TR_F32, wide, &e);
 }
 
@@ -72,16 +75,22 @@ embed_eight(const tr_cuda_embed_t *a, tr_dtype_t type, bool wide, uint32_t r,
 /* Double precision: FP32 has other reductions of large angles on the device
  * than in the C library. */
 TR_DEVICE void
-rope_angle(const uint32_t *row_pos, const float *inv_freq, uint32_t half,
-           float *angles, uint32_t r, uint32_t i)
+rope_angle(const tr_cuda_angles_t *a, uint32_t r, uint32_t i)
 {
-    float angle = mul_rn((float) row_pos[r], inv_freq[i]);
-    float *out = angles + (size_t) r * 2 * half + i;
+    uint32_t pos = a->row_pos[r];
+    bool is_long = a->row_long != NULL && a->row_long[r] != 0;
+    float angle = mul_rn((float) pos,
+                         (is_long ? a->inv_freq_long : a->inv_freq)[i]);
+    float *out = a->angles + (size_t) r * 2 * a->half + i;
+    float amp = a->amp == NULL ? 1 : a->amp[i];
     double s, c;
 
+    if (a->temp != 0) {
+        amp *= 1 + a->temp * logf(1 + (float) (pos / a->temp_original));
+    }
     sincos((double) angle, &s, &c);
-    out[0] = (float) c;
-    out[half] = (float) s;
+    out[0] = (float) c * amp;
+    out[a->half] = (float) s * amp;
 }
 
 /* ---- norm: reads 4 + 2 bytes, writes 4 + 2 an element -------------------- */
@@ -90,8 +99,9 @@ TR_HD bool
 norm_wide(const tr_cuda_norm_t *a)
 {
     return is_wide(a->hidden) && is_wide(a->ldh, 4) && is_wide(a->delta)
-           && is_wide(a->weight) && is_wide(a->bias) && is_wide(a->out)
-           && is_wide(a->ldo, 2) && (a->delta == NULL || is_wide(a->ldd, 2));
+           && is_wide(a->weight) && is_wide(a->bias) && is_wide(a->post_weight)
+           && is_wide(a->out) && is_wide(a->ldo, 2)
+           && (a->delta == NULL || is_wide(a->ldd, 2));
 }
 
 /* Elements of hidden with what delta and bias add; n of them. */
@@ -175,13 +185,127 @@ norm_row(const tr_cuda_norm_t *a, tr_dtype_t type, bool wide, bool once,
     }
 }
 
+/* Is it one that norm_row does?  The others have norm_row_post. */
+TR_HD bool
+norm_plain(const tr_cuda_norm_t *a)
+{
+    return a->weight != NULL
+           && (a->delta == NULL || (a->post_weight == NULL && a->scale == 1));
+}
+
+/* Eight of delta and bias. */
+TR_DEVICE eight_t
+post_load(const tr_cuda_norm_t *a, tr_dtype_t type, bool wide, size_t row,
+          uint32_t i, uint32_t n)
+{
+    eight_t d = eight_load(a->delta, row * a->ldd + i, n, type, wide);
+
+    if (a->bias != NULL) {
+        eight_t bias = eight_load(a->bias, i, n, TR_F32, wide);
+
+        for (uint32_t j = 0; j < 8; j++) {
+            d.x[j] += bias.x[j];
+        }
+    }
+    return d;
+}
+
+/* By what delta's elements are multiplied before post_weight. */
+TR_DEVICE float
+post_scale(const tr_cuda_norm_t *a, tr_dtype_t type, bool wide, block_t b,
+           uint64_t *meet, size_t row)
+{
+    float sum = 0;
+
+    if (a->post_weight == NULL) {
+        return a->scale;
+    }
+    for (uint32_t i = b.lane * 8; i < a->n; i += b.lanes * 8) {
+        eight_t d = post_load(a, type, wide, row, i, eight_count(a->n, i));
+
+        for (uint32_t j = 0; j < 8; j++) {
+            sum += d.x[j] * d.x[j];
+        }
+    }
+    sum = block_sum(b, sum, meet);
+    return a->scale / sqrtf(sum / (float) a->n + a->eps);
+}
+
+/* Eight of hidden with what is added, `by` being post_scale. */
+TR_DEVICE eight_t
+post_sum(const tr_cuda_norm_t *a, tr_dtype_t type, bool wide, size_t row,
+         uint32_t i, uint32_t n, float by)
+{
+    eight_t h = eight_load(a->hidden, row * a->ldh + i, n, TR_F32, wide), d, w;
+
+    if (a->delta == NULL) {
+        return h;
+    }
+    d = post_load(a, type, wide, row, i, n);
+    if (a->post_weight != NULL) {
+        w = eight_load(a->post_weight, i, n, TR_F32, wide);
+        for (uint32_t j = 0; j < 8; j++) {
+            d.x[j] *= w.x[j];
+        }
+    }
+    for (uint32_t j = 0; j < 8; j++) {
+        h.x[j] += by * d.x[j];
+    }
+    return h;
+}
+
+/* norm_row for all that device.h allows: what is added may be normalised and
+ * scaled, out may be hidden as it is.  A row comes from the L1 cache when it is
+ * read again. */
+TR_DEVICE void
+norm_row_post(const tr_cuda_norm_t *a, tr_dtype_t type, bool wide, block_t b,
+              uint64_t *meet, uint32_t r)
+{
+    size_t row = a->gather == NULL ? r : a->gather[r];
+    bool enters = a->gather == NULL && a->delta != NULL;
+    uint32_t step = b.lanes * 8;
+    float by = a->delta == NULL ? 0 : post_scale(a, type, wide, b, meet, row);
+    float sum = 0, scale;
+
+    for (uint32_t i = b.lane * 8; i < a->n; i += step) {
+        uint32_t n = eight_count(a->n, i);
+        eight_t h = post_sum(a, type, wide, row, i, n, by);
+
+        if (enters) {
+            eight_store(a->hidden, row * a->ldh + i, n, TR_F32, wide, &h);
+        }
+        for (uint32_t j = 0; j < 8; j++) {
+            sum += h.x[j] * h.x[j];
+        }
+        if (a->weight == NULL) {
+            eight_store(a->out, r * a->ldo + i, n, type, wide, &h);
+        }
+    }
+    if (a->weight == NULL) {
+        return;
+    }
+    sum = block_sum(b, sum, meet);
+    scale = 1.0f / sqrtf(sum / (float) a->n + a->eps);
+    for (uint32_t i = b.lane * 8; i < a->n; i += step) {
+        uint32_t n = eight_count(a->n, i);
+        eight_t w = eight_load(a->weight, i, n, TR_F32, wide);
+        /* a lane reads what it has written itself */
+        eight_t h = enters ? eight_load(a->hidden, row * a->ldh + i, n, TR_F32,
+                                        wide)
+                           : post_sum(a, type, wide, row, i, n, by);
+
+        norm_store(a, type, wide, r, i, n, &w, scale, &h);
+    }
+}
+
 /* ---- queries, keys, values: reads and writes 2 bytes an element ---------- */
 
 TR_HD bool
 qkv_wide(const tr_cuda_qkv_t *a)
 {
     return is_wide(a->qkv) && is_wide(a->ld, 2) && is_wide(a->bias)
-           && is_wide(a->q_norm) && is_wide(a->k_norm) && is_wide(a->angles);
+           && is_wide(a->q_norm) && is_wide(a->k_norm) && is_wide(a->angles)
+           && is_wide(a->key_angles);
 }
 
 /* Heads that change: values only by a bias, keys by that or a norm. */
@@ -291,12 +415,13 @@ qkv_item(const tr_cuda_qkv_t *a, tr_dtype_t type, bool wide, warp_t w,
          const qkv_item_t *q)
 {
     uint32_t half = a->head_dim / 2, group = qkv_lanes(a->head_dim);
-    const float *angles = a->angles + (size_t) q->r * a->head_dim + q->pair;
     const float *weight = q->h < a->heads                 ? a->q_norm
                           : q->h < a->heads + a->kv_heads ? a->k_norm
                                                           : NULL;
     size_t at = q->r * a->ld + (size_t) q->h * a->head_dim + q->pair;
     bool key = q->h >= a->heads && q->h < a->heads + a->kv_heads;
+    const float *angles = (key ? a->key_angles : a->angles)
+                          + (size_t) q->r * a->head_dim + q->pair;
     bool turns = q->there && (q->h < a->heads || (key && a->hadamard));
     eight_t lo = {}, hi = {}, c = {}, s = {};
     float sum = 0;
@@ -344,6 +469,69 @@ qkv_item(const tr_cuda_qkv_t *a, tr_dtype_t type, bool wide, warp_t w,
     eight_store(a->qkv, at + half, 8, type, wide, &hi);
 }
 
+/* ---- all heads of a row: reads 4 and writes 2 bytes an element ----------- */
+
+TR_HD bool
+row_norm_wide(const tr_cuda_qkv_t *a)
+{
+    return is_wide(a->qkv) && is_wide(a->ld, 2) && is_wide(a->bias)
+           && is_wide(a->q_norm) && is_wide(a->k_norm);
+}
+
+/* Elements that a row has of queries, keys or values (`side`), and where they
+ * begin. */
+TR_DEVICE uint32_t
+side_of(const tr_cuda_qkv_t *a, uint32_t side, uint32_t *first)
+{
+    uint32_t q = a->heads * a->head_dim, kv = a->kv_heads * a->head_dim;
+
+    *first = side == 0 ? 0 : q + (side - 1) * kv;
+    return side == 0 ? q : kv;
+}
+
+/* Eight of a side with their bias. */
+TR_DEVICE eight_t
+side_load(const tr_cuda_qkv_t *a, tr_dtype_t type, bool wide, size_t row,
+          uint32_t at)
+{
+    eight_t x = eight_load(a->qkv, row * a->ld + at, 8, type, wide);
+
+    if (a->bias != NULL) {
+        eight_t bias = eight_load(a->bias, at, 8, TR_F32, wide);
+
+        eight_add(&x, &bias);
+    }
+    return x;
+}
+
+/* One side of a row, by a block; values only get their bias. */
+TR_DEVICE void
+row_norm_side(const tr_cuda_qkv_t *a, tr_dtype_t type, bool wide, block_t b,
+              uint64_t *meet, uint32_t r, uint32_t side)
+{
+    const float *weight = side == 0 ? a->q_norm : side == 1 ? a->k_norm : NULL;
+    uint32_t first, n = side_of(a, side, &first);
+    float sum = 0, scale;
+
+    for (uint32_t i = b.lane * 8; weight != NULL && i < n; i += b.lanes * 8) {
+        eight_t x = side_load(a, type, wide, r, first + i);
+
+        for (uint32_t j = 0; j < 8; j++) {
+            sum += x.x[j] * x.x[j];
+        }
+    }
+    sum = block_sum(b, sum, meet);
+    scale = 1.0f / sqrtf(sum / (float) n + a->eps);
+    for (uint32_t i = b.lane * 8; i < n; i += b.lanes * 8) {
+        eight_t x = side_load(a, type, wide, r, first + i);
+
+        if (weight != NULL) {
+            qkv_weigh(weight, i, wide, scale, &x);
+        }
+        eight_store(a->qkv, r * a->ld + first + i, 8, type, wide, &x);
+    }
+}
+
 /* ---- the MLP's gate: reads 4 bytes and writes 2 an element --------------- */
 
 typedef struct {
@@ -360,14 +548,27 @@ act_wide(const act_args_t *a)
            && is_wide(a->ldo, 2) && is_wide(a->n, 2);
 }
 
-static_assert(TR_CUDA_ACTS == 1u << TR_ACT_SILU, "what act_of computes");
-
+/* act(gate) * up.  What __expf and __fdividef are off by is far below 16
+ * bits. */
+template <tr_act_t ACT>
 TR_DEVICE float
-act_of(float x)
+act_of(float gate, float up)
 {
-    return __fdividef(x, 1.0f + __expf(-x)); /* far closer than 16 bits */
+    if (ACT == TR_ACT_GELU_TANH) {
+        float u = 0.7978845608f * (gate + 0.044715f * gate * gate * gate);
+
+        /* x / 2 (1 + tanh(u)) is x / (1 + e^-2u) */
+        return __fdividef(gate, 1.0f + __expf(-2 * u)) * up;
+    }
+    if (ACT == TR_ACT_OAI) {
+        float g = fminf(gate, 7), u = fminf(fmaxf(up, -7), 7);
+
+        return (u + 1) * __fdividef(g, 1.0f + __expf(-1.702f * g));
+    }
+    return __fdividef(gate, 1.0f + __expf(-gate)) * up;
 }
 
+template <tr_act_t ACT>
 TR_DEVICE void
 act_eight(const act_args_t *a, tr_dtype_t type, bool wide, uint32_t r,
           uint32_t i)
@@ -381,9 +582,18 @@ act_eight(const act_args_t *a, tr_dtype_t type, bool wide, uint32_t r,
     gate = eight_load(a->x, r * a->ldx + 8 * i, n, type, wide);
     up = eight_load(a->x, r * a->ldx + a->n + 8 * i, n, type, wide);
     for (uint32_t j = 0; j < 8; j++) {
-        gate.x[j] = act_of(gate.x[j]) * up.x[j];
+        gate.x[j] = act_of<ACT>(gate.x[j], up.x[j]);
     }
     eight_store(a->out, r * a->ldo + 8 * i, n, type, wide, &gate);
+}
+
+/* ---- logits: reads and writes 4 bytes an element ------------------------- */
+
+TR_DEVICE float
+scale_capped(float x, float scale, float cap)
+{
+    x *= scale;
+    return cap == 0 ? x : cap * tanhf(x / cap);
 }
 
 /* ---- weights: writes what they have ------------------------------------- */

@@ -112,6 +112,7 @@ fixture_heads(fixture_t *b, uint32_t rows, fixture_input_t *in)
     h->angles = in->there;
     in->other.angles = in->there;
     h->hadamard = tr_hadamard_has(dim) && random_below(2);
+    h->key_angles = h->hadamard ? in->there : NULL;
     q = h->heads * dim;
     all = q + 2 * n;
     h->ld = all + random_below(3) * 8;

@@ -75,6 +75,7 @@ embed(bench_t *b)
                           .history = { b->history, LEN },
                           .table = b->table,
                           .type = TR_BF16,
+                          .scale = 1,
                           .out = b->hidden,
                           .ldo = HIDDEN };
 
@@ -84,9 +85,13 @@ embed(bench_t *b)
 static void
 angles(bench_t *b)
 {
-    must(tr_cuda_rope_angles(&b->s, b->pos, b->rows, b->inv, DIM / 2,
-                             b->angles),
-         "rope_angles");
+    const tr_cuda_angles_t a = { .rows = b->rows,
+                                 .half = DIM / 2,
+                                 .row_pos = b->pos,
+                                 .inv_freq = b->inv,
+                                 .angles = b->angles };
+
+    must(tr_cuda_rope_angles(&b->s, &a), "rope_angles");
 }
 
 static void
@@ -98,6 +103,7 @@ norm(bench_t *b)
                          .ldh = HIDDEN,
                          .delta = b->a,
                          .ldd = HIDDEN,
+                         .scale = 1,
                          .weight = b->weight,
                          .eps = 1e-5f,
                          .out = b->b,
@@ -144,6 +150,7 @@ hadamard(bench_t *b)
     tr_cuda_qkv_t a = qkv_args(b);
 
     a.hadamard = true;
+    a.key_angles = b->angles;
     must(tr_cuda_qkv(&b->s, &a), "qkv");
 }
 

@@ -43,7 +43,9 @@ tr_ref_embed(const tr_cuda_embed_t *a)
                          : (size_t) token * a->hidden;
 
         for (uint32_t i = 0; i < a->hidden; i++) {
-            a->out[r * a->ldo + i] = tr_float_load(a->table, row + i, a->type);
+            a->out[r * a->ldo + i] = a->scale
+                                     * tr_float_load(a->table, row + i,
+                                                     a->type);
         }
     }
     return TR_KERNEL_OK;
@@ -52,20 +54,33 @@ tr_ref_embed(const tr_cuda_embed_t *a)
 /* ---- a layer ------------------------------------------------------------ */
 
 int
-tr_ref_rope_angles(const uint32_t *row_pos, uint32_t rows,
-                   const float *inv_freq, uint32_t half, float *angles)
+tr_ref_rope_angles(const tr_cuda_angles_t *a)
 {
-    for (uint32_t r = 0; r < rows; r++) {
-        float *out = angles + (size_t) r * 2 * half;
+    uint32_t half = a->half;
 
+    if (half == 0 || (a->row_long != NULL && a->inv_freq_long == NULL)
+        || (a->temp != 0 && a->temp_original == 0)) {
+        return TR_KERNEL_BADARG;
+    }
+    for (uint32_t r = 0; r < a->rows; r++) {
+        bool is_long = a->row_long != NULL && a->row_long[r] != 0;
+        const float *inv_freq = is_long ? a->inv_freq_long : a->inv_freq;
+        float *out = a->angles + (size_t) r * 2 * half, temp = 1;
+
+        if (a->temp != 0) {
+            uint32_t turns = a->row_pos[r] / a->temp_original;
+
+            temp = 1 + a->temp * logf(1 + (float) turns);
+        }
         for (uint32_t i = 0; i < half; i++) {
-            float angle = (float) row_pos[r] * inv_freq[i];
+            float angle = (float) a->row_pos[r] * inv_freq[i];
+            float amp = (a->amp == NULL ? 1 : a->amp[i]) * temp;
 
-            out[i] = cosf(angle);
-            out[half + i] = sinf(angle);
+            out[i] = cosf(angle) * amp;
+            out[half + i] = sinf(angle) * amp;
         }
     }
-    return half == 0 ? TR_KERNEL_BADARG : TR_KERNEL_OK;
+    return TR_KERNEL_OK;
 }
 
 /* 1 / sqrt(mean(x^2) + eps). */
@@ -80,14 +95,41 @@ scale_of(const float *x, uint32_t n, float eps)
     return 1.0f / sqrtf(sum / (float) n + eps);
 }
 
-/* hidden[i] with what delta and bias add to it. */
 static float
-with_delta(const tr_cuda_norm_t *a, size_t row, uint32_t i)
+delta_of(const tr_cuda_norm_t *a, size_t row, uint32_t i)
+{
+    return tr_float_load(a->delta, row * a->ldd + i, a->type)
+           + (a->bias == NULL ? 0 : a->bias[i]);
+}
+
+/* By what a row of delta is multiplied, beside post_weight. */
+static float
+post_scale(const tr_cuda_norm_t *a, size_t row)
+{
+    float sum = 0;
+
+    if (a->post_weight == NULL) {
+        return a->scale;
+    }
+    for (uint32_t i = 0; i < a->n; i++) {
+        sum += delta_of(a, row, i) * delta_of(a, row, i);
+    }
+    return a->scale / sqrtf(sum / (float) a->n + a->eps);
+}
+
+/* hidden[i] with what delta and bias add to it; by: of post_scale. */
+static float
+with_delta(const tr_cuda_norm_t *a, size_t row, uint32_t i, float by)
 {
     float x = a->hidden[row * a->ldh + i];
 
     if (a->delta == NULL) {
         return x;
+    }
+    if (a->post_weight != NULL || a->scale != 1) {
+        return x
+               + by * delta_of(a, row, i)
+                     * (a->post_weight == NULL ? 1 : a->post_weight[i]);
     }
     x += tr_float_load(a->delta, row * a->ldd + i, a->type);
     return a->bias == NULL ? x : x + a->bias[i];
@@ -97,27 +139,28 @@ int
 tr_ref_norm(const tr_cuda_norm_t *a)
 {
     if (a->n == 0 || a->ldh < a->n || a->ldo < a->n
-        || !tr_dtype_is_short(a->type) || (a->delta != NULL && a->ldd < a->n)) {
+        || !tr_dtype_is_short(a->type) || (a->delta != NULL && a->ldd < a->n)
+        || (a->delta == NULL && a->post_weight != NULL)) {
         return TR_KERNEL_BADARG;
     }
     for (uint32_t r = 0; r < a->rows; r++) {
         size_t row = a->gather == NULL ? r : a->gather[r];
-        float sum = 0, scale;
+        float sum = 0, scale, by = a->delta == NULL ? 0 : post_scale(a, row);
 
         for (uint32_t i = 0; i < a->n; i++) {
-            float x = with_delta(a, row, i);
+            float x = with_delta(a, row, i, by);
 
             sum += x * x;
         }
         scale = 1.0f / sqrtf(sum / (float) a->n + a->eps);
         for (uint32_t i = 0; i < a->n; i++) {
-            float x = with_delta(a, row, i);
+            float x = with_delta(a, row, i, by);
 
             if (a->gather == NULL) {
                 a->hidden[row * a->ldh + i] = x;
             }
             tr_float_store(a->out, r * a->ldo + i, a->type,
-                           x * scale * a->weight[i]);
+                           a->weight == NULL ? x : x * scale * a->weight[i]);
         }
     }
     return TR_KERNEL_OK;
@@ -128,8 +171,9 @@ static void
 shape_head(const tr_cuda_qkv_t *a, uint32_t r, uint32_t h)
 {
     uint32_t dim = a->head_dim, half = dim / 2;
-    const float *cosine = a->angles + (size_t) r * dim, *sine = cosine + half;
     bool query = h < a->heads, value = h >= a->heads + a->kv_heads;
+    const float *angles = query ? a->angles : a->key_angles;
+    const float *cosine = angles + (size_t) r * dim, *sine = cosine + half;
     const float *weight = query ? a->q_norm : value ? NULL : a->k_norm;
     size_t at = r * a->ld + (size_t) h * dim;
     float x[TR_HEAD_DIM_MAX], scale;
@@ -167,7 +211,8 @@ tr_ref_qkv(const tr_cuda_qkv_t *a)
         || a->heads == 0 || a->ld < (size_t) all * a->head_dim
         || !tr_dtype_is_short(a->type)
         || (a->q_norm == NULL) != (a->k_norm == NULL)
-        || (a->hadamard && !tr_hadamard_has(a->head_dim))) {
+        || (a->hadamard
+            && (!tr_hadamard_has(a->head_dim) || a->key_angles == NULL))) {
         return TR_KERNEL_BADARG;
     }
     for (uint32_t r = 0; r < a->rows; r++) {
@@ -178,19 +223,72 @@ tr_ref_qkv(const tr_cuda_qkv_t *a)
     return TR_KERNEL_OK;
 }
 
-/* Of those of TR_CUDA_ACTS. */
-static float
-act_of(tr_act_t act, float x)
+/* Columns [first, first + n) of a row: bias, and with a weight a norm over all of
+ * them. */
+static void
+norm_columns(const tr_cuda_qkv_t *a, uint32_t r, uint32_t first, uint32_t n,
+             const float *weight)
 {
-    (void) act;
-    return x / (1.0f + expf(-x));
+    size_t at = r * a->ld + first;
+    float sum = 0, scale = 1;
+
+    for (int turn = 0; turn < 2; turn++) {
+        for (uint32_t i = 0; i < n; i++) {
+            float x = tr_float_load(a->qkv, at + i, a->type);
+
+            x += a->bias == NULL ? 0 : a->bias[first + i];
+            sum += x * x;
+            if (turn == 1) {
+                tr_float_store(a->qkv, at + i, a->type,
+                               weight == NULL ? x : x * scale * weight[i]);
+            }
+        }
+        scale = 1.0f / sqrtf(sum / (float) n + a->eps);
+    }
+}
+
+int
+tr_ref_row_norm(const tr_cuda_qkv_t *a)
+{
+    uint32_t q = a->heads * a->head_dim, kv = a->kv_heads * a->head_dim;
+
+    if (a->head_dim == 0 || a->head_dim % 16 || a->heads == 0
+        || a->kv_heads == 0 || a->ld < q + 2 * (size_t) kv
+        || !tr_dtype_is_short(a->type) || a->q_norm == NULL
+        || a->k_norm == NULL) {
+        return TR_KERNEL_BADARG;
+    }
+    for (uint32_t r = 0; r < a->rows; r++) {
+        norm_columns(a, r, 0, q, a->q_norm);
+        norm_columns(a, r, q, kv, a->k_norm);
+        norm_columns(a, r, q + kv, a->bias == NULL ? 0 : kv, NULL);
+    }
+    return TR_KERNEL_OK;
+}
+
+/* act(gate) * up, as act.h has it. */
+static float
+act_of(tr_act_t act, float gate, float up)
+{
+    float x = gate;
+
+    switch (act) {
+    case TR_ACT_GELU_TANH:
+        x = 0.7978845608f * (gate + 0.044715f * gate * gate * gate);
+        return gate / 2 * (1 + tanhf(x)) * up;
+    case TR_ACT_OAI:
+        x = fminf(gate, 7);
+        return (fminf(fmaxf(up, -7), 7) + 1) * (x / (1 + expf(-1.702f * x)));
+    default:
+        return x / (1.0f + expf(-x)) * up;
+    }
 }
 
 int
 tr_ref_act_mul(tr_act_t act, const void *x, size_t ldx, uint32_t rows,
                uint32_t n, tr_dtype_t type, void *out, size_t ldo)
 {
-    if (!tr_cuda_has_act(act) || ldx < 2 * (size_t) n || ldo < n
+    if (!tr_cuda_has_act(TR_CUDA_ACTS, act) || ldx < 2 * (size_t) n || ldo < n
         || !tr_dtype_is_short(type)) {
         return TR_KERNEL_BADARG;
     }
@@ -199,7 +297,7 @@ tr_ref_act_mul(tr_act_t act, const void *x, size_t ldx, uint32_t rows,
             float gate = tr_float_load(x, r * ldx + i, type);
             float up = tr_float_load(x, r * ldx + n + i, type);
 
-            tr_float_store(out, r * ldo + i, type, act_of(act, gate) * up);
+            tr_float_store(out, r * ldo + i, type, act_of(act, gate, up));
         }
     }
     return TR_KERNEL_OK;
@@ -245,7 +343,7 @@ tr_ref_small_gemm_sums(const tr_cuda_small_gemm_t *a, const float *sums,
 
     if (a->rows > TR_CUDA_SMALL_GEMM_ROWS || a->n % 64 != 0 || a->k % 64 != 0
         || a->ldx < a->k || (a->y != NULL && a->ldy < n)
-        || (gated && !tr_cuda_has_act(a->act))) {
+        || (gated && !tr_cuda_has_act(TR_CUDA_SMALL_GEMM_ACTS, a->act))) {
         return TR_KERNEL_BADARG;
     }
     for (uint32_t r = 0; r < a->rows; r++, sums += ld) {
@@ -259,7 +357,7 @@ tr_ref_small_gemm_sums(const tr_cuda_small_gemm_t *a, const float *sums,
             float x = sums[i] * scale;
 
             if (gated) {
-                x = act_of(a->act, x) * (sums[n + i] * scale);
+                x = act_of(a->act, x, sums[n + i] * scale);
             }
             tr_float_store(a->y, r * a->ldy + i, TR_BF16, x);
         }
@@ -293,6 +391,23 @@ tr_ref_small_gemm(const tr_cuda_small_gemm_t *a)
 }
 
 /* ---- the rest ----------------------------------------------------------- */
+
+int
+tr_ref_scale_cap(float *x, size_t ldx, uint32_t rows, uint32_t n, float scale,
+                 float cap)
+{
+    if (ldx < n || !(cap >= 0)) {
+        return TR_KERNEL_BADARG;
+    }
+    for (uint32_t r = 0; r < rows; r++) {
+        for (uint32_t i = 0; i < n; i++) {
+            float y = x[r * ldx + i] * scale;
+
+            x[r * ldx + i] = cap == 0 ? y : cap * tanhf(y / cap);
+        }
+    }
+    return TR_KERNEL_OK;
+}
 
 int
 tr_ref_select(const int32_t *slot, const uint8_t *kind, uint32_t n,

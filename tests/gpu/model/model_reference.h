@@ -17,12 +17,14 @@ extern "C" {
 #endif
 
 int tr_ref_embed(const tr_cuda_embed_t *a);
-int tr_ref_rope_angles(const uint32_t *row_pos, uint32_t rows,
-                       const float *inv_freq, uint32_t half, float *angles);
+int tr_ref_rope_angles(const tr_cuda_angles_t *a);
 int tr_ref_norm(const tr_cuda_norm_t *a);
 int tr_ref_qkv(const tr_cuda_qkv_t *a);
+int tr_ref_row_norm(const tr_cuda_qkv_t *a);
 int tr_ref_act_mul(tr_act_t act, const void *x, size_t ldx, uint32_t rows,
                    uint32_t n, tr_dtype_t type, void *out, size_t ldo);
+int tr_ref_scale_cap(float *x, size_t ldx, uint32_t rows, uint32_t n,
+                     float scale, float cap);
 /* A row's squares are one part.  _sums: x w^T is known, [rows][ld]. */
 int tr_ref_small_gemm(const tr_cuda_small_gemm_t *a);
 int tr_ref_small_gemm_sums(const tr_cuda_small_gemm_t *a, const float *sums,

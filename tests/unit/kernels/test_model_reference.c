@@ -108,21 +108,39 @@ angles_are_those_of_the_cpu(void **state)
     enum { ROWS = 50, HALF = 64 };
 
     const tr_kernels_t *k = tr_kernels_cpu("c");
-    float inv[HALF], got[ROWS * 2 * HALF], want[ROWS * 2 * HALF];
+    float inv[HALF], amp[HALF], temp[ROWS];
+    float got[ROWS * 2 * HALF], want[ROWS * 2 * HALF];
     uint32_t pos[ROWS];
+    tr_cuda_angles_t a = { .rows = ROWS,
+                           .half = HALF,
+                           .row_pos = pos,
+                           .inv_freq = inv,
+                           .angles = got };
 
     (void) state;
     for (uint32_t i = 0; i < HALF; i++) {
         inv[i] = powf(500000.0f, -(float) i / HALF);
+        amp[i] = 1 + (float) i / HALF;
     }
     for (uint32_t r = 0; r < ROWS; r++) {
         pos[r] = below(131072);
+        temp[r] = 1 + 0.1f * logf(1 + (float) (pos[r] / 8192));
     }
     assert_int_equal(k->rope_angles(&(tr_stream_t){ 1, NULL }, pos, ROWS, inv,
                                     NULL, NULL, HALF, want),
                      0);
-    assert_int_equal(tr_ref_rope_angles(pos, ROWS, inv, HALF, got), 0);
+    assert_int_equal(tr_ref_rope_angles(&a), 0);
     assert_memory_equal(got, want, sizeof(got));
+    assert_int_equal(k->rope_angles(&(tr_stream_t){ 1, NULL }, pos, ROWS, inv,
+                                    amp, temp, HALF, want),
+                     0);
+    a.amp = amp;
+    a.temp = 0.1f;
+    a.temp_original = 8192;
+    assert_int_equal(tr_ref_rope_angles(&a), 0);
+    for (uint32_t i = 0; i < ROWS * 2 * HALF; i++) {
+        assert_true(fabsf(got[i] - want[i]) <= 1e-6f);
+    }
 }
 
 static void
@@ -141,6 +159,7 @@ a_norm_is_that_of_the_cpu(void **state)
                          .delta = delta,
                          .ldd = N,
                          .bias = bias,
+                         .scale = 1,
                          .weight = weight,
                          .eps = 1e-5f,
                          .out = out,
@@ -187,6 +206,7 @@ few_rows_are_norm_product_and_gate(void **state)
                             .delta = delta,
                             .ldd = N,
                             .bias = bias,
+                            .scale = 1,
                             .weight = weight,
                             .eps = 1e-5f,
                             .out = normed,
