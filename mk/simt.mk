@@ -2,8 +2,9 @@
 # software (tests/simt/simt.h), and its tests as one unit test.  Included by the
 # Makefile.
 #
-#   make test-simt   alone (ROUNDS=), and models/pocket as a whole, by the engine's
-#                    own code, against its goldens: ten minutes
+#   make test-simt   alone (ROUNDS=), models/pocket and the tiny models as a
+#                    whole, by the engine's own code, against their
+#                    goldens: ten minutes
 #
 # Needs nvcc for the headers of CUDA, and its host compiler.  Code of 9.0 with all
 # kernels, and of 8.0 where that is other code.
@@ -99,9 +100,11 @@ $B/tests/test_cuda_simt: tests/simt/run.sh $(SIMT_TESTS)
 -include $(shell find $B/simt -name '*.d' 2>/dev/null)
 
 .PHONY: test-simt
-test-simt: $B/tests/test_cuda_simt $B/tests/test_model_cuda $(SIMT_LIB)
+test-simt: $B/tests/test_cuda_simt $B/tests/test_model_cuda \
+    $B/tests/test_model_cuda_goldens $(SIMT_LIB)
 	@$<
 	@TR_CUDA_LIBRARY=$(abspath $(SIMT_LIB)) $B/tests/test_model_cuda
+	@TR_CUDA_LIBRARY=$(abspath $(SIMT_LIB)) $B/tests/test_model_cuda_goldens
 
 ifeq ($(NVCC_NEW),yes)
 TEST_CUDA += $B/tests/test_cuda_simt

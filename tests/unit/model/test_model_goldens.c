@@ -3,19 +3,15 @@
  * transformers computed of them (tests/models/make.py): logits of prompts in one
  * piece, in pieces and in a batch, and greedy continuations.
  */
+#include "tests/unit/fixtures/golden_fixture.h"
 #include "tests/unit/fixtures/model_fixture.h"
 #include "kernels/kernels.h"
 
 #include <dirent.h>
-#include <jansson.h>
 #include <math.h>
 #include <unistd.h>
 
 #define MODELS "tests/models"
-#define LEN 128u
-#define VOCAB 256u
-#define PROMPTS 3u
-
 /* Of the largest logit: a key that FP16 rounds the other way is off by 2^-11.  A
  * continuation follows while its margin is above. */
 #define TOLERANCE 4e-4
@@ -27,94 +23,6 @@
 static uint64_t rng;
 static double tolerance = TOLERANCE;
 
-typedef struct {
-    int32_t ids[LEN];
-    uint32_t n;
-    json_t *json;
-} prompt_t;
-
-static json_t *
-load_prompts(const char *dir, prompt_t prompts[PROMPTS])
-{
-    char path[400];
-    json_error_t je;
-    json_t *root, *tier;
-
-    snprintf(path, sizeof(path), "%s/golden.json", dir);
-    root = json_load_file(path, 0, &je);
-    assert_non_null(root);
-    tier = json_object_get(root, "prompts");
-    assert_int_equal(json_array_size(tier), PROMPTS);
-    for (uint32_t i = 0; i < PROMPTS; i++) {
-        prompt_t *p = &prompts[i];
-        json_t *ids, *greedy;
-
-        p->json = json_array_get(tier, i);
-        ids = json_object_get(p->json, "ids");
-        greedy = json_object_get(p->json, "greedy");
-        p->n = (uint32_t) json_array_size(ids);
-        assert_true(p->n > 0 && p->n + json_array_size(greedy) <= LEN);
-        for (uint32_t j = 0; j < p->n; j++) {
-            p->ids[j] = (int32_t) json_integer_value(json_array_get(ids, j));
-        }
-        for (uint32_t j = 0; j < json_array_size(greedy); j++) {
-            p->ids[p->n + j] = (int32_t) json_integer_value(
-                json_array_get(greedy, j));
-        }
-    }
-    return root;
-}
-
-/* All logits of a position, or its largest; returns the worst error. */
-static double
-compare(const float *x, json_t *at, const char *what)
-{
-    json_t *ids = json_object_get(at, "ids"), *v;
-    json_t *values = json_object_get(at, "values");
-    double largest = 0, worst = 0;
-    size_t i;
-
-    assert_int_equal(json_array_size(values), ids ? 8 : VOCAB);
-    json_array_foreach (values, i, v) {
-        largest = fmax(largest, fabs(json_number_value(v)));
-    }
-    json_array_foreach (values, i, v) {
-        json_int_t id = ids ? json_integer_value(json_array_get(ids, i))
-                            : (json_int_t) i;
-        double error = fabs(x[id] - json_number_value(v)) / largest;
-
-        if (!(error <= tolerance)) {
-            fail_msg("%s, position %lld, token %lld: %.7g, golden %.7g", what,
-                     json_integer_value(json_object_get(at, "position")),
-                     (long long) id, x[id], json_number_value(v));
-        }
-        worst = fmax(worst, error);
-    }
-    return worst;
-}
-
-/* Every position's logits against both tiers of a prompt. */
-static double
-compare_all(const float *logits, const prompt_t *p, const char *what)
-{
-    static const char *const kv_heads[] = { "logits", "top" };
-    double worst = 0;
-    size_t i;
-    json_t *at;
-
-    for (int l = 0; l < 2; l++) {
-        json_array_foreach (json_object_get(p->json, kv_heads[l]), i, at) {
-            json_int_t position = json_integer_value(
-                json_object_get(at, "position"));
-
-            assert_true(position >= 0 && position < p->n);
-            worst = fmax(worst,
-                         compare(logits + (size_t) position * VOCAB, at, what));
-        }
-    }
-    return worst;
-}
-
 /* Logits of rows [first, first + n) of the last forward. */
 static void
 take_logits(fixture_t *fixture, uint32_t first, uint32_t n, float *out)
@@ -125,7 +33,8 @@ take_logits(fixture_t *fixture, uint32_t first, uint32_t n, float *out)
         uint32_t row = first + i;
 
         assert_int_equal(tr_model_logits(m, &row, 1), TR_OK);
-        memcpy(out + (size_t) i * VOCAB, m->logits, VOCAB * sizeof(float));
+        memcpy(out + (size_t) i * GOLDEN_VOCAB, m->logits,
+               GOLDEN_VOCAB * sizeof(float));
     }
 }
 
@@ -143,10 +52,11 @@ open_slot(fixture_t *fixture, uint32_t n)
 
 /* A prompt alone, whole, then in pieces of random lengths: the same bits. */
 static double
-alone(fixture_t *fixture, const prompt_t *p, bool whole, const char *what)
+alone(fixture_t *fixture, const golden_t *p, bool whole, const char *what)
 {
-    static float logits[LEN * VOCAB], in_one[LEN * VOCAB], last[VOCAB];
-    size_t size = (size_t) p->n * VOCAB * sizeof(float);
+    static float logits[GOLDEN_LEN * GOLDEN_VOCAB],
+        in_one[GOLDEN_LEN * GOLDEN_VOCAB], last[GOLDEN_VOCAB];
+    size_t size = (size_t) p->n * GOLDEN_VOCAB * sizeof(float);
     int32_t slot = open_slot(fixture, p->n);
     double worst;
 
@@ -155,10 +65,10 @@ alone(fixture_t *fixture, const prompt_t *p, bool whole, const char *what)
 
         fixture_step(fixture, &(fixture_item_t){ slot, at, n, p->ids + at }, 1,
                      last);
-        take_logits(fixture, 0, n, logits + (size_t) at * VOCAB);
+        take_logits(fixture, 0, n, logits + (size_t) at * GOLDEN_VOCAB);
         at += n;
     }
-    worst = compare_all(logits, p, what);
+    worst = golden_compare(logits, p, tolerance, what);
     if (whole) {
         memcpy(in_one, logits, size);
     } else if (memcmp(in_one, logits, size) != 0) {
@@ -171,7 +81,7 @@ alone(fixture_t *fixture, const prompt_t *p, bool whole, const char *what)
 /* The token at `at` of a prompt's continuation; all up to it where the sequence
  * becomes a long one. */
 static fixture_item_t
-again(fixture_t *fixture, int32_t slot, const prompt_t *p, uint32_t at)
+again(fixture_t *fixture, int32_t slot, const golden_t *p, uint32_t at)
 {
     int32_t other = open_slot(fixture, at + 1);
 
@@ -185,31 +95,33 @@ again(fixture_t *fixture, int32_t slot, const prompt_t *p, uint32_t at)
 
 /* All prompts side by side, then their continuations in one batch. */
 static void
-together(fixture_t *fixture, const prompt_t *prompts, const char *what)
+together(fixture_t *fixture, const golden_t *prompts, const char *what)
 {
-    static float logits[LEN * VOCAB], last[PROMPTS * VOCAB];
-    fixture_item_t items[PROMPTS];
+    static float logits[GOLDEN_LEN * GOLDEN_VOCAB],
+        last[GOLDEN_PROMPTS * GOLDEN_VOCAB];
+    fixture_item_t items[GOLDEN_PROMPTS];
     uint32_t row = 0, steps;
-    bool follows[PROMPTS];
+    bool follows[GOLDEN_PROMPTS];
 
-    for (uint32_t i = 0; i < PROMPTS; i++) {
+    for (uint32_t i = 0; i < GOLDEN_PROMPTS; i++) {
         items[i] = (fixture_item_t){ open_slot(fixture, prompts[i].n), 0,
                                      prompts[i].n, prompts[i].ids };
         follows[i] = true;
     }
-    fixture_step(fixture, items, PROMPTS, last);
-    for (uint32_t i = 0; i < PROMPTS; i++) {
+    fixture_step(fixture, items, GOLDEN_PROMPTS, last);
+    for (uint32_t i = 0; i < GOLDEN_PROMPTS; i++) {
         take_logits(fixture, row, prompts[i].n, logits);
-        compare_all(logits, &prompts[i], what);
+        golden_compare(logits, &prompts[i], tolerance, what);
         row += prompts[i].n;
     }
     steps = (uint32_t) json_array_size(
         json_object_get(prompts[0].json, "greedy"));
     for (uint32_t s = 0; s < steps; s++) {
-        for (uint32_t i = 0; i < PROMPTS; i++) {
-            const prompt_t *p = &prompts[i];
+        for (uint32_t i = 0; i < GOLDEN_PROMPTS; i++) {
+            const golden_t *p = &prompts[i];
             json_t *margins = json_object_get(p->json, "margins");
-            int32_t id = fixture_argmax(last + (size_t) i * VOCAB, VOCAB);
+            int32_t id = fixture_argmax(last + (size_t) i * GOLDEN_VOCAB,
+                                        GOLDEN_VOCAB);
 
             follows[i] = json_number_value(json_array_get(margins, s)) > MARGIN;
             if (follows[i] && id != p->ids[p->n + s]) {
@@ -218,9 +130,9 @@ together(fixture_t *fixture, const prompt_t *prompts, const char *what)
             }
             items[i] = again(fixture, items[i].slot, p, p->n + s);
         }
-        fixture_step(fixture, items, PROMPTS, last);
+        fixture_step(fixture, items, GOLDEN_PROMPTS, last);
     }
-    for (uint32_t i = 0; i < PROMPTS; i++) {
+    for (uint32_t i = 0; i < GOLDEN_PROMPTS; i++) {
         tr_kv_close(fixture->kv, items[i].slot);
     }
 }
@@ -229,16 +141,16 @@ static void
 one_model(const char *name, const char *isa)
 {
     char dir[300], what[320];
-    prompt_t prompts[PROMPTS];
+    golden_t prompts[GOLDEN_PROMPTS];
     json_t *root;
     fixture_t fixture;
     double worst = 0;
 
     snprintf(dir, sizeof(dir), MODELS "/%s", name);
     snprintf(what, sizeof(what), "%s, %s", name, isa);
-    root = load_prompts(dir, prompts);
-    fixture_open(&fixture, dir, "auto", isa, 2, LEN);
-    for (uint32_t i = 0; i < PROMPTS; i++) {
+    root = golden_load(dir, prompts);
+    fixture_open(&fixture, dir, "auto", isa, 2, GOLDEN_LEN);
+    for (uint32_t i = 0; i < GOLDEN_PROMPTS; i++) {
         worst = fmax(worst, alone(&fixture, &prompts[i], true, what));
         worst = fmax(worst, alone(&fixture, &prompts[i], false, what));
     }
@@ -246,7 +158,7 @@ one_model(const char *name, const char *isa)
     print_message("%s: worst error %.2g\n", what, worst);
     fixture_close(&fixture);
     tolerance = ROTATED_TOLERANCE;
-    fixture_open_with(&fixture, dir, "auto", isa, 2, LEN, true,
+    fixture_open_with(&fixture, dir, "auto", isa, 2, GOLDEN_LEN, true,
                       TR_ROTATE_KEYS | TR_ROTATE_VALUES);
     worst = alone(&fixture, &prompts[0], true, what);
     print_message("%s: rotated %.2g\n", what, worst);
@@ -268,7 +180,7 @@ test_equalised(void **state)
     (void) state;
     assert_non_null(mkdtemp(dir));
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        prompt_t prompts[PROMPTS];
+        golden_t prompts[GOLDEN_PROMPTS];
         const tr_recipe_t *c;
         uint32_t pairs = 0;
         json_t *root;
@@ -280,8 +192,8 @@ test_equalised(void **state)
                  names[i], names[i], dir, dir);
         assert_int_equal(system(text), 0);
         snprintf(text, sizeof(text), "%s/%s", dir, names[i]);
-        root = load_prompts(text, prompts);
-        fixture_open(&fixture, text, "auto", NULL, 2, LEN);
+        root = golden_load(text, prompts);
+        fixture_open(&fixture, text, "auto", NULL, 2, GOLDEN_LEN);
         c = &fixture.model->config.recipe;
         for (uint32_t l = 0; l < c->layers; l++) { /* two alone for a pair */
             pairs += c->layer[l].rope == TR_ROPE_NONE ? 2 : 1;

@@ -1,0 +1,178 @@
+/*
+ * The tiny models of tests/models on the CUDA backend, over the software device
+ * (tests/soft): what each family asks of a step, against what transformers
+ * computed in FP32.  Prompts in one piece and in pieces, and continuations one
+ * token at a time; keys and values in another basis, too.
+ *
+ * Tolerances are relative to the largest logit: everything between two products
+ * is rounded to 16 bits, and the models are made so that each part of a layer
+ * weighs in them.
+ */
+#include "tests/unit/fixtures/golden_fixture.h"
+#include "tests/unit/fixtures/model_cuda_fixture.h"
+
+#include <dirent.h>
+
+#define MODELS "tests/models"
+#define F16_TOLERANCE 1e-2
+#define BF16_TOLERANCE 5e-2
+#define ROTATED_TOLERANCE 2e-2
+
+static uint64_t rng;
+
+static tr_attention_path_t
+path_of(const model_cuda_t *b, uint32_t n)
+{
+    return tr_model_cuda_path(b->model, b->policy, 0, n);
+}
+
+/* Logits of [0, n) of a prompt, whole or in pieces of random lengths, in slot
+ * 1. */
+static void
+prompt_logits(model_cuda_t *b, const golden_t *p, bool whole, float *out)
+{
+    size_t ld = b->model->ld_logits;
+
+    for (uint32_t at = 0; at < p->n;) {
+        uint32_t n = whole ? p->n : 1 + rng_below(&rng, p->n - at);
+
+        model_cuda_rows(b, 1, at, n, p->ids + at, path_of(b, n), true);
+        for (uint32_t i = 0; i < n; i++) {
+            memcpy(out + (size_t) (at + i) * GOLDEN_VOCAB, b->logits + i * ld,
+                   GOLDEN_VOCAB * sizeof(float));
+        }
+        at += n;
+    }
+}
+
+/* The continuation, as long as the sequence does not become a long one: every
+ * token that is ahead by `margin`. */
+static void
+follow(model_cuda_t *b, const golden_t *p, double margin, const char *what)
+{
+    json_t *margins = json_object_get(p->json, "margins");
+    uint32_t from = tr_recipe_long_from(&b->model->config.recipe);
+    uint32_t steps = (uint32_t) json_array_size(margins);
+    int32_t id = fixture_argmax(b->logits, GOLDEN_VOCAB);
+
+    for (uint32_t s = 0; s < steps; s++) {
+        uint32_t at = p->n + s;
+
+        if (json_number_value(json_array_get(margins, s)) > margin
+            && id != p->ids[at]) {
+            fail_msg("%s: token %u is %d, golden %d", what, s, id, p->ids[at]);
+        }
+        if (at + 1 > b->model->config.recipe.max_positions
+            || b->is_long != (from != 0 && at + 1 > from)) {
+            return;
+        }
+        id = model_cuda_run(b, 1, at, 1, p->ids + at, path_of(b, 1));
+        assert_int_equal(id, fixture_argmax(b->logits, GOLDEN_VOCAB));
+    }
+}
+
+static void
+one_prompt(model_cuda_t *b, const golden_t *p, double tolerance,
+           const char *what)
+{
+    static float logits[GOLDEN_LEN * GOLDEN_VOCAB];
+    uint32_t from = tr_recipe_long_from(&b->model->config.recipe);
+    double worst = 0;
+
+    b->is_long = from != 0 && p->n > from;
+    for (int whole = 1; whole >= 0; whole--) {
+        model_cuda_slot(b, 1, p->n);
+        prompt_logits(b, p, whole, logits);
+        worst = fmax(worst, golden_compare(logits, p, tolerance, what));
+        /* the last position's are in front */
+        memcpy(b->logits, logits + (size_t) (p->n - 1) * GOLDEN_VOCAB,
+               GOLDEN_VOCAB * sizeof(float));
+        if (whole) {
+            follow(b, p, 2 * tolerance * golden_largest(p), what);
+        }
+        model_cuda_slot_close(b, 1);
+    }
+    print_message("%s, %u tokens: worst error %.2g\n", what, p->n, worst);
+}
+
+static void
+one_model(const char *name, const char *dtype, uint32_t rotate,
+          double tolerance)
+{
+    char dir[300], what[400];
+    golden_t prompts[GOLDEN_PROMPTS];
+    model_cuda_t b;
+    json_t *root;
+
+    snprintf(dir, sizeof(dir), MODELS "/%s", name);
+    snprintf(what, sizeof(what), "%s, %s, rotate %u", name, dtype, rotate);
+    root = golden_load(dir, prompts);
+    model_cuda_open(&b, dir, dtype, true, rotate);
+    for (uint32_t i = 0; i < GOLDEN_PROMPTS; i++) {
+        if (prompts[i].n <= b.model->config.recipe.max_positions) {
+            one_prompt(&b, &prompts[i], tolerance, what);
+        }
+    }
+    model_cuda_close(&b);
+    json_decref(root);
+}
+
+/* What the backend does not run yet is refused by name. */
+static bool
+refused(const char *name)
+{
+    tr_model_config_t config;
+    char dir[300];
+    tr_error_t err;
+
+    snprintf(dir, sizeof(dir), MODELS "/%s", name);
+    assert_int_equal(tr_model_config_load(dir, "", &config, &err), TR_OK);
+    tr_recipe_bound(&config.recipe);
+    if (tr_model_cuda_check(&config.recipe, 0, &err) == TR_OK) {
+        return false;
+    }
+    assert_int_equal(err.status, TR_ERR_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "backend cuda: layer "));
+    print_message("%s: %s\n", name, err.text);
+    return true;
+}
+
+static void
+test_goldens(void **state)
+{
+    const char *only = getenv("TR_TEST_MODEL");
+    DIR *d = opendir(MODELS);
+    uint32_t models = 0;
+    struct dirent *e;
+
+    (void) state;
+    assert_non_null(d);
+    while ((e = readdir(d)) != NULL) {
+        char path[400];
+
+        snprintf(path, sizeof(path), MODELS "/%s/config.json", e->d_name);
+        if (access(path, R_OK) != 0
+            || (only != NULL && strcmp(only, e->d_name) != 0)
+            || refused(e->d_name)) {
+            continue;
+        }
+        models++;
+        one_model(e->d_name, "f16", 0, F16_TOLERANCE);
+        one_model(e->d_name, "bf16", 0, BF16_TOLERANCE);
+        one_model(e->d_name, "f16", TR_ROTATE_KEYS | TR_ROTATE_VALUES,
+                  ROTATED_TOLERANCE);
+    }
+    closedir(d);
+    assert_true(models >= (only ? 1 : 14));
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_goldens),
+    };
+
+    rng = rng_seed();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
