@@ -12,94 +12,41 @@
  *
  * Neighbours of one role become one message, as that API says.
  */
-#include "openai_internal.h"
+#include "translate.h"
 
-#include <stdlib.h>
 #include <string.h>
-
-typedef struct {
-    tr_openai_call_t *c;
-    json_t *body;     /* of a chat, in the making */
-    json_t *messages; /* its messages, borrowed from it */
-} call_t;
-
-static tr_status_t
-no_memory(const call_t *t)
-{
-    return tr_openai_no_memory(t->c);
-}
-
-static tr_status_t
-wrong_type(const call_t *t, const char *param, const char *expected,
-           const json_t *got)
-{
-    return tr_json_wrong_type(t->c->err, param, expected, got);
-}
-
-static tr_status_t
-wrong_value(const call_t *t, const char *param, const json_t *got,
-            const char *expected)
-{
-    if (!json_is_string(got)) {
-        return wrong_type(t, param, "a string", got);
-    }
-    return tr_error_set(t->c->err, TR_ERR_INVALID, param,
-                        "Invalid '%s': '%.64s'. Expected %s.", param,
-                        json_string_value(got), expected);
-}
-
-static bool
-is(const json_t *value, const char *text)
-{
-    return json_is_string(value) && strcmp(json_string_value(value), text) == 0;
-}
-
-/* object[name] = value, which is taken. */
-static tr_status_t
-set(const call_t *t, json_t *object, const char *name, json_t *value)
-{
-    return json_object_set_new(object, name, value) == 0 ? TR_OK : no_memory(t);
-}
 
 /* ---- content ------------------------------------------------------------ */
 
 /* The text of a block of type text; `at`: its place. */
 static tr_status_t
-block_text(const call_t *t, const json_t *block, const char *at, json_t **text)
+block_text(const tr_translation_t *t, const json_t *block, const char *at,
+           json_t **text)
 {
     char param[TR_ERROR_PARAM];
 
     *text = json_object_get(block, "text");
     snprintf(param, sizeof(param), "%.80s.text", at);
-    return json_is_string(*text) ? TR_OK
-                                 : wrong_type(t, param, "a string", *text);
-}
-
-static tr_status_t
-add_text(const call_t *t, json_t *parts, json_t *text)
-{
-    return json_array_append_new(parts, json_pack("{s:s, s:O}", "type", "text",
-                                                  "text", text))
-                   == 0
+    return json_is_string(*text)
                ? TR_OK
-               : no_memory(t);
+               : tr_translate_wrong_type(t, param, "a string", *text);
 }
 
 static tr_status_t
-refuse_block(const call_t *t, const char *at, const json_t *type,
+refuse_block(const tr_translation_t *t, const char *at, const json_t *type,
              const char *expected)
 {
     char param[TR_ERROR_PARAM];
 
     snprintf(param, sizeof(param), "%.80s.type", at);
-    return wrong_value(t, param, type, expected);
+    return tr_translate_wrong_value(t, param, type, expected);
 }
 
 /* Text blocks alone, or a string, into parts.  system: what a client bills by
  * stands in its own block, changes with each request, and is not for the model. */
 static tr_status_t
-take_texts(const call_t *t, const json_t *content, const char *at, bool system,
-           json_t *parts)
+take_texts(const tr_translation_t *t, const json_t *content, const char *at,
+           bool system, json_t *parts)
 {
     static const char billing[] = "x-anthropic-billing-header:";
     char place[TR_ERROR_PARAM];
@@ -108,18 +55,19 @@ take_texts(const call_t *t, const json_t *content, const char *at, bool system,
     size_t i;
 
     if (json_is_string(content)) {
-        return add_text(t, parts, (json_t *) content);
+        return tr_translate_text(t, parts, (json_t *) content);
     }
     if (!json_is_array(content)) {
-        return wrong_type(t, at, "a string or an array of text blocks",
-                          content);
+        return tr_translate_wrong_type(t, at,
+                                       "a string or an array of text blocks",
+                                       content);
     }
     json_array_foreach ((json_t *) content, i, block) {
         snprintf(place, sizeof(place), "%.64s[%zu]", at, i);
         if (!json_is_object(block)) {
-            return wrong_type(t, place, "an object", block);
+            return tr_translate_wrong_type(t, place, "an object", block);
         }
-        if (!is(json_object_get(block, "type"), "text")) {
+        if (!tr_translate_is(json_object_get(block, "type"), "text")) {
             return refuse_block(t, place, json_object_get(block, "type"),
                                 "'text': this model reads text only");
         }
@@ -129,7 +77,7 @@ take_texts(const call_t *t, const json_t *content, const char *at, bool system,
                  && strncmp(json_string_value(text), billing,
                             sizeof(billing) - 1)
                         == 0)) {
-            rc = add_text(t, parts, text);
+            rc = tr_translate_text(t, parts, text);
         }
         if (rc != TR_OK) {
             return rc;
@@ -140,23 +88,8 @@ take_texts(const call_t *t, const json_t *content, const char *at, bool system,
 
 /* ---- messages ----------------------------------------------------------- */
 
-/* The message that goes on: the last one if it has this role, else a new one.
- * NULL without memory. */
-static json_t *
-message_of(const call_t *t, const char *role)
-{
-    size_t n = json_array_size(t->messages);
-    json_t *last = n == 0 ? NULL : json_array_get(t->messages, n - 1);
-
-    if (last != NULL && is(json_object_get(last, "role"), role)) {
-        return last;
-    }
-    last = json_pack("{s:s, s:[]}", "role", role, "content");
-    return json_array_append_new(t->messages, last) == 0 ? last : NULL;
-}
-
 static tr_status_t
-take_tool_result(const call_t *t, const json_t *block, const char *at)
+take_tool_result(const tr_translation_t *t, const json_t *block, const char *at)
 {
     const json_t *id = json_object_get(block, "tool_use_id");
     const json_t *content = tr_json_field(block, "content");
@@ -165,12 +98,11 @@ take_tool_result(const call_t *t, const json_t *block, const char *at)
 
     snprintf(param, sizeof(param), "%.80s.tool_use_id", at);
     if (!json_is_string(id)) {
-        return wrong_type(t, param, "a string", id);
+        return tr_translate_wrong_type(t, param, "a string", id);
     }
-    message = json_pack("{s:s, s:O, s:[]}", "role", "tool", "tool_call_id", id,
-                        "content");
-    if (json_array_append_new(t->messages, message) != 0) {
-        return no_memory(t);
+    message = tr_translate_result(t, id);
+    if (message == NULL) {
+        return tr_translate_no_memory(t);
     }
     if (content == NULL) {
         return TR_OK;
@@ -181,77 +113,44 @@ take_tool_result(const call_t *t, const json_t *block, const char *at)
 }
 
 static tr_status_t
-take_thinking(const call_t *t, json_t *message, const json_t *block,
+take_thinking(const tr_translation_t *t, json_t *message, const json_t *block,
               const char *at)
 {
-    const json_t *before = json_object_get(message, "reasoning_content");
     const json_t *text = json_object_get(block, "thinking");
-    size_t len = json_string_length(before), more = json_string_length(text);
-    char param[TR_ERROR_PARAM], *both;
-    tr_status_t rc;
+    char param[TR_ERROR_PARAM];
 
     snprintf(param, sizeof(param), "%.80s.thinking", at);
-    if (!json_is_string(text)) {
-        return wrong_type(t, param, "a string", text);
-    }
-    if (before == NULL) {
-        return json_object_set(message, "reasoning_content", (json_t *) text)
-                       == 0
-                   ? TR_OK
-                   : no_memory(t);
-    }
-    both = malloc(len + 1 + more);
-    if (both == NULL) {
-        return no_memory(t);
-    }
-    memcpy(both, json_string_value(before), len);
-    both[len] = '\n';
-    memcpy(both + len + 1, json_string_value(text), more);
-    rc = set(t, message, "reasoning_content",
-             json_stringn_nocheck(both, len + 1 + more));
-    free(both);
-    return rc;
+    return json_is_string(text)
+               ? tr_translate_reasoning(t, message, text)
+               : tr_translate_wrong_type(t, param, "a string", text);
 }
 
 static tr_status_t
-take_tool_use(const call_t *t, json_t *message, const json_t *block,
+take_tool_use(const tr_translation_t *t, json_t *message, const json_t *block,
               const char *at)
 {
     const json_t *id = json_object_get(block, "id");
     const json_t *name = json_object_get(block, "name");
     const json_t *input = json_object_get(block, "input");
-    json_t *calls = json_object_get(message, "tool_calls");
     char param[TR_ERROR_PARAM];
 
     snprintf(param, sizeof(param), "%.80s.id", at);
     if (!json_is_string(id)) {
-        return wrong_type(t, param, "a string", id);
+        return tr_translate_wrong_type(t, param, "a string", id);
     }
     snprintf(param, sizeof(param), "%.80s.name", at);
     if (!json_is_string(name)) {
-        return wrong_type(t, param, "a string", name);
+        return tr_translate_wrong_type(t, param, "a string", name);
     }
     snprintf(param, sizeof(param), "%.80s.input", at);
     if (!json_is_object(input)) {
-        return wrong_type(t, param, "an object", input);
+        return tr_translate_wrong_type(t, param, "an object", input);
     }
-    if (calls == NULL) {
-        calls = json_array();
-        if (json_object_set_new(message, "tool_calls", calls) != 0) {
-            return no_memory(t);
-        }
-    }
-    return json_array_append_new(calls,
-                                 json_pack("{s:O, s:s, s:{s:O, s:O}}", "id", id,
-                                           "type", "function", "function",
-                                           "name", name, "arguments", input))
-                   == 0
-               ? TR_OK
-               : no_memory(t);
+    return tr_translate_call(t, message, id, name, input);
 }
 
 static tr_status_t
-take_block(const call_t *t, const json_t *block, const char *role,
+take_block(const tr_translation_t *t, const json_t *block, const char *role,
            const char *at)
 {
     const json_t *type = json_object_get(block, "type");
@@ -260,25 +159,26 @@ take_block(const call_t *t, const json_t *block, const char *role,
     tr_status_t rc;
 
     if (!json_is_object(block)) {
-        return wrong_type(t, at, "an object", block);
+        return tr_translate_wrong_type(t, at, "an object", block);
     }
-    if (user && is(type, "tool_result")) {
+    if (user && tr_translate_is(type, "tool_result")) {
         return take_tool_result(t, block, at);
     }
-    message = message_of(t, role);
+    message = tr_translate_message(t, role, true);
     if (message == NULL) {
-        return no_memory(t);
+        return tr_translate_no_memory(t);
     }
-    if (is(type, "text")) {
+    if (tr_translate_is(type, "text")) {
         rc = block_text(t, block, at, &text);
         return rc == TR_OK
-                   ? add_text(t, json_object_get(message, "content"), text)
+                   ? tr_translate_text(t, json_object_get(message, "content"),
+                                       text)
                    : rc;
     }
-    if (!user && is(type, "thinking")) {
+    if (!user && tr_translate_is(type, "thinking")) {
         return take_thinking(t, message, block, at);
     }
-    if (!user && is(type, "tool_use")) {
+    if (!user && tr_translate_is(type, "tool_use")) {
         return take_tool_use(t, message, block, at);
     }
     return refuse_block(t, at, type,
@@ -288,7 +188,7 @@ take_block(const call_t *t, const json_t *block, const char *role,
 }
 
 static tr_status_t
-take_message(const call_t *t, const json_t *message, size_t i)
+take_message(const tr_translation_t *t, const json_t *message, size_t i)
 {
     const json_t *role = json_object_get(message, "role"), *content, *block;
     char at[TR_ERROR_PARAM];
@@ -298,24 +198,27 @@ take_message(const call_t *t, const json_t *message, size_t i)
 
     snprintf(at, sizeof(at), "messages[%zu]", i);
     if (!json_is_object(message)) {
-        return wrong_type(t, at, "an object", message);
+        return tr_translate_wrong_type(t, at, "an object", message);
     }
     snprintf(at, sizeof(at), "messages[%zu].role", i);
-    if (!is(role, "user") && !is(role, "assistant")) {
-        return wrong_value(t, at, role,
-                           "'user' or 'assistant'; a system prompt is "
-                           "'system'");
+    if (!tr_translate_is(role, "user") && !tr_translate_is(role, "assistant")) {
+        return tr_translate_wrong_value(t, at, role,
+                                        "'user' or 'assistant'; a system "
+                                        "prompt is "
+                                        "'system'");
     }
     content = json_object_get(message, "content");
     snprintf(at, sizeof(at), "messages[%zu].content", i);
     if (json_is_string(content)) {
-        own = message_of(t, json_string_value(role));
-        return own == NULL ? no_memory(t)
-                           : add_text(t, json_object_get(own, "content"),
-                                      (json_t *) content);
+        own = tr_translate_message(t, json_string_value(role), true);
+        return own == NULL
+                   ? tr_translate_no_memory(t)
+                   : tr_translate_text(t, json_object_get(own, "content"),
+                                       (json_t *) content);
     }
     if (!json_is_array(content)) {
-        return wrong_type(t, at, "a string or an array of blocks", content);
+        return tr_translate_wrong_type(t, at, "a string or an array of blocks",
+                                       content);
     }
     json_array_foreach ((json_t *) content, k, block) {
         snprintf(at, sizeof(at), "messages[%zu].content[%zu]", i, k);
@@ -327,48 +230,22 @@ take_message(const call_t *t, const json_t *message, size_t i)
     return TR_OK;
 }
 
-/* One part is a string, as a chat's clients write it; none is "", or null beside
- * calls. */
-static tr_status_t
-settle_contents(const call_t *t)
-{
-    json_t *message, *parts;
-    tr_status_t rc = TR_OK;
-    size_t i;
-
-    json_array_foreach (t->messages, i, message) {
-        parts = json_object_get(message, "content");
-        if (json_array_size(parts) == 1) {
-            parts = json_object_get(json_array_get(parts, 0), "text");
-            rc = set(t, message, "content", json_incref(parts));
-        } else if (json_array_size(parts) == 0) {
-            rc = set(t, message, "content",
-                     json_object_get(message, "tool_calls") != NULL
-                         ? json_null()
-                         : json_string(""));
-        }
-        if (rc != TR_OK) {
-            return rc;
-        }
-    }
-    return rc;
-}
-
 /* An answer goes on where an assistant's text ends. */
 static tr_status_t
-settle_end(const call_t *t)
+settle_end(const tr_translation_t *t)
 {
     size_t n = json_array_size(t->messages);
     const json_t *last = n == 0 ? NULL : json_array_get(t->messages, n - 1);
 
-    return is(json_object_get(last, "role"), "assistant")
+    return tr_translate_is(json_object_get(last, "role"), "assistant")
                    && json_object_get(last, "tool_calls") == NULL
-               ? set(t, t->body, "continue_final_message", json_true())
+               ? tr_translate_set(t, t->body, "continue_final_message",
+                                  json_true())
                : TR_OK;
 }
 
 static tr_status_t
-take_messages(call_t *t)
+take_messages(tr_translation_t *t)
 {
     const json_t *list = tr_json_field(t->c->root, "messages"), *message;
     const json_t *system = tr_json_field(t->c->root, "system");
@@ -377,17 +254,14 @@ take_messages(call_t *t)
     size_t i;
 
     if (!json_is_array(list)) {
-        return wrong_type(t, "messages", "an array of objects", list);
-    }
-    t->messages = json_array();
-    if (json_object_set_new(t->body, "messages", t->messages) != 0) {
-        return no_memory(t);
+        return tr_translate_wrong_type(t, "messages", "an array of objects",
+                                       list);
     }
     json_object_del(t->body, "system");
     if (system != NULL) {
-        own = message_of(t, "system");
+        own = tr_translate_message(t, "system", true);
         if (own == NULL) {
-            return no_memory(t);
+            return tr_translate_no_memory(t);
         }
         rc = take_texts(t, system, "system", true,
                         json_object_get(own, "content"));
@@ -408,13 +282,14 @@ take_messages(call_t *t)
     if (rc == TR_OK) {
         rc = settle_end(t);
     }
-    return rc == TR_OK ? settle_contents(t) : rc;
+    return rc == TR_OK ? tr_translate_settle(t) : rc;
 }
 
 /* ---- tools -------------------------------------------------------------- */
 
 static tr_status_t
-take_tool(const call_t *t, const json_t *tool, size_t i, json_t *tools)
+take_tool(const tr_translation_t *t, const json_t *tool, size_t i,
+          json_t *tools)
 {
     const json_t *type = tr_json_field(tool, "type"), *value;
     char param[64];
@@ -422,23 +297,24 @@ take_tool(const call_t *t, const json_t *tool, size_t i, json_t *tools)
 
     snprintf(param, sizeof(param), "tools[%zu]", i);
     if (!json_is_object(tool)) {
-        return wrong_type(t, param, "an object", tool);
+        return tr_translate_wrong_type(t, param, "an object", tool);
     }
     snprintf(param, sizeof(param), "tools[%zu].type", i);
-    if (type != NULL && !is(type, "custom")) {
-        return wrong_value(t, param, type,
-                           "'custom': a client's own tools alone are "
-                           "supported");
+    if (type != NULL && !tr_translate_is(type, "custom")) {
+        return tr_translate_wrong_value(t, param, type,
+                                        "'custom': a client's own tools alone "
+                                        "are "
+                                        "supported");
     }
     snprintf(param, sizeof(param), "tools[%zu].name", i);
     value = json_object_get(tool, "name");
     if (!json_is_string(value)) {
-        return wrong_type(t, param, "a string", value);
+        return tr_translate_wrong_type(t, param, "a string", value);
     }
     snprintf(param, sizeof(param), "tools[%zu].input_schema", i);
     value = json_object_get(tool, "input_schema");
     if (!json_is_object(value)) {
-        return wrong_type(t, param, "an object", value);
+        return tr_translate_wrong_type(t, param, "an object", value);
     }
     if (json_is_true(json_object_get(tool, "defer_loading"))) {
         snprintf(param, sizeof(param), "tools[%zu].defer_loading", i);
@@ -454,11 +330,11 @@ take_tool(const call_t *t, const json_t *tool, size_t i, json_t *tools)
                                            "function", function))
                    == 0
                ? TR_OK
-               : no_memory(t);
+               : tr_translate_no_memory(t);
 }
 
 static tr_status_t
-take_tools(const call_t *t)
+take_tools(const tr_translation_t *t)
 {
     const json_t *list = tr_json_field(t->c->root, "tools"), *tool;
     tr_status_t rc;
@@ -469,10 +345,10 @@ take_tools(const call_t *t)
         return TR_OK;
     }
     if (!json_is_array(list)) {
-        return wrong_type(t, "tools", "an array of tools", list);
+        return tr_translate_wrong_type(t, "tools", "an array of tools", list);
     }
     tools = json_array();
-    rc = set(t, t->body, "tools", tools);
+    rc = tr_translate_set(t, t->body, "tools", tools);
     json_array_foreach ((json_t *) list, i, tool) {
         if (rc == TR_OK) {
             rc = take_tool(t, tool, i, tools);
@@ -482,7 +358,7 @@ take_tools(const call_t *t)
 }
 
 static tr_status_t
-take_tool_choice(const call_t *t)
+take_tool_choice(const tr_translation_t *t)
 {
     const json_t *choice = tr_json_field(t->c->root, "tool_choice"), *type;
     const json_t *one, *name;
@@ -492,40 +368,41 @@ take_tool_choice(const call_t *t)
         return TR_OK;
     }
     if (!json_is_object(choice)) {
-        return wrong_type(t, "tool_choice", "an object", choice);
+        return tr_translate_wrong_type(t, "tool_choice", "an object", choice);
     }
     one = tr_json_field(choice, "disable_parallel_tool_use");
     if (one != NULL && !json_is_boolean(one)) {
-        return wrong_type(t, "tool_choice.disable_parallel_tool_use",
-                          "a boolean", one);
+        return tr_translate_wrong_type(t,
+                                       "tool_choice.disable_parallel_tool_use",
+                                       "a boolean", one);
     }
     if (json_is_true(one)
         && json_object_set_new(t->body, "parallel_tool_calls", json_false())
                != 0) {
-        return no_memory(t);
+        return tr_translate_no_memory(t);
     }
     type = json_object_get(choice, "type");
     name = json_object_get(choice, "name");
-    if (is(type, "auto") || is(type, "none")) {
+    if (tr_translate_is(type, "auto") || tr_translate_is(type, "none")) {
         value = json_incref((json_t *) type);
-    } else if (is(type, "any")) {
+    } else if (tr_translate_is(type, "any")) {
         value = json_string("required");
-    } else if (!is(type, "tool")) {
-        return wrong_value(t, "tool_choice.type", type,
-                           "'auto', 'any', 'tool' or 'none'");
+    } else if (!tr_translate_is(type, "tool")) {
+        return tr_translate_wrong_value(t, "tool_choice.type", type,
+                                        "'auto', 'any', 'tool' or 'none'");
     } else if (!json_is_string(name)) {
-        return wrong_type(t, "tool_choice.name", "a string", name);
+        return tr_translate_wrong_type(t, "tool_choice.name", "a string", name);
     } else {
         value = json_pack("{s:s, s:{s:O}}", "type", "function", "function",
                           "name", name);
     }
-    return set(t, t->body, "tool_choice", value);
+    return tr_translate_set(t, t->body, "tool_choice", value);
 }
 
 /* ---- what else an answer shall be --------------------------------------- */
 
 static tr_status_t
-take_stop_sequences(const call_t *t)
+take_stop_sequences(const tr_translation_t *t)
 {
     const json_t *list = tr_json_field(t->c->root, "stop_sequences"), *one;
     char param[48];
@@ -535,7 +412,8 @@ take_stop_sequences(const call_t *t)
         return TR_OK;
     }
     if (!json_is_array(list)) {
-        return wrong_type(t, "stop_sequences", "an array of strings", list);
+        return tr_translate_wrong_type(t, "stop_sequences",
+                                       "an array of strings", list);
     }
     if (json_array_size(list) > TR_STOP_STRINGS_MAX) {
         return tr_error_set(t->c->err, TR_ERR_INVALID, "stop_sequences",
@@ -546,7 +424,7 @@ take_stop_sequences(const call_t *t)
     json_array_foreach ((json_t *) list, i, one) {
         snprintf(param, sizeof(param), "stop_sequences[%zu]", i);
         if (!json_is_string(one)) {
-            return wrong_type(t, param, "a string", one);
+            return tr_translate_wrong_type(t, param, "a string", one);
         }
         len = json_string_length(one);
         if (len == 0 || len > TR_STOP_STRING_BYTES) {
@@ -556,19 +434,19 @@ take_stop_sequences(const call_t *t)
         }
     }
     json_object_del(t->body, "stop_sequences");
-    return set(t, t->body, "stop", json_incref((json_t *) list));
+    return tr_translate_set(t, t->body, "stop", json_incref((json_t *) list));
 }
 
 /* enable_thinking of the chat template, unless the client says it itself. */
 static tr_status_t
-set_thinking(const call_t *t, bool on)
+set_thinking(const tr_translation_t *t, bool on)
 {
     static const char kwargs[] = "chat_template_kwargs";
     const json_t *given = tr_json_field(t->body, kwargs);
     json_t *own;
 
     if (given != NULL && !json_is_object(given)) {
-        return wrong_type(t, kwargs, "an object", given);
+        return tr_translate_wrong_type(t, kwargs, "an object", given);
     }
     if (json_object_get(given, "enable_thinking") != NULL) {
         return tr_error_set(t->c->err, TR_ERR_INVALID, "thinking",
@@ -578,11 +456,11 @@ set_thinking(const call_t *t, bool on)
     }
     own = given != NULL ? json_copy((json_t *) given) : json_object();
     json_object_set_new(own, "enable_thinking", json_boolean(on));
-    return set(t, t->body, kwargs, own);
+    return tr_translate_set(t, t->body, kwargs, own);
 }
 
 static tr_status_t
-take_thinking_config(const call_t *t)
+take_thinking_config(const tr_translation_t *t)
 {
     const json_t *thinking = tr_json_field(t->c->root, "thinking"), *type;
     const json_t *display, *budget;
@@ -593,13 +471,13 @@ take_thinking_config(const call_t *t)
         return TR_OK;
     }
     if (!json_is_object(thinking)) {
-        return wrong_type(t, "thinking", "an object", thinking);
+        return tr_translate_wrong_type(t, "thinking", "an object", thinking);
     }
     type = json_object_get(thinking, "type");
-    on = is(type, "enabled") || is(type, "adaptive");
-    if (!on && !is(type, "disabled")) {
-        return wrong_value(t, "thinking.type", type,
-                           "'enabled', 'adaptive' or 'disabled'");
+    on = tr_translate_is(type, "enabled") || tr_translate_is(type, "adaptive");
+    if (!on && !tr_translate_is(type, "disabled")) {
+        return tr_translate_wrong_value(t, "thinking.type", type,
+                                        "'enabled', 'adaptive' or 'disabled'");
     }
     budget = tr_json_field(thinking, "budget_tokens");
     if (budget != NULL) {
@@ -609,15 +487,15 @@ take_thinking_config(const call_t *t)
                             "'adaptive'.");
     }
     display = tr_json_field(thinking, "display");
-    if (display != NULL && !is(display, "summarized")
-        && !is(display, "omitted")) {
-        return wrong_value(t, "thinking.display", display,
-                           "'summarized' or 'omitted'");
+    if (display != NULL && !tr_translate_is(display, "summarized")
+        && !tr_translate_is(display, "omitted")) {
+        return tr_translate_wrong_value(t, "thinking.display", display,
+                                        "'summarized' or 'omitted'");
     }
-    if (is(display, "omitted")
+    if (tr_translate_is(display, "omitted")
         && json_object_set_new(t->body, "include_reasoning", json_false())
                != 0) {
-        return no_memory(t);
+        return tr_translate_no_memory(t);
     }
     if (t->c->api->chat_template->reads_thinking) {
         return set_thinking(t, on);
@@ -631,22 +509,23 @@ take_thinking_config(const call_t *t)
 
 /* {"type": "json_schema", "schema"} */
 static tr_status_t
-take_format(const call_t *t, const json_t *format, const char *at)
+take_format(const tr_translation_t *t, const json_t *format, const char *at)
 {
     const json_t *schema = json_object_get(format, "schema");
     char param[64];
 
     if (!json_is_object(format)) {
-        return wrong_type(t, at, "an object", format);
+        return tr_translate_wrong_type(t, at, "an object", format);
     }
     snprintf(param, sizeof(param), "%s.type", at);
-    if (!is(json_object_get(format, "type"), "json_schema")) {
-        return wrong_value(t, param, json_object_get(format, "type"),
-                           "'json_schema'");
+    if (!tr_translate_is(json_object_get(format, "type"), "json_schema")) {
+        return tr_translate_wrong_value(t, param,
+                                        json_object_get(format, "type"),
+                                        "'json_schema'");
     }
     snprintf(param, sizeof(param), "%s.schema", at);
     if (!json_is_object(schema)) {
-        return wrong_type(t, param, "an object", schema);
+        return tr_translate_wrong_type(t, param, "an object", schema);
     }
     if (tr_json_field(t->body, "response_format") != NULL) {
         return tr_error_set(t->c->err, TR_ERR_INVALID, at,
@@ -654,24 +533,25 @@ take_format(const call_t *t, const json_t *format, const char *at)
                             "given.",
                             at);
     }
-    return set(t, t->body, "response_format",
-               json_pack("{s:s, s:{s:s, s:b, s:O}}", "type", "json_schema",
-                         "json_schema", "name", "output", "strict", 1, "schema",
-                         schema));
+    return tr_translate_set(t, t->body, "response_format",
+                            json_pack("{s:s, s:{s:s, s:b, s:O}}", "type",
+                                      "json_schema", "json_schema", "name",
+                                      "output", "strict", 1, "schema", schema));
 }
 
 /* "high" is what a model does that is asked for nothing. */
 static tr_status_t
-take_effort(const call_t *t, const json_t *effort)
+take_effort(const tr_translation_t *t, const json_t *effort)
 {
     if (!json_is_string(effort)) {
-        return wrong_type(t, "output_config.effort", "a string", effort);
+        return tr_translate_wrong_type(t, "output_config.effort", "a string",
+                                       effort);
     }
     if (t->c->api->chat_template->reads_effort) {
-        return set(t, t->body, "reasoning_effort",
-                   json_incref((json_t *) effort));
+        return tr_translate_set(t, t->body, "reasoning_effort",
+                                json_incref((json_t *) effort));
     }
-    return is(effort, "high")
+    return tr_translate_is(effort, "high")
                ? TR_OK
                : tr_error_set(t->c->err, TR_ERR_INVALID, "output_config.effort",
                               "'output_config.effort': '%.64s' cannot be asked "
@@ -681,7 +561,7 @@ take_effort(const call_t *t, const json_t *effort)
 }
 
 static tr_status_t
-take_output_config(const call_t *t)
+take_output_config(const tr_translation_t *t)
 {
     const json_t *config = tr_json_field(t->c->root, "output_config");
     const json_t *format = tr_json_field(t->c->root, "output_format");
@@ -692,7 +572,7 @@ take_output_config(const call_t *t)
     json_object_del(t->body, "output_config");
     json_object_del(t->body, "output_format");
     if (config != NULL && !json_is_object(config)) {
-        return wrong_type(t, "output_config", "an object", config);
+        return tr_translate_wrong_type(t, "output_config", "an object", config);
     }
     json_object_foreach ((json_t *) config, key, value) {
         if (rc != TR_OK || json_is_null(value)) {
@@ -718,19 +598,15 @@ take_output_config(const call_t *t)
 tr_status_t
 tr_anthropic_translate(tr_openai_call_t *c)
 {
-    call_t t = { .c = c };
+    tr_translation_t t;
     const tr_field_t *rows;
     tr_status_t rc;
     size_t n;
 
     rows = tr_anthropic_fields(&n);
-    rc = tr_fields_check(rows, n, c->root, TR_FIELD_ANTHROPIC, "", c->err);
+    rc = tr_translate_begin(&t, c, rows, n, TR_FIELD_ANTHROPIC);
     if (rc != TR_OK) {
         return rc;
-    }
-    t.body = json_copy(c->root);
-    if (t.body == NULL) {
-        return no_memory(&t);
     }
     rc = take_messages(&t);
     if (rc == TR_OK) {
@@ -748,11 +624,5 @@ tr_anthropic_translate(tr_openai_call_t *c)
     if (rc == TR_OK) {
         rc = take_thinking_config(&t);
     }
-    if (rc != TR_OK) {
-        json_decref(t.body);
-        return rc;
-    }
-    json_decref(c->root);
-    c->root = t.body;
-    return TR_OK;
+    return tr_translate_end(&t, rc);
 }

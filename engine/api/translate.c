@@ -1,0 +1,185 @@
+/*
+ * Bodies of other APIs become those of a chat (translate.h).
+ */
+#include "translate.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+tr_status_t
+tr_translate_begin(tr_translation_t *t, tr_openai_call_t *c,
+                   const tr_field_t *rows, size_t n, unsigned where)
+{
+    tr_status_t rc = tr_fields_check(rows, n, c->root, where, "", c->err);
+
+    *t = (tr_translation_t){ .c = c };
+    if (rc != TR_OK) {
+        return rc;
+    }
+    t->body = json_copy(c->root);
+    t->messages = json_array();
+    if (json_object_set_new(t->body, "messages", t->messages) != 0) {
+        json_decref(t->body);
+        return tr_translate_no_memory(t);
+    }
+    return TR_OK;
+}
+
+tr_status_t
+tr_translate_end(tr_translation_t *t, tr_status_t rc)
+{
+    if (rc != TR_OK) {
+        json_decref(t->body);
+        return rc;
+    }
+    json_decref(t->c->root);
+    t->c->root = t->body;
+    return TR_OK;
+}
+
+tr_status_t
+tr_translate_no_memory(const tr_translation_t *t)
+{
+    return tr_openai_no_memory(t->c);
+}
+
+tr_status_t
+tr_translate_wrong_type(const tr_translation_t *t, const char *param,
+                        const char *expected, const json_t *got)
+{
+    return tr_json_wrong_type(t->c->err, param, expected, got);
+}
+
+tr_status_t
+tr_translate_wrong_value(const tr_translation_t *t, const char *param,
+                         const json_t *got, const char *expected)
+{
+    if (!json_is_string(got)) {
+        return tr_translate_wrong_type(t, param, "a string", got);
+    }
+    return tr_error_set(t->c->err, TR_ERR_INVALID, param,
+                        "Invalid '%s': '%.64s'. Expected %s.", param,
+                        json_string_value(got), expected);
+}
+
+bool
+tr_translate_is(const json_t *value, const char *text)
+{
+    return json_is_string(value) && strcmp(json_string_value(value), text) == 0;
+}
+
+tr_status_t
+tr_translate_set(const tr_translation_t *t, json_t *object, const char *name,
+                 json_t *value)
+{
+    return json_object_set_new(object, name, value) == 0
+               ? TR_OK
+               : tr_translate_no_memory(t);
+}
+
+static tr_status_t
+append(const tr_translation_t *t, json_t *array, json_t *value)
+{
+    return json_array_append_new(array, value) == 0 ? TR_OK
+                                                    : tr_translate_no_memory(t);
+}
+
+json_t *
+tr_translate_message(const tr_translation_t *t, const char *role, bool join)
+{
+    size_t n = json_array_size(t->messages);
+    json_t *last = n == 0 ? NULL : json_array_get(t->messages, n - 1);
+
+    if (join && last != NULL
+        && tr_translate_is(json_object_get(last, "role"), role)) {
+        return last;
+    }
+    last = json_pack("{s:s, s:[]}", "role", role, "content");
+    return json_array_append_new(t->messages, last) == 0 ? last : NULL;
+}
+
+json_t *
+tr_translate_result(const tr_translation_t *t, const json_t *id)
+{
+    json_t *message = json_pack("{s:s, s:O, s:[]}", "role", "tool",
+                                "tool_call_id", id, "content");
+
+    return json_array_append_new(t->messages, message) == 0 ? message : NULL;
+}
+
+tr_status_t
+tr_translate_text(const tr_translation_t *t, json_t *parts, const json_t *text)
+{
+    return append(t, parts,
+                  json_pack("{s:s, s:O}", "type", "text", "text", text));
+}
+
+tr_status_t
+tr_translate_reasoning(const tr_translation_t *t, json_t *message,
+                       const json_t *text)
+{
+    const json_t *before = json_object_get(message, "reasoning_content");
+    size_t len = json_string_length(before), more = json_string_length(text);
+    tr_status_t rc;
+    char *both;
+
+    if (before == NULL) {
+        return tr_translate_set(t, message, "reasoning_content",
+                                json_incref((json_t *) text));
+    }
+    both = malloc(len + 1 + more);
+    if (both == NULL) {
+        return tr_translate_no_memory(t);
+    }
+    memcpy(both, json_string_value(before), len);
+    both[len] = '\n';
+    memcpy(both + len + 1, json_string_value(text), more);
+    rc = tr_translate_set(t, message, "reasoning_content",
+                          json_stringn_nocheck(both, len + 1 + more));
+    free(both);
+    return rc;
+}
+
+tr_status_t
+tr_translate_call(const tr_translation_t *t, json_t *message, const json_t *id,
+                  const json_t *name, const json_t *arguments)
+{
+    json_t *calls = json_object_get(message, "tool_calls");
+
+    if (calls == NULL) {
+        calls = json_array();
+        if (json_object_set_new(message, "tool_calls", calls) != 0) {
+            return tr_translate_no_memory(t);
+        }
+    }
+    return append(t, calls,
+                  json_pack("{s:O, s:s, s:{s:O, s:O}}", "id", id, "type",
+                            "function", "function", "name", name, "arguments",
+                            arguments));
+}
+
+/* One part is a string; none is "", or null beside calls. */
+tr_status_t
+tr_translate_settle(const tr_translation_t *t)
+{
+    json_t *message, *parts;
+    tr_status_t rc = TR_OK;
+    size_t i;
+
+    json_array_foreach (t->messages, i, message) {
+        parts = json_object_get(message, "content");
+        if (json_array_size(parts) == 1) {
+            parts = json_object_get(json_array_get(parts, 0), "text");
+            rc = tr_translate_set(t, message, "content", json_incref(parts));
+        } else if (json_array_size(parts) == 0) {
+            rc = tr_translate_set(t, message, "content",
+                                  json_object_get(message, "tool_calls") != NULL
+                                      ? json_null()
+                                      : json_string(""));
+        }
+        if (rc != TR_OK) {
+            return rc;
+        }
+    }
+    return rc;
+}
