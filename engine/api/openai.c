@@ -123,6 +123,20 @@ check_lengths(tr_openai_call_t *c)
     return TR_OK;
 }
 
+tr_status_t
+tr_openai_repeat(tr_openai_call_t *c, const char *members, size_t len)
+{
+    char *own = tr_arena_alloc(&c->r->arena, len);
+
+    if (own == NULL || len > UINT32_MAX) {
+        return tr_openai_no_memory(c);
+    }
+    memcpy(own, members, len);
+    c->r->repeated = own;
+    c->r->repeated_len = (uint32_t) len;
+    return TR_OK;
+}
+
 /* ---- the whole ---------------------------------------------------------- */
 
 static tr_status_t

@@ -28,6 +28,7 @@ enum tr_field_kind {
 #define TR_FIELD_MESSAGE 0x4u /* of messages[] */
 #define TR_FIELD_STREAM 0x8u  /* of stream_options */
 #define TR_FIELD_ANTHROPIC 0x10u
+#define TR_FIELD_RESPONSES 0x20u
 
 typedef struct {
     const char *name;
@@ -49,6 +50,7 @@ typedef struct {
  * it is in a chat. */
 const tr_field_t *tr_openai_fields(size_t *n);
 const tr_field_t *tr_anthropic_fields(size_t *n);
+const tr_field_t *tr_responses_fields(size_t *n);
 
 /* Refuses the fields of object that are REFUSED in these rows. */
 tr_status_t tr_fields_check(const tr_field_t *rows, size_t n,

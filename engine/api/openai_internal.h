@@ -3,8 +3,8 @@
  * and the checks of lengths, openai_params.c the parameters, openai_chat.c and
  * openai_completions.c the prompts, openai_tools.c and openai_reasoning.c what
  * else a chat has, openai_grammar.c what constrains an answer, openai_result.c
- * what generates nothing, endpoint.c the table of endpoints; anthropic.c turns
- * bodies of another API into those of a chat.
+ * what generates nothing, endpoint.c the table of endpoints; anthropic.c
+ * and responses.c turn bodies of other APIs into those of a chat (translate.h).
  */
 #ifndef TR_OPENAI_INTERNAL_H
 #define TR_OPENAI_INTERNAL_H
@@ -60,8 +60,13 @@ void tr_openai_settle_results(tr_openai_call_t *c, json_t *messages);
  * the template. */
 tr_status_t tr_openai_read_reasoning(tr_openai_call_t *c);
 
-/* anthropic.c: a body of /v1/messages becomes one of a chat. */
+/* A body of /v1/messages, of /v1/responses, becomes one of a chat. */
 tr_status_t tr_anthropic_translate(tr_openai_call_t *c);
+tr_status_t tr_responses_translate(tr_openai_call_t *c);
+
+/* Members of JSON that the response repeats: r->repeated; copied. */
+tr_status_t tr_openai_repeat(tr_openai_call_t *c, const char *members,
+                             size_t len);
 
 /* openai_result.c: endpoints that generate nothing, and their results. */
 tr_status_t tr_openai_read_tokenize(tr_openai_call_t *c);

@@ -204,6 +204,33 @@ reserve(tr_connection_t *c, tr_request_t *r)
     }
 }
 
+/* What the response repeats, as far as there is room; with ring false, to Redis
+ * alone. */
+static tr_status_t
+send_repeated(tr_connection_t *c, tr_request_t *r, bool ring)
+{
+    uint32_t most = tr_ring_max_payload(c->answers.capacity) / 2 & ~7u;
+    tr_status_t rc;
+
+    most = most < TR_RESULT_MAX ? most : TR_RESULT_MAX;
+    if (r->migrations != 0) {
+        return TR_OK; /* the worker has it */
+    }
+    while (r->repeated_sent < r->repeated_len) {
+        uint32_t left = r->repeated_len - r->repeated_sent;
+        tr_ring_piece_t piece = { r->repeated + r->repeated_sent,
+                                  left < most ? left : most };
+
+        rc = ring ? put(c, TR_RECORD_ECHO, r->id, &piece, 1) : TR_OK;
+        if (rc != TR_OK) {
+            return rc;
+        }
+        tr_events_answer(r, TR_RECORD_ECHO, &piece, 1);
+        r->repeated_sent += (uint32_t) piece.len;
+    }
+    return TR_OK;
+}
+
 /* On to the loop.  The publisher sees what it was told before it can see what
  * the loop tells. */
 static void
@@ -222,8 +249,11 @@ accept_request(tr_connection_t *c, tr_request_slot_t *s)
     tr_request_t *r = s->request;
     uint32_t need = sizeof(tr_wire_accepted_t) + sizeof(tr_wire_error_t)
                     + TR_NAME_MAX + TR_ERROR_PARAM + TR_ERROR_TEXT;
-    tr_status_t rc = want_space(c, need);
+    tr_status_t rc = send_repeated(c, r, true);
 
+    if (rc == TR_OK) {
+        rc = want_space(c, need);
+    }
     assert(s->state == TR_SLOT_REPLY); /* it is passed on once */
     if (rc != TR_OK) {
         return rc;
@@ -339,6 +369,7 @@ tr_connection_reply(tr_connection_t *c, tr_request_t *r)
         && reserve(c, r) == TR_OK) {
         s->state = TR_SLOT_RUNNING;
         tr_connection_charge_tokens(c, s);
+        (void) send_repeated(c, r, false);
         (void) put_accepted(c, r);
         submit(c, r);
     } else if (c->state == TR_CONNECTION_OPEN) {

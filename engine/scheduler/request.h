@@ -157,6 +157,9 @@ struct tr_request {
     uint32_t migrations;    /* engines that had it before; 0: it is new */
     uint32_t replayed;      /* tokens that they told, of all choices */
     int64_t created;        /* Unix time, s */
+    const char *repeated; /* JSON members of its response, in the arena */
+    uint32_t repeated_len;
+    uint32_t repeated_sent; /* frontend thread: bytes */
     tr_result_t *result;    /* it is complete, and goes to no loop; else NULL */
     /* what the answers are made of (dialect.h); NULL: content alone */
     const tr_dialect_t *dialect;

@@ -23,6 +23,7 @@ enum tr_endpoint {
     TR_ENDPOINT_RENDER = 5,
     TR_ENDPOINT_MESSAGES = 6,
     TR_ENDPOINT_COUNT_TOKENS = 7,
+    TR_ENDPOINT_RESPONSES = 8,
     TR_ENDPOINTS /* one more than the last */
 };
 

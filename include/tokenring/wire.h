@@ -4,7 +4,9 @@
  *   worker -> engine   SUBMIT   one API request: a fixed head, then a replay
  *                               block, a model name and the raw JSON body in as
  *                               many parts as they take
- *   engine -> worker   ACCEPTED what the worker must know to answer: streaming
+ *   engine -> worker   ECHO     what the response repeats of the request; comes
+ *                               in parts, in the ring of answers, before ACCEPTED
+ *                      ACCEPTED what the worker must know to answer: streaming
  *                               or not, how many choices, which model; comes in
  *                               the ring of answers, before all that follows
  *                      STARTED  the request joins its first batch, whose step
@@ -23,8 +25,8 @@
  *
  * Abort and pause are no records: they are control words (channel.h).
  *
- * For every request the engine sends, in this order: at most one ACCEPTED, at
- * most one STARTED, then DELTAs, ITEMs, KVs, RESULTs and one FINISH per choice,
+ * For every request the engine sends, in this order: ECHOs, at most one
+ * ACCEPTED, at most one STARTED, then DELTAs, ITEMs, KVs, RESULTs and one FINISH per choice,
  * the last of them with TR_FINISH_LAST; or at any point one ERROR, which ends it.
  * Exactly one of (FINISH with LAST, ERROR) is sent for every request whose first SUBMIT
  * part was read, also after an abort: it frees the slot.
@@ -52,6 +54,7 @@ enum tr_record_type {
     TR_RECORD_STARTED = 20,
     TR_RECORD_ITEM = 21,
     TR_RECORD_RESULT = 22,
+    TR_RECORD_ECHO = 23,
     TR_RECORD_KV = 24
 };
 
@@ -202,6 +205,11 @@ typedef struct {
     uint32_t name_len; /* <= TR_ITEM_NAME_MAX */
     uint32_t reserved;
 } tr_wire_item_t; /* 24 bytes */
+
+#define TR_ECHO_MAX (8u << 20) /* bytes of all ECHOs of a request */
+
+/* ECHO: members of a JSON object, without its braces, 1 to TR_RESULT_MAX bytes
+ * of them: parts may end anywhere. */
 
 enum tr_result_kind {
     TR_RESULT_TOKENS = 1, /* bytes: i32 ids */

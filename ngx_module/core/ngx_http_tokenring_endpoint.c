@@ -80,7 +80,17 @@ static const ngx_http_tokenring_endpoint_t  ngx_http_tokenring_endpoints[] = {
       .whole = ngx_http_tokenring_messages_whole,
       .item = ngx_http_tokenring_messages_item,
       .ordered = 1,
-      .error = ngx_http_tokenring_messages_error }
+      .error = ngx_http_tokenring_messages_error },
+
+    [TR_ENDPOINT_RESPONSES] =
+    { .id_prefix = "resp_",
+      .heads = ngx_http_tokenring_responses_heads,
+      .chunks = ngx_http_tokenring_responses_chunks,
+      .delta = ngx_http_tokenring_responses_delta,
+      .finish = ngx_http_tokenring_responses_finish,
+      .whole = ngx_http_tokenring_responses_whole,
+      .item = ngx_http_tokenring_responses_item,
+      .ordered = 1 }
 };
 
 

@@ -57,6 +57,9 @@ ngx_http_tokenring_choices_free(ngx_http_tokenring_ctx_t *ctx)
         if (choice->items) {
             ngx_http_tokenring_text_free(&choice->items->reasoning);
             ngx_http_tokenring_text_free(&choice->items->calls);
+            ngx_http_tokenring_text_free(&choice->items->said);
+            ngx_http_tokenring_text_free(&choice->items->call);
+            ngx_http_tokenring_text_free(&choice->items->output);
         }
     }
 }

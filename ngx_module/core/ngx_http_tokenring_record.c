@@ -19,6 +19,8 @@
 #define NGX_HTTP_TOKENRING_RESPONSE_MAX  (64 * 1024 * 1024)
 
 
+static ngx_int_t ngx_http_tokenring_echo(ngx_http_tokenring_ctx_t *ctx,
+    u_char *payload, size_t len);
 static ngx_int_t ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx,
     u_char *payload, size_t len);
 static void ngx_http_tokenring_accepted_again(ngx_http_tokenring_ctx_t *ctx,
@@ -53,6 +55,9 @@ static const char *
 ngx_http_tokenring_record_name(ngx_uint_t type)
 {
     switch (type) {
+
+    case TR_RECORD_ECHO:
+        return "ECHO";
 
     case TR_RECORD_ACCEPTED:
         return "ACCEPTED";
@@ -121,6 +126,10 @@ ngx_http_tokenring_record(ngx_http_tokenring_ctx_t *ctx, tr_record_t *rec,
 
     switch (rec->type) {
 
+    case TR_RECORD_ECHO:
+        rc = ngx_http_tokenring_echo(ctx, payload, rec->length);
+        break;
+
     case TR_RECORD_ACCEPTED:
         rc = ngx_http_tokenring_accepted(ctx, payload, rec->length);
         break;
@@ -178,6 +187,28 @@ ngx_http_tokenring_record(ngx_http_tokenring_ctx_t *ctx, tr_record_t *rec,
     }
 
     return NGX_OK;
+}
+
+
+/* a part of what the response repeats of the request */
+
+static ngx_int_t
+ngx_http_tokenring_echo(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
+    size_t len)
+{
+    if (len == 0
+        || len > TR_RESULT_MAX
+        || ngx_http_tokenring_text_len(&ctx->repeated) + len > TR_ECHO_MAX
+        || ctx->state != NGX_HTTP_TOKENRING_QUEUED)
+    {
+        return NGX_DECLINED;
+    }
+
+    if (ctx->gone || ctx->error) {
+        return NGX_OK;
+    }
+
+    return ngx_http_tokenring_append(&ctx->repeated, payload, len);
 }
 
 

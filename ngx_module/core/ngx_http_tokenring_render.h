@@ -84,6 +84,19 @@ ngx_int_t ngx_http_tokenring_messages_error(ngx_http_tokenring_text_t *t,
 ngx_int_t ngx_http_tokenring_count_whole(ngx_http_tokenring_ctx_t *ctx);
 
 
+/* _responses.c: as OpenAI's Responses API gives them */
+ngx_int_t ngx_http_tokenring_responses_heads(ngx_http_tokenring_ctx_t *ctx);
+ngx_int_t ngx_http_tokenring_responses_chunks(ngx_http_tokenring_ctx_t *ctx);
+ngx_int_t ngx_http_tokenring_responses_delta(ngx_http_tokenring_ctx_t *ctx,
+    ngx_uint_t index, uint64_t number);
+ngx_int_t ngx_http_tokenring_responses_finish(ngx_http_tokenring_ctx_t *ctx,
+    ngx_uint_t index, uint64_t number);
+ngx_int_t ngx_http_tokenring_responses_item(ngx_http_tokenring_ctx_t *ctx,
+    ngx_uint_t index, uint64_t number, tr_wire_bytes_t *id,
+    tr_wire_bytes_t *name);
+ngx_int_t ngx_http_tokenring_responses_whole(ngx_http_tokenring_ctx_t *ctx);
+
+
 /* _items.c: tool calls and reasoning */
 ngx_int_t ngx_http_tokenring_items_create(ngx_http_tokenring_ctx_t *ctx);
 void ngx_http_tokenring_choices_free(ngx_http_tokenring_ctx_t *ctx);

@@ -404,6 +404,7 @@ ngx_http_tokenring_hang_up(ngx_http_tokenring_ctx_t *ctx)
 
     ngx_http_tokenring_choices_free(ctx);
     ngx_http_tokenring_text_free(&ctx->queue);
+    ngx_http_tokenring_text_free(&ctx->repeated);
 
     ctx->pending = 0;
 
@@ -637,6 +638,7 @@ ngx_http_tokenring_pool_cleanup(void *data)
 
     ngx_http_tokenring_choices_free(ctx);
     ngx_http_tokenring_text_free(&ctx->queue);
+    ngx_http_tokenring_text_free(&ctx->repeated);
     ngx_http_tokenring_text_free(&ctx->head);
     ngx_http_tokenring_text_free(&ctx->out);
 }

@@ -34,10 +34,17 @@ typedef struct {
     uint16_t                        kind;    /* of the text that comes now */
     uint32_t                        index;   /* of the newest call */
 
-    /* where text and calls are blocks (_messages.c) */
+    /* where text and calls are blocks or items (_messages.c, _responses.c) */
     uint16_t                        open;    /* kind of the block that is, 0 */
     uint16_t                        called;  /* there is a call */
     uint32_t                        blocks;  /* so far */
+    uint64_t                        sequence; /* events so far */
+
+    /* JSON: the inside of the open item's text, the call's id and name as
+     * members, and the items that are complete */
+    ngx_http_tokenring_text_t       said;
+    ngx_http_tokenring_text_t       call;
+    ngx_http_tokenring_text_t       output;
     ngx_http_tokenring_text_t       reasoning;
     ngx_http_tokenring_text_t       calls;   /* JSON, open at its end */
 } ngx_http_tokenring_items_t;
@@ -280,6 +287,8 @@ struct ngx_http_tokenring_ctx_s {
     uint8_t                         model_id[TR_MODEL_ID];
     uint32_t                        max_model_len;
     ngx_http_tokenring_shared_t    *shared;
+
+    ngx_http_tokenring_text_t       repeated; /* from ECHOs */
 
     /* from ACCEPTED */
     ngx_str_t                       model;

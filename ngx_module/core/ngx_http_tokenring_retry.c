@@ -341,6 +341,7 @@ ngx_http_tokenring_reset(ngx_http_tokenring_ctx_t *ctx)
     ctx->after = 0;
     ctx->error_number = 0;
     ngx_http_tokenring_text_free(&ctx->queue);
+    ngx_http_tokenring_text_free(&ctx->repeated);
 
     ctx->body_sent = NGX_HTTP_TOKENRING_NOTHING;
     ctx->spoken = 0;

@@ -17,7 +17,7 @@ let redis, stack;
 
 before(async () => {
   redis = await Redis.start();
-  stack = await scripted([SAYS, SAYS], {
+  stack = await scripted([SAYS, SAYS, SAYS], {
     engine: { redis: redis.address },
     http: `tokenring_redis ${redis.address} timeout=10s;`,
     location: 'tokenring_resumable on;',
@@ -55,26 +55,42 @@ test('the same bytes live, again, and after any event', async () => {
   }
 });
 
-test('the same of /v1/messages', async () => {
-  const live = await stream(`${stack.url}/v1/messages`, {
-    messages: [{ role: 'user', content: 'Do it.' }], stream: true,
-    max_tokens: 500,
-    tools: ['get_a', 'get_b'].map((name) => ({ name,
-      input_schema: { type: 'object' } })),
-  }).finished;
-  const { id } = live.events[0].message;
-  assert.deepEqual(live.events.filter((e) => e.type === 'content_block_start')
-    .map((e) => e.content_block.type),
-  ['thinking', 'text', 'tool_use', 'tool_use']);
-  assert.equal(live.events.at(-1).type, 'message_stop');
-  assert.ok(live.ids.length > 10);
-  const url = `${stack.url}/v1/requests/${id}/stream`;
-  const again = async (after) => (await stream(url, undefined, after
-    ? { headers: { 'Last-Event-ID': String(after) } } : {}).finished).raw;
-  await until(async () => (await again()) === live.raw, 'all of it is stored');
-  for (const last of live.ids) {
-    const raw = await again(last);
-    assert.ok(live.raw.endsWith(raw), `after ${last}`);
-    assert.ok(raw.includes('"message_stop"'));
-  }
-});
+const functions = ['get_a', 'get_b'].map((name) => ({ name }));
+const others = {
+  messages: {
+    body: { messages: [{ role: 'user', content: 'Do it.' }], max_tokens: 500,
+      tools: functions.map((f) => ({ ...f, input_schema: { type: 'object' } })) },
+    id: (e) => e.message.id,
+    items: (events) => events.filter((e) => e.type === 'content_block_start')
+      .map((e) => e.content_block.type),
+    expected: ['thinking', 'text', 'tool_use', 'tool_use'],
+    end: 'message_stop',
+  },
+  responses: {
+    body: { input: 'Do it.', instructions: 'Now.',
+      tools: functions.map((f) => ({ ...f, type: 'function' })) },
+    id: (e) => e.response.id,
+    items: (events) => events.at(-1).response.output.map((o) => o.type),
+    expected: ['reasoning', 'message', 'function_call', 'function_call'],
+    end: 'response.completed',
+  },
+};
+for (const [path, { body, id, items, expected, end }] of Object.entries(others)) {
+  test(`the same of /v1/${path}`, async () => {
+    const live = await stream(`${stack.url}/v1/${path}`, { ...body,
+      stream: true }).finished;
+    assert.deepEqual(items(live.events), expected);
+    assert.equal(live.events.at(-1).type, end);
+    assert.ok(live.ids.length > 10);
+    const url = `${stack.url}/v1/requests/${id(live.events[0])}/stream`;
+    const again = async (after) => (await stream(url, undefined, after
+      ? { headers: { 'Last-Event-ID': String(after) } } : {}).finished).raw;
+    await until(async () => (await again()) === live.raw, 'all of it is stored');
+    for (const last of live.ids) {
+      const raw = await again(last);
+      assert.ok(live.raw.endsWith(raw), `after ${last}`);
+      assert.equal(raw.includes(`"${end}"`), last !== live.ids.at(-1)
+        || path === 'messages');
+    }
+  });
+}

@@ -17,6 +17,7 @@ static const struct {
 } tables[] = {
     { "\n## Fields\n", tr_openai_fields, true },
     { "\n## Messages\n", tr_anthropic_fields, false },
+    { "\n## Responses\n", tr_responses_fields, false },
 };
 
 #define TABLES (sizeof(tables) / sizeof(tables[0]))
@@ -125,7 +126,10 @@ ask(unsigned endpoint, const tr_field_t *f, const char *value)
                  endpoint == TEXT ? P : HI, f->name, value);
     } else {
         snprintf(body, sizeof(body), "{%s,\"%s\":%s}",
-                 endpoint == TEXT ? P : HI, f->name, value);
+                 endpoint == TEXT                    ? P
+                 : endpoint == TR_ENDPOINT_RESPONSES ? "\"input\":\"Hi\""
+                                                     : HI,
+                 f->name, value);
     }
     return parse((uint16_t) endpoint, body);
 }
@@ -209,12 +213,17 @@ test_true_elsewhere(void **state)
     for (i = 0; i < n; i++) {
         check(TR_ENDPOINT_MESSAGES, &fields[i]);
     }
+    fields = tr_responses_fields(&n);
+    for (i = 0; i < n; i++) {
+        check(TR_ENDPOINT_RESPONSES, &fields[i]);
+    }
     fields = tr_openai_fields(&n);
     for (i = 0; i < n; i++) {
         if (strcmp(fields[i].name, "seed") == 0
             || strcmp(fields[i].name, "kv_policy") == 0
             || strcmp(fields[i].name, "use_beam_search") == 0) {
             check(TR_ENDPOINT_MESSAGES, &fields[i]);
+            check(TR_ENDPOINT_RESPONSES, &fields[i]);
         }
     }
 }
