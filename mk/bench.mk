@@ -15,6 +15,7 @@
 #   make bench-grammar    masks and compile times over schemas of jsonschemabench
 #                         (BENCH_TOKENIZER=DIR BENCH_SCHEMAS=DIR), not part of
 #                         `make bench`
+#   make bench-scan       reading the model in a body, ns a byte
 #   make bench-footprint  start, memory, idle CPU
 #   make bench-soak       everything for MINUTES=60, not part of `make bench`
 #   make bench-gpu        compiles bench_gpu; tests/gpu/engine.sh runs it
@@ -30,6 +31,7 @@ BENCH_ATTENTION := $B/bench/bench_attention
 BENCH_STORE  := $B/bench/bench_kv_store
 BENCH_POLICY := $B/bench/bench_policy
 BENCH_GRAMMAR := $B/bench/bench_grammar
+BENCH_SCAN   := $B/bench/bench_scan
 bench_json    = $(if $(RESULTS),--json $(RESULTS)/$(1).json)
 
 $(BENCH_PROG): $B/bench/%: tests/bench/%.c engine/executor/null_trace.h
@@ -38,11 +40,13 @@ $(BENCH_PROG): $B/bench/%: tests/bench/%.c engine/executor/null_trace.h
 	$Q$(CC) $(TR_CFLAGS) $(CFLAGS) -o $@ $<
 
 $(BENCH_ENGINE) $(BENCH_MANAGER) $(BENCH_ATTENTION) $(BENCH_STORE) \
-    $(BENCH_POLICY) $(BENCH_GRAMMAR): \
+    $(BENCH_POLICY) $(BENCH_GRAMMAR) $(BENCH_SCAN): \
     $B/bench/%: $B/obj/tests/bench/%.o $B/libtokenring.a
 	@mkdir -p $(@D)
 	@echo "  LD    $@"
 	$Q$(CC) $(CFLAGS) -pthread -o $@ $^ $(LIBS) $(LDFLAGS)
+
+$(BENCH_SCAN): $B/obj/ngx_module/core/ngx_http_tokenring_scan.o
 
 # The engine's steps on a GPU: nothing of the CPU backend is linked, so that it
 # runs where OpenBLAS is not.  JANSSON=-l:libjansson.a for a machine without.
@@ -59,11 +63,11 @@ bench-gpu: $(BENCH_GPU)
 
 .PHONY: bench bench-tools bench-dashboard bench-redis bench-resume \
         bench-redis-faults bench-soak \
-        bench-capacity bench-grammar \
+        bench-capacity bench-grammar bench-scan \
         bench-gateway bench-engine bench-footprint bench-manager \
         bench-attention bench-kv-store bench-policy
 bench-tools: $(BENCH_PROG) $(BENCH_ENGINE) $(BENCH_MANAGER) $(BENCH_ATTENTION) \
-             $(BENCH_STORE) $(BENCH_POLICY) $(BENCH_GRAMMAR)
+             $(BENCH_STORE) $(BENCH_POLICY) $(BENCH_GRAMMAR) $(BENCH_SCAN)
 
 bench-gateway: engine module $(BENCH_PROG)
 	@B="$B" node tests/bench/gateway.js $(call bench_json,gateway)
@@ -101,6 +105,9 @@ bench-redis-faults: engine module
 bench-grammar: $(BENCH_GRAMMAR)
 	@$< $(BENCH_TOKENIZER) $(BENCH_SCHEMAS)
 
+bench-scan: $(BENCH_SCAN)
+	@$< $(call bench_json,scan)
+
 MINUTES ?= 60
 bench-soak: engine module
 	@B="$B" node tests/bench/soak.js --minutes $(MINUTES) \
@@ -125,6 +132,8 @@ bench: deps
 	@$(MAKE) -s --no-print-directory bench-policy
 	@echo "== dashboard"
 	@$(MAKE) -s --no-print-directory bench-dashboard
+	@echo "== scan"
+	@$(MAKE) -s --no-print-directory bench-scan
 	@echo "== redis"
 	@$(MAKE) -s --no-print-directory bench-redis
 	@echo "== redis-faults"
