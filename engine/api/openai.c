@@ -146,12 +146,15 @@ check_model(tr_openai_call_t *c)
     const tr_request_t *r = c->r;
 
     if (r->routed_len != 0) {
-        /* it chose this engine by what it read: whether that is a name of this
-         * engine's is its business, but not what the body says */
-        if (!json_is_string(model) || json_string_length(model) != r->routed_len
-            || memcmp(json_string_value(model), r->ahead + r->replay_len,
-                      r->routed_len)
-                   != 0) {
+        /* it chose this engine by what it read, or was told where the body says
+         * nothing: whether that is a name of this engine's is its business, but
+         * not what the body says */
+        if (model != NULL
+            && (!json_is_string(model)
+                || json_string_length(model) != r->routed_len
+                || memcmp(json_string_value(model), r->ahead + r->replay_len,
+                          r->routed_len)
+                       != 0)) {
             return tr_error_set(c->err, TR_ERR_INVALID, "model",
                                 "The gateway and the engine read different "
                                 "models in this body.");
