@@ -12,10 +12,14 @@
  * header, where it is not of the same name.
  *
  *     _module.c     directives, configuration, life of the process [_conf.h]
- *     _engine.c     connecting, handshake, loss, reconnecting, choosing one
+ *     _conn.c       connecting, handshake, loss, reconnecting [_engine.h]
+ *     _choose.c     which engine gets a request [_engine.h]
+ *     _models.c     models by name: which one a request is for
+ *     _scan.c       the model in a body
  *     _channel.c    slots, doorbells, draining what the engine says
  *     _handler.c    the content handler: routes, admission [_request.h]
- *     _body.c       the request body, from the client into the request ring
+ *     _body.c       the request body, from the client
+ *     _submit.c     the request body, into the request ring [_body.h]
  *     _migrate.c    another engine for one that has begun [_body.h]
  *     _upload.c     bodies that come slowly [_body.h]
  *     _record.c     what the engine's records do to a request [_request.h]
@@ -31,7 +35,8 @@
  *                   without their client
  *     _text.c       growing buffers, JSON strings
  *     _error.c      error bodies; tokenring_error
- *     _status.c     /v1/models and /health, from the status page
+ *     _status.c     /health, from the status page
+ *     _list.c       /v1/models, from the status page [_status.h]
  *     _metrics.c    /metrics
  *     _counters.c   the gateway's own counters [_metrics.h]
  *     _variables.c  $tokenring_* [_conf.h]
@@ -62,6 +67,8 @@
 
 typedef struct ngx_http_tokenring_loc_conf_s  ngx_http_tokenring_loc_conf_t;
 typedef struct ngx_http_tokenring_engine_s    ngx_http_tokenring_engine_t;
+typedef struct ngx_http_tokenring_group_s     ngx_http_tokenring_group_t;
+typedef struct ngx_http_tokenring_models_s    ngx_http_tokenring_models_t;
 typedef struct ngx_http_tokenring_conn_s      ngx_http_tokenring_conn_t;
 typedef struct ngx_http_tokenring_slot_s      ngx_http_tokenring_slot_t;
 typedef struct ngx_http_tokenring_ctx_s       ngx_http_tokenring_ctx_t;

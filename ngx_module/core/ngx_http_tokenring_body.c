@@ -6,6 +6,7 @@
  * client occupies no engine: the body is gathered here until it is complete, or
  * longer than client_body_buffer_size.  A longer one is passed on as it
  * arrives (_submit.c), in one of the slots reserved for incomplete bodies.
+ * Where the body says which engine gets the request, it is gathered whole.
  *
  * Another module (mirror) may have read the body first, and may still need it:
  * then we read it from memory or from its temporary file and leave it in place.
@@ -19,20 +20,29 @@
 #include "ngx_http_tokenring_channel.h"
 #include "ngx_http_tokenring_conf.h"
 #include "ngx_http_tokenring_error.h"
+#include "ngx_http_tokenring_models.h"
 #include "ngx_http_tokenring_request.h"
 #include "ngx_http_tokenring_resumable.h"
 #include "ngx_http_tokenring_send.h"
 
 
+/* of a file that is scanned, bytes at a time */
+#define NGX_HTTP_TOKENRING_SCANNED  16384
+
+
 static void ngx_http_tokenring_body_handler(ngx_http_request_t *r);
 static void ngx_http_tokenring_body_event(ngx_http_request_t *r);
 static void ngx_http_tokenring_body_gather(ngx_http_tokenring_ctx_t *ctx);
+static void ngx_http_tokenring_body_routed(ngx_http_tokenring_ctx_t *ctx);
+static ngx_int_t ngx_http_tokenring_body_scan(ngx_http_tokenring_ctx_t *ctx);
+static void ngx_http_tokenring_body_whole(ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_body_hold(ngx_http_tokenring_ctx_t *ctx);
-static ngx_int_t ngx_http_tokenring_body_ahead(ngx_http_tokenring_ctx_t *ctx);
+static ngx_int_t ngx_http_tokenring_body_add(ngx_http_tokenring_ctx_t *ctx,
+    ngx_buf_t *b);
 static ngx_int_t ngx_http_tokenring_body_copy(ngx_http_tokenring_ctx_t *ctx);
 
 
-/* the request has a connection and a slot */
+/* the request has a connection and a slot, or its body says where it goes */
 
 ngx_int_t
 ngx_http_tokenring_body_read(ngx_http_tokenring_ctx_t *ctx)
@@ -46,7 +56,8 @@ ngx_http_tokenring_body_read(ngx_http_tokenring_ctx_t *ctx)
 
     ctx->foreign_body = (r->request_body != NULL);
 
-    ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_READ);
+    ngx_http_tokenring_set_state(ctx, ctx->conn ? NGX_HTTP_TOKENRING_READ
+                                                : NGX_HTTP_TOKENRING_GATHER);
 
     r->request_body_no_buffering = 1;
 
@@ -67,6 +78,16 @@ ngx_http_tokenring_body_handler(ngx_http_request_t *r)
 
     if (r->request_body && r->request_body->temp_file) {
         ctx->foreign_body = 1;
+    }
+
+    if (ctx->routed) {
+        ngx_http_tokenring_body_routed(ctx);
+        return;
+    }
+
+    if (!r->reading_body && ngx_http_tokenring_body_ahead(ctx) != NGX_OK) {
+        ngx_http_tokenring_body_fail(ctx, NGX_HTTP_INTERNAL_SERVER_ERROR);
+        return;
     }
 
     if (ctx->foreign_body || r->request_body == NULL) {
@@ -96,6 +117,99 @@ ngx_http_tokenring_body_handler(ngx_http_request_t *r)
 }
 
 
+/* the model in the body is needed before an engine is chosen */
+
+static void
+ngx_http_tokenring_body_routed(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_http_request_t  *r;
+
+    r = ctx->request;
+
+    if (!ctx->foreign_body && r->request_body) {
+
+        if (r->reading_body) {
+            ngx_http_tokenring_upload_begin(ctx);
+        }
+
+        ngx_http_tokenring_body_gather(ctx);
+        return;
+    }
+
+    if (ngx_http_tokenring_body_scan(ctx) != NGX_OK) {
+        ngx_http_tokenring_body_fail(ctx, NGX_HTTP_INTERNAL_SERVER_ERROR);
+        return;
+    }
+
+    ngx_http_tokenring_body_whole(ctx);
+}
+
+
+/* of a body that another module has read, or that is in a file */
+
+static ngx_int_t
+ngx_http_tokenring_body_scan(ngx_http_tokenring_ctx_t *ctx)
+{
+    off_t         at;
+    size_t        size;
+    u_char       *p;
+    ssize_t       n;
+    ngx_buf_t    *b;
+    ngx_chain_t  *cl;
+
+    cl = ctx->request->request_body ? ctx->request->request_body->bufs : NULL;
+    p = NULL;
+
+    for ( /* void */ ; cl; cl = cl->next) {
+        b = cl->buf;
+
+        if (ngx_buf_in_memory(b)) {
+            ngx_http_tokenring_scan(ctx->scan, b->pos, b->last - b->pos);
+            continue;
+        }
+
+        if (p == NULL) {
+            p = ngx_palloc(ctx->request->pool, NGX_HTTP_TOKENRING_SCANNED);
+            if (p == NULL) {
+                return NGX_ERROR;
+            }
+        }
+
+        for (at = b->file_pos; at < b->file_last; at += n) {
+            size = (size_t) ngx_min(b->file_last - at,
+                                    NGX_HTTP_TOKENRING_SCANNED);
+
+            n = ngx_read_file(b->file, p, size, at);
+
+            if (n != (ssize_t) size) {
+                return NGX_ERROR;
+            }
+
+            ngx_http_tokenring_scan(ctx->scan, p, n);
+        }
+    }
+
+    return NGX_OK;
+}
+
+
+/* all of it is kept, or as much as is kept of a slow client's; may end it */
+
+static void
+ngx_http_tokenring_body_whole(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_int_t  rc;
+
+    rc = ctx->routed ? ngx_http_tokenring_pick(ctx) : NGX_OK;
+
+    if (rc == NGX_OK && ngx_http_tokenring_admit(ctx) == NGX_AGAIN) {
+        return;
+    }
+
+    ngx_http_tokenring_body_resend(ctx);
+}
+
+
 /* how many bytes of a slow client's body we keep */
 
 size_t
@@ -114,19 +228,31 @@ ngx_http_tokenring_body_held(ngx_http_tokenring_ctx_t *ctx)
 static void
 ngx_http_tokenring_body_gather(ngx_http_tokenring_ctx_t *ctx)
 {
+    ngx_int_t            rc;
     ngx_http_request_t  *r;
 
     r = ctx->request;
 
     for ( ;; ) {
 
-        if (ngx_http_tokenring_body_hold(ctx) != NGX_OK) {
+        rc = ngx_http_tokenring_body_hold(ctx);
+
+        if (rc == NGX_DECLINED) {
+            ngx_http_tokenring_fail(ctx, TR_ERR_QUEUE_FULL,
+                                    "Too many requests are being uploaded");
+            ctx->retry_after = NGX_HTTP_TOKENRING_RETRY_AFTER;
+            ngx_http_tokenring_flush(ctx);
+            return;
+        }
+
+        if (rc != NGX_OK) {
             ngx_http_tokenring_body_fail(ctx, NGX_HTTP_INTERNAL_SERVER_ERROR);
             return;
         }
 
         if (!r->reading_body
-            || ctx->kept_size >= ngx_http_tokenring_body_held(ctx))
+            || (!ctx->routed
+                && ctx->kept_size >= ngx_http_tokenring_body_held(ctx)))
         {
             break;
         }
@@ -140,18 +266,14 @@ ngx_http_tokenring_body_gather(ngx_http_tokenring_ctx_t *ctx)
                    "tokenring body: kept:%uz whole:%d", ctx->kept_size,
                    !r->reading_body);
 
-    if ((ctx->conf->engine->conns.nelts < 2 && ctx->conf->migrate == 0)
+    if ((ctx->group->conns.nelts < 2 && ctx->conf->migrate == 0)
         || ctx->kept_size > ctx->conf->retry_buffer)
     {
         /* it cannot be retried; the bytes stay until the engine has them */
         ctx->lost_body = 1;
     }
 
-    if (ngx_http_tokenring_admit(ctx) == NGX_AGAIN) {
-        return;
-    }
-
-    ngx_http_tokenring_body_resend(ctx);
+    ngx_http_tokenring_body_whole(ctx);
 }
 
 
@@ -160,17 +282,26 @@ ngx_http_tokenring_body_gather(ngx_http_tokenring_ctx_t *ctx)
 static ngx_int_t
 ngx_http_tokenring_body_hold(ngx_http_tokenring_ctx_t *ctx)
 {
+    ngx_int_t            rc;
     ngx_chain_t         *cl, *next;
     ngx_http_request_t  *r;
 
     r = ctx->request;
 
-    if (ngx_http_tokenring_body_keep(ctx, r->request_body->bufs) != NGX_OK) {
-        return NGX_ERROR;
+    rc = ngx_http_tokenring_body_keep(ctx, r->request_body->bufs);
+
+    if (rc != NGX_OK) {
+        return rc;
     }
 
     for (cl = r->request_body->bufs; cl; cl = next) {
         next = cl->next;
+
+        if (ctx->routed) {
+            ngx_http_tokenring_scan(ctx->scan, cl->buf->pos,
+                                    cl->buf->last - cl->buf->pos);
+        }
+
         cl->buf->pos = cl->buf->last;
         ngx_free_chain(r->pool, cl);
     }
@@ -206,7 +337,7 @@ ngx_http_tokenring_body_again(ngx_http_tokenring_ctx_t *ctx)
 
     ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_SEND);
 
-    rc = ctx->moving ? ngx_http_tokenring_body_ahead(ctx) : NGX_OK;
+    rc = ngx_http_tokenring_body_ahead(ctx);
 
     if (rc == NGX_OK) {
         rc = ctx->foreign_body ? ngx_http_tokenring_body_copy(ctx)
@@ -222,10 +353,44 @@ ngx_http_tokenring_body_again(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/* the replay block comes first */
+/* first a replay block, then the name of the model, if there are such */
+
+ngx_int_t
+ngx_http_tokenring_body_ahead(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_buf_t  *b;
+
+    ctx->ahead = 0;
+
+    if (ctx->moving) {
+        ctx->replay->pos = ctx->replay->start;
+
+        if (ngx_http_tokenring_body_add(ctx, ctx->replay) != NGX_OK) {
+            return NGX_ERROR;
+        }
+    }
+
+    if (ctx->asked.len) {
+        b = ngx_calloc_buf(ctx->request->pool);
+        if (b == NULL) {
+            return NGX_ERROR;
+        }
+
+        b->pos = ctx->asked.data;
+        b->last = b->pos + ctx->asked.len;
+        b->memory = 1;
+
+        if (ngx_http_tokenring_body_add(ctx, b) != NGX_OK) {
+            return NGX_ERROR;
+        }
+    }
+
+    return NGX_OK;
+}
+
 
 static ngx_int_t
-ngx_http_tokenring_body_ahead(ngx_http_tokenring_ctx_t *ctx)
+ngx_http_tokenring_body_add(ngx_http_tokenring_ctx_t *ctx, ngx_buf_t *b)
 {
     ngx_chain_t  *cl;
 
@@ -234,13 +399,13 @@ ngx_http_tokenring_body_ahead(ngx_http_tokenring_ctx_t *ctx)
         return NGX_ERROR;
     }
 
-    ctx->replay->pos = ctx->replay->start;
-
-    cl->buf = ctx->replay;
+    cl->buf = b;
     cl->next = NULL;
 
     *ctx->last_body = cl;
     ctx->last_body = &cl->next;
+
+    ctx->ahead += b->last - b->pos;
 
     return NGX_OK;
 }

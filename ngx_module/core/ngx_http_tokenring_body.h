@@ -15,7 +15,11 @@
 #include <tokenring/wire.h>
 
 
-/* begins; ctx has a slot.  As ngx_http_read_client_request_body() returns */
+/* what goes ahead of the body, where ctx->body begins; NGX_ERROR: no memory */
+ngx_int_t ngx_http_tokenring_body_ahead(ngx_http_tokenring_ctx_t *ctx);
+
+/* begins; ctx has a slot, or is routed.  Returns as
+ * ngx_http_read_client_request_body() does */
 ngx_int_t ngx_http_tokenring_body_read(ngx_http_tokenring_ctx_t *ctx);
 
 /* sends what is there, and reads more if the ring takes it; NGX_DONE: the
@@ -57,9 +61,13 @@ ngx_int_t ngx_http_tokenring_upload_shed(ngx_http_tokenring_conn_t *conn);
 size_t ngx_http_tokenring_body_held(ngx_http_tokenring_ctx_t *ctx);
 
 
-/* copies what was read, if it could be sent again; NGX_ERROR: no memory */
+/* copies what was read, if it could be sent again; NGX_ERROR: no memory;
+ * NGX_DECLINED: above tokenring_body_memory */
 ngx_int_t ngx_http_tokenring_body_keep(ngx_http_tokenring_ctx_t *ctx,
     ngx_chain_t *in);
+
+/* what the request has of tokenring_body_memory is others' again */
+void ngx_http_tokenring_body_uncharge(ngx_http_tokenring_ctx_t *ctx);
 
 /* gives up what is kept: the request stays with its engine */
 void ngx_http_tokenring_body_forget(ngx_http_tokenring_ctx_t *ctx);

@@ -651,7 +651,7 @@ ngx_http_tokenring_slot_return(ngx_http_tokenring_ctx_t *ctx)
     ngx_http_tokenring_slot_free(ctx->conn, TR_ID_SLOT(ctx->id));
 
     /* give the turn back, or one of two engines would get all requests */
-    ctx->conn->engine->turn--;
+    ctx->group->turn--;
 
     ctx->conn = NULL;
     ctx->tried = 0;

@@ -12,6 +12,8 @@
 
 
 static uint64_t ngx_http_tokenring_load(ngx_http_tokenring_conn_t *conn);
+static ngx_uint_t ngx_http_tokenring_suits(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_conn_t *conn);
 static ngx_uint_t ngx_http_tokenring_takes(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_conn_t *conn, tr_status_t *rc);
 static ngx_uint_t ngx_http_tokenring_crowded(ngx_http_tokenring_ctx_t *ctx,
@@ -41,12 +43,67 @@ ngx_http_tokenring_load(ngx_http_tokenring_conn_t *conn)
 }
 
 
-/* the bit of a replica in a mask; beyond 64, replicas share bits */
+/* the bit of a connection in a mask; beyond 64, connections share bits */
 
 uint64_t
 ngx_http_tokenring_conn_bit(ngx_http_tokenring_conn_t *conn)
 {
-    return (uint64_t) 1 << (conn->replica % 64);
+    return (uint64_t) 1 << (conn->number % 64);
+}
+
+
+ngx_uint_t
+ngx_http_tokenring_conn_may_serve(ngx_http_tokenring_conn_t *conn,
+    ngx_str_t *model)
+{
+    return conn->card.model[0] == '\0'
+           || (ngx_strlen(conn->card.model) == model->len
+               && ngx_memcmp(conn->card.model, model->data, model->len) == 0);
+}
+
+
+ngx_uint_t
+ngx_http_tokenring_group_mixed(ngx_http_tokenring_group_t *group)
+{
+    char                        *model;
+    ngx_uint_t                   i;
+    ngx_http_tokenring_conn_t  **conns;
+
+    conns = group->conns.elts;
+    model = NULL;
+
+    for (i = 0; i < group->conns.nelts; i++) {
+
+        if (conns[i]->card.model[0] == '\0') {
+            continue;
+        }
+
+        if (model && ngx_strcmp(conns[i]->card.model, model) != 0) {
+            return 1;
+        }
+
+        model = conns[i]->card.model;
+    }
+
+    return 0;
+}
+
+
+/*
+ * Is it one for this request?  One that moves goes where its model_id is, one
+ * that names a model where that is served.
+ */
+
+static ngx_uint_t
+ngx_http_tokenring_suits(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_conn_t *conn)
+{
+    if (ctx->tried & ngx_http_tokenring_conn_bit(conn)) {
+        return 0;
+    }
+
+    return ctx->wanted.len == 0 || ctx->moving
+           || ngx_http_tokenring_conn_may_serve(conn, &ctx->wanted);
 }
 
 
@@ -104,25 +161,25 @@ ngx_http_tokenring_choose(ngx_http_tokenring_ctx_t *ctx,
     uint64_t                      load, best_load;
     ngx_uint_t                    i, n, pending;
     tr_status_t                   rc;
-    ngx_http_tokenring_conn_t    *conn, *conns, *best;
-    ngx_http_tokenring_engine_t  *engine;
+    ngx_http_tokenring_conn_t    *conn, **conns, *best;
+    ngx_http_tokenring_group_t   *group;
 
-    engine = ctx->conf->engine;
+    group = ctx->group;
 
-    n = engine->conns.nelts;
-    conns = engine->conns.elts;
+    n = group->conns.nelts;
+    conns = group->conns.elts;
 
     best = NULL;
     best_load = 0;
     pending = 0;
     rc = TR_ERR_NO_ENGINE;
 
-    engine->turn++;
+    group->turn++;
 
     for (i = 0; i < n; i++) {
-        conn = &conns[(engine->turn + i) % n];
+        conn = conns[(group->turn + i) % n];
 
-        if (ctx->tried & ngx_http_tokenring_conn_bit(conn)) {
+        if (!ngx_http_tokenring_suits(ctx, conn)) {
             continue;
         }
 
@@ -165,7 +222,7 @@ ngx_http_tokenring_choose(ngx_http_tokenring_ctx_t *ctx,
     if (best) {
         ngx_log_debug4(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
                        "tokenring request: engine %V, replica:%ui load:%uL "
-                       "outstanding:%ui", &engine->name, best->replica,
+                       "outstanding:%ui", &best->engine->name, best->replica,
                        best_load, best->outstanding);
 
         *out = best;
@@ -174,7 +231,7 @@ ngx_http_tokenring_choose(ngx_http_tokenring_ctx_t *ctx,
 
     ngx_log_debug3(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
                    "tokenring request: no engine of %V, pending:%ui status:%s",
-                   &engine->name, pending, tr_status_info(rc).name);
+                   &group->name, pending, tr_status_info(rc).name);
 
     return pending ? TR_AGAIN : rc;
 }
@@ -198,20 +255,20 @@ ngx_http_tokenring_make_room(ngx_http_tokenring_ctx_t *ctx)
 {
     ngx_uint_t                    i, n;
     tr_status_t                   rc;
-    ngx_http_tokenring_conn_t    *conn, *conns;
-    ngx_http_tokenring_engine_t  *engine;
+    ngx_http_tokenring_conn_t    *conn, **conns;
+    ngx_http_tokenring_group_t   *group;
 
-    engine = ctx->conf->engine;
+    group = ctx->group;
 
-    n = engine->conns.nelts;
-    conns = engine->conns.elts;
+    n = group->conns.nelts;
+    conns = group->conns.elts;
 
     rc = TR_ERR_NO_ENGINE;
 
     for (i = 0; i < n; i++) {
-        conn = &conns[(engine->turn + i) % n];
+        conn = conns[(group->turn + i) % n];
 
-        if (!(ctx->tried & ngx_http_tokenring_conn_bit(conn))
+        if (ngx_http_tokenring_suits(ctx, conn)
             && ngx_http_tokenring_takes(ctx, conn, &rc)
             && ngx_http_tokenring_crowded(ctx, conn)
             && ngx_http_tokenring_upload_shed(conn) == NGX_OK)

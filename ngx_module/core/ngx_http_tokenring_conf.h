@@ -15,6 +15,7 @@
 
 typedef struct {
     ngx_array_t                     engines; /* ngx_http_tokenring_engine_t * */
+    ngx_array_t                     models;  /* ngx_http_tokenring_models_t * */
     ngx_uint_t                      nconns;
     ngx_array_t                     redises; /* ngx_http_tokenring_redis_t * */
     ngx_uint_t                      redis;   /* tokenring_redis was given */
@@ -24,7 +25,13 @@ typedef struct {
 
 
 struct ngx_http_tokenring_loc_conf_s {
-    ngx_http_tokenring_engine_t    *engine;
+    /* what tokenring_pass says: a group, or a value that names one */
+    ngx_flag_t                      passes;  /* it was given */
+    ngx_http_tokenring_group_t     *group;
+    ngx_http_tokenring_models_t    *models;  /* NULL: the group of an engine */
+    ngx_http_complex_value_t       *pass;
+    ngx_http_complex_value_t       *model;   /* instead of the body's */
+    size_t                          body_memory; /* of a worker */
     size_t                          buffer_size;
     size_t                          retry_buffer;
     ngx_uint_t                      migrate;     /* moves at most, 0: none */
@@ -60,6 +67,10 @@ char *ngx_http_tokenring_set_migrate(ngx_conf_t *cf, ngx_command_t *cmd,
 /* the directive tokenring_engine */
 char *ngx_http_tokenring_set_engine(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
+
+/* adds the connections of an engine to a group; NGX_ERROR: no memory */
+ngx_int_t ngx_http_tokenring_group_add(ngx_conf_t *cf,
+    ngx_http_tokenring_group_t *group, ngx_http_tokenring_engine_t *engine);
 
 /* the engine with this name, created if it is new; NULL: logged */
 ngx_http_tokenring_engine_t *ngx_http_tokenring_find_engine(ngx_conf_t *cf,

@@ -284,7 +284,7 @@ ngx_http_tokenring_log_handler(ngx_http_request_t *r)
 
     tlcf = ngx_http_get_module_loc_conf(r, ngx_http_tokenring_module);
 
-    if (tlcf->engine == NULL && !tlcf->errors
+    if (!tlcf->passes && !tlcf->errors
         && ngx_http_get_module_ctx(r, ngx_http_tokenring_module) == NULL)
     {
         return NGX_OK;

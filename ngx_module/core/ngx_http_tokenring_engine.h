@@ -72,7 +72,8 @@ struct ngx_http_tokenring_conn_s {
     tr_ring_producer_t              requests;
     tr_inbox_t                      inbox;
     const tr_status_page_t         *page;
-    tr_status_card_t                card;        /* our copy */
+    tr_status_card_t                card;        /* our copy, which stays when
+                                                    the engine is lost */
     tr_status_admission_t           admission;   /* last good copy */
 
     ngx_http_tokenring_slot_t      *slots;
@@ -92,11 +93,22 @@ struct ngx_http_tokenring_conn_s {
 };
 
 
+/* where a request may go: to the sockets of an engine, or of several engines
+ * (_models.h) */
+
+struct ngx_http_tokenring_group_s {
+    ngx_str_t                       name;
+    ngx_array_t                     conns;   /* ngx_http_tokenring_conn_t * */
+    ngx_queue_t                     waiting; /* requests, for a handshake */
+    ngx_uint_t                      turn;
+};
+
+
 struct ngx_http_tokenring_engine_s {
     ngx_str_t                       name;
     ngx_array_t                     conns;   /* ngx_http_tokenring_conn_t */
-    ngx_queue_t                     waiting; /* requests, for a handshake */
-    ngx_uint_t                      turn;
+    ngx_http_tokenring_group_t      group;   /* of these alone */
+    ngx_array_t                     groups;  /* all that have them: pointers */
     u_char                         *file;    /* where it was first named */
     ngx_uint_t                      line;
 };
@@ -138,6 +150,14 @@ ngx_uint_t ngx_http_tokenring_healthy(ngx_http_tokenring_conn_t *conn,
  */
 tr_status_t ngx_http_tokenring_choose(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_conn_t **out);
+
+/* do the engines of the group serve several models, as far as is known? */
+ngx_uint_t ngx_http_tokenring_group_mixed(ngx_http_tokenring_group_t *group);
+
+/* is it one that serves this model?  Of one that was never connected nobody
+ * knows: 1, too */
+ngx_uint_t ngx_http_tokenring_conn_may_serve(ngx_http_tokenring_conn_t *conn,
+    ngx_str_t *model);
 
 /* this connection in ctx->tried */
 uint64_t ngx_http_tokenring_conn_bit(ngx_http_tokenring_conn_t *conn);

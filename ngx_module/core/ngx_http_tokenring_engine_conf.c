@@ -59,9 +59,15 @@ ngx_http_tokenring_find_engine(ngx_conf_t *cf, ngx_str_t *name)
         return NULL;
     }
 
-    ngx_queue_init(&engine->waiting);
+    if (ngx_array_init(&engine->groups, cf->pool, 1,
+                       sizeof(ngx_http_tokenring_group_t *))
+        != NGX_OK)
+    {
+        return NULL;
+    }
 
     engine->name = *name;
+    engine->group.name = *name;
     engine->file = cf->conf_file->file.name.data;
     engine->line = cf->conf_file->line;
 
@@ -73,6 +79,49 @@ ngx_http_tokenring_find_engine(ngx_conf_t *cf, ngx_str_t *name)
     *engines = engine;
 
     return engine;
+}
+
+
+/* adds the connections of an engine, which are all known now */
+
+ngx_int_t
+ngx_http_tokenring_group_add(ngx_conf_t *cf, ngx_http_tokenring_group_t *group,
+    ngx_http_tokenring_engine_t *engine)
+{
+    ngx_uint_t                    i;
+    ngx_http_tokenring_conn_t    *conns, **conn;
+    ngx_http_tokenring_group_t  **of;
+
+    if (group->conns.elts == NULL) {
+        ngx_queue_init(&group->waiting);
+
+        if (ngx_array_init(&group->conns, cf->pool, engine->conns.nelts,
+                           sizeof(ngx_http_tokenring_conn_t *))
+            != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+    }
+
+    of = ngx_array_push(&engine->groups);
+    if (of == NULL) {
+        return NGX_ERROR;
+    }
+
+    *of = group;
+
+    conns = engine->conns.elts;
+
+    for (i = 0; i < engine->conns.nelts; i++) {
+        conn = ngx_array_push(&group->conns);
+        if (conn == NULL) {
+            return NGX_ERROR;
+        }
+
+        *conn = &conns[i];
+    }
+
+    return NGX_OK;
 }
 
 

@@ -12,6 +12,7 @@
 #include "ngx_http_tokenring_conf.h"
 #include "ngx_http_tokenring_error.h"
 #include "ngx_http_tokenring_metrics.h"
+#include "ngx_http_tokenring_models.h"
 #include "ngx_http_tokenring_request.h"
 #include "ngx_http_tokenring_resumable.h"
 #include "ngx_http_tokenring_send.h"
@@ -53,6 +54,7 @@ static ngx_int_t ngx_http_tokenring_client_id(ngx_http_request_t *r,
     ngx_str_t *id);
 static ngx_int_t ngx_http_tokenring_name_request(
     ngx_http_tokenring_ctx_t *ctx);
+static void ngx_http_tokenring_wake_group(ngx_http_tokenring_group_t *group);
 static void ngx_http_tokenring_resume_waiting(ngx_http_tokenring_ctx_t *ctx);
 
 
@@ -263,31 +265,51 @@ static ngx_int_t
 ngx_http_tokenring_complete(ngx_http_request_t *r, ngx_uint_t endpoint)
 {
     ngx_int_t                  rc;
-    const char                *why;
-    tr_status_t                status;
-    ngx_http_tokenring_ctx_t  *ctx;
+    const char                   *why;
+    tr_status_t                   status;
+    ngx_http_tokenring_ctx_t     *ctx;
+    ngx_http_tokenring_group_t   *group;
+    ngx_http_tokenring_models_t  *models;
 
-    ctx = ngx_http_tokenring_create_ctx(r, endpoint);
+    rc = ngx_http_tokenring_where(r, &group, &models);
+
+    if (rc == NGX_DECLINED) {
+        return ngx_http_tokenring_send_error(r, TR_ERR_NOT_FOUND,
+                   "Not found: no engine of this server is behind this URL");
+    }
+
+    ctx = (rc == NGX_OK) ? ngx_http_tokenring_create_ctx(r, endpoint) : NULL;
     if (ctx == NULL) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
+    ctx->group = group;
+    ctx->models = models;
+
     status = ngx_http_tokenring_resumable_init(ctx, &why);
 
     if (status == TR_OK) {
-        rc = ngx_http_tokenring_admit(ctx);
+        rc = ngx_http_tokenring_pick_early(ctx);
+
+        if (rc == NGX_OK) {
+            rc = ngx_http_tokenring_admit(ctx);
+
+        } else if (rc == NGX_ERROR) {
+            ngx_http_tokenring_fail(ctx, TR_ERR_NOMEM,
+                                    "The gateway ran out of memory");
+        }
 
     } else {
         ngx_http_tokenring_fail(ctx, status, why);
         rc = NGX_DECLINED;
     }
 
-    if (rc == NGX_AGAIN) {
+    if (rc == NGX_AGAIN && !ctx->routed) {
         r->main->count++;
         return NGX_DONE;
     }
 
-    if (rc == NGX_OK) {
+    if (rc == NGX_OK || ctx->routed) {
         rc = ngx_http_tokenring_body_read(ctx);
 
         if (rc < NGX_HTTP_SPECIAL_RESPONSE) {
@@ -670,11 +692,15 @@ ngx_http_tokenring_admit(ngx_http_tokenring_ctx_t *ctx)
     const char                 *message;
     ngx_http_tokenring_conn_t  *conn;
 
-    rc = ngx_http_tokenring_choose(ctx, &conn);
+    do {
+        rc = ngx_http_tokenring_choose(ctx, &conn);
 
-    if (rc == TR_OK && ngx_http_tokenring_slot_take(conn, ctx) == NGX_OK) {
-        return NGX_OK;
-    }
+        if (rc == TR_OK && ngx_http_tokenring_slot_take(conn, ctx) == NGX_OK) {
+            return NGX_OK;
+        }
+
+    } while (rc != TR_AGAIN && !ctx->moving
+             && ngx_http_tokenring_fall_back(ctx));
 
     if (rc == TR_AGAIN || ctx->moving) {
         ngx_http_tokenring_set_state(ctx,
@@ -694,7 +720,9 @@ ngx_http_tokenring_admit(ngx_http_tokenring_ctx_t *ctx)
         break;
 
     case TR_ERR_NO_ENGINE:
-        message = "No engine is available";
+        message = ctx->wanted.len
+                  ? "No engine that serves this model is available"
+                  : "No engine is available";
         break;
 
     default:
@@ -718,16 +746,30 @@ ngx_http_tokenring_admit(ngx_http_tokenring_ctx_t *ctx)
 void
 ngx_http_tokenring_wake(ngx_http_tokenring_engine_t *engine)
 {
+    ngx_uint_t                    i;
+    ngx_http_tokenring_group_t  **groups;
+
+    groups = engine->groups.elts;
+
+    for (i = 0; i < engine->groups.nelts; i++) {
+        ngx_http_tokenring_wake_group(groups[i]);
+    }
+}
+
+
+static void
+ngx_http_tokenring_wake_group(ngx_http_tokenring_group_t *group)
+{
     ngx_queue_t                waiting, *q;
     ngx_http_tokenring_ctx_t  *ctx;
 
-    if (ngx_queue_empty(&engine->waiting)) {
+    if (ngx_queue_empty(&group->waiting)) {
         return;
     }
 
     ngx_queue_init(&waiting);
-    ngx_queue_add(&waiting, &engine->waiting);
-    ngx_queue_init(&engine->waiting);
+    ngx_queue_add(&waiting, &group->waiting);
+    ngx_queue_init(&group->waiting);
 
     while (!ngx_queue_empty(&waiting)) {
         q = ngx_queue_head(&waiting);
@@ -753,10 +795,23 @@ ngx_http_tokenring_resume_waiting(ngx_http_tokenring_ctx_t *ctx)
 
     held = (ctx->state == NGX_HTTP_TOKENRING_HELD);
 
-    rc = ngx_http_tokenring_admit(ctx);
+    /* an engine whose handshake has ended may serve another model */
 
-    if (rc == NGX_AGAIN) {
-        return;
+    rc = held ? NGX_OK : ngx_http_tokenring_pick_early(ctx);
+
+    if (rc == NGX_OK) {
+        rc = ngx_http_tokenring_admit(ctx);
+
+        if (rc == NGX_AGAIN) {
+            return;
+        }
+
+    } else if (rc == NGX_AGAIN) {
+        rc = NGX_OK;
+
+    } else if (rc == NGX_ERROR) {
+        ngx_http_tokenring_fail(ctx, TR_ERR_NOMEM,
+                                "The gateway ran out of memory");
     }
 
     if (held) {

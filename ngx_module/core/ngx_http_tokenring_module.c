@@ -11,6 +11,7 @@
 #include "ngx_http_tokenring_engine.h"
 #include "ngx_http_tokenring_error.h"
 #include "ngx_http_tokenring_metrics.h"
+#include "ngx_http_tokenring_models.h"
 #include "ngx_http_tokenring_request.h"
 #include "ngx_http_tokenring_status.h"
 #include "ngx_http_tokenring_redis.h"
@@ -61,6 +62,13 @@ static ngx_command_t  ngx_http_tokenring_commands[] = {
       0,
       NULL },
 
+    { ngx_string("tokenring_models"),
+      NGX_HTTP_MAIN_CONF|NGX_CONF_BLOCK|NGX_CONF_TAKE1,
+      ngx_http_tokenring_set_models,
+      NGX_HTTP_MAIN_CONF_OFFSET,
+      0,
+      NULL },
+
     { ngx_string("tokenring_pass"),
       NGX_HTTP_LOC_CONF|NGX_HTTP_LIF_CONF|NGX_CONF_TAKE1,
       ngx_http_tokenring_set_pass,
@@ -95,6 +103,20 @@ static ngx_command_t  ngx_http_tokenring_commands[] = {
       NGX_HTTP_LOC_CONF_OFFSET,
       0,
       NULL },
+
+    { ngx_string("tokenring_model"),
+      NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF|NGX_CONF_TAKE1,
+      ngx_http_set_complex_value_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_tokenring_loc_conf_t, model),
+      NULL },
+
+    { ngx_string("tokenring_body_memory"),
+      NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF|NGX_CONF_TAKE1,
+      ngx_conf_set_size_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_tokenring_loc_conf_t, body_memory),
+      &ngx_http_tokenring_some },
 
     { ngx_string("tokenring_buffer_size"),
       NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF|NGX_CONF_TAKE1,
@@ -262,7 +284,7 @@ ngx_http_tokenring_postconfiguration(ngx_conf_t *cf)
     engines = tmcf->engines.elts;
 
     if (tmcf->engines.nelts == 0) {
-        return NGX_OK;
+        return ngx_http_tokenring_init_groups(cf);
     }
 
     for (i = 0; i < tmcf->engines.nelts; i++) {
@@ -274,6 +296,10 @@ ngx_http_tokenring_postconfiguration(ngx_conf_t *cf)
                           engines[i]->line);
             return NGX_ERROR;
         }
+    }
+
+    if (ngx_http_tokenring_init_groups(cf) != NGX_OK) {
+        return NGX_ERROR;
     }
 
     if (tmcf->resumable && !tmcf->redis) {
@@ -326,6 +352,9 @@ ngx_http_tokenring_create_main_conf(ngx_conf_t *cf)
     if (ngx_array_init(&conf->engines, cf->pool, 4,
                        sizeof(ngx_http_tokenring_engine_t *))
         != NGX_OK
+        || ngx_array_init(&conf->models, cf->pool, 1,
+                          sizeof(ngx_http_tokenring_models_t *))
+           != NGX_OK
         || ngx_array_init(&conf->redises, cf->pool, 1,
                           sizeof(ngx_http_tokenring_redis_t *))
            != NGX_OK)
@@ -350,7 +379,11 @@ ngx_http_tokenring_create_loc_conf(ngx_conf_t *cf)
     /*
      * set by ngx_pcalloc():
      *
-     *     conf->engine = NULL;
+     *     conf->passes = 0;
+     *     conf->group = NULL;
+     *     conf->models = NULL;
+     *     conf->pass = NULL;
+     *     conf->model = NULL;
      *     conf->shown = NULL;
      *     conf->errors = 0;
      *     conf->key = NULL;
@@ -361,6 +394,7 @@ ngx_http_tokenring_create_loc_conf(ngx_conf_t *cf)
      */
 
     conf->buffer_size = NGX_CONF_UNSET_SIZE;
+    conf->body_memory = NGX_CONF_UNSET_SIZE;
     conf->retry_buffer = NGX_CONF_UNSET_SIZE;
     conf->migrate = NGX_CONF_UNSET_UINT;
     conf->body_rate = NGX_CONF_UNSET_SIZE;
@@ -395,6 +429,8 @@ ngx_http_tokenring_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
         conf->migrate_strict = prev->migrate_strict;
     }
 
+    ngx_conf_merge_size_value(conf->body_memory, prev->body_memory,
+                              256 * 1024 * 1024);
     ngx_conf_merge_size_value(conf->body_rate, prev->body_rate, 4096);
     ngx_conf_merge_size_value(conf->retry_buffer, prev->retry_buffer,
                               1024 * 1024);
@@ -416,6 +452,10 @@ ngx_http_tokenring_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
         conf->cache_key = prev->cache_key;
     }
 
+    if (conf->model == NULL) {
+        conf->model = prev->model;
+    }
+
     clcf = ngx_http_conf_get_module_loc_conf(cf, ngx_http_core_module);
 
     if (conf->handler && clcf->handler != conf->handler) {
@@ -427,7 +467,7 @@ ngx_http_tokenring_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
         return NGX_CONF_ERROR;
     }
 
-    if (conf->engine && conf->resumable) {
+    if (conf->passes && conf->resumable) {
         tmcf = ngx_http_conf_get_module_main_conf(cf,
                                                   ngx_http_tokenring_module);
 
@@ -438,15 +478,18 @@ ngx_http_tokenring_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
 
     /* "if" and limit_except blocks serve what their location serves */
 
-    if (clcf->noname && conf->engine == NULL && conf->shown == NULL
+    if (clcf->noname && !conf->passes && conf->shown == NULL
         && !conf->errors && clcf->handler == NULL)
     {
-        conf->engine = prev->engine;
+        conf->passes = prev->passes;
+        conf->group = prev->group;
+        conf->models = prev->models;
+        conf->pass = prev->pass;
         conf->shown = prev->shown;
         conf->errors = prev->errors;
         conf->dashboard = prev->dashboard;
 
-        if (conf->engine) {
+        if (conf->passes) {
             clcf->handler = ngx_http_tokenring_handler;
 
         } else if (conf->dashboard) {
@@ -489,17 +532,52 @@ ngx_http_tokenring_set_pass(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 {
     ngx_http_tokenring_loc_conf_t  *tlcf = conf;
 
-    ngx_str_t  *value;
+    ngx_str_t                         *value, name;
+    ngx_http_tokenring_engine_t       *engine;
+    ngx_http_compile_complex_value_t   ccv;
 
-    if (tlcf->engine) {
+    if (tlcf->passes) {
         return "is duplicate";
     }
 
+    tlcf->passes = 1;
+
     value = cf->args->elts;
 
-    tlcf->engine = ngx_http_tokenring_find_engine(cf, &value[1]);
-    if (tlcf->engine == NULL) {
-        return NGX_CONF_ERROR;
+    if (ngx_http_script_variables_count(&value[1])) {
+        tlcf->pass = ngx_palloc(cf->pool, sizeof(ngx_http_complex_value_t));
+        if (tlcf->pass == NULL) {
+            return NGX_CONF_ERROR;
+        }
+
+        ngx_memzero(&ccv, sizeof(ngx_http_compile_complex_value_t));
+
+        ccv.cf = cf;
+        ccv.value = &value[1];
+        ccv.complex_value = tlcf->pass;
+
+        if (ngx_http_compile_complex_value(&ccv) != NGX_OK) {
+            return NGX_CONF_ERROR;
+        }
+
+    } else if (ngx_strncmp(value[1].data, "models=", 7) == 0) {
+        name.data = value[1].data + 7;
+        name.len = value[1].len - 7;
+
+        tlcf->models = ngx_http_tokenring_find_models(cf, &name);
+        if (tlcf->models == NULL) {
+            return NGX_CONF_ERROR;
+        }
+
+        tlcf->group = &tlcf->models->group;
+
+    } else {
+        engine = ngx_http_tokenring_find_engine(cf, &value[1]);
+        if (engine == NULL) {
+            return NGX_CONF_ERROR;
+        }
+
+        tlcf->group = &engine->group;
     }
 
     return ngx_http_tokenring_serve(cf, cmd, tlcf, ngx_http_tokenring_handler);

@@ -41,10 +41,12 @@ static struct {
 } ngx_http_tokenring_states[] = {
 
     { "new", ngx_http_tokenring_to(WAIT) | ngx_http_tokenring_to(READ)
+             | ngx_http_tokenring_to(GATHER)
              | ngx_http_tokenring_to(QUEUED) | ngx_http_tokenring_to(OVER)
              | ngx_http_tokenring_to(DONE) },
 
     { "wait", ngx_http_tokenring_to(WAIT) | ngx_http_tokenring_to(READ)
+              | ngx_http_tokenring_to(GATHER)
               | ngx_http_tokenring_to(OVER) | ngx_http_tokenring_to(DONE) },
 
     { "read", ngx_http_tokenring_to(GATHER) | ngx_http_tokenring_to(SEND)
@@ -122,7 +124,7 @@ ngx_http_tokenring_set_state(ngx_http_tokenring_ctx_t *ctx,
 
     case NGX_HTTP_TOKENRING_WAIT:
     case NGX_HTTP_TOKENRING_HELD:
-        ngx_queue_insert_tail(&ctx->conf->engine->waiting, &ctx->wait);
+        ngx_queue_insert_tail(&ctx->group->waiting, &ctx->wait);
         break;
 
     case NGX_HTTP_TOKENRING_STARVED:
@@ -596,6 +598,7 @@ ngx_http_tokenring_cleanup(void *data)
     ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_DONE);
 
     ngx_http_tokenring_upload_end(ctx);
+    ngx_http_tokenring_body_uncharge(ctx);
     ngx_http_tokenring_move_forget(ctx);
 
     ngx_http_tokenring_socket_return(ctx->request->connection);

@@ -15,6 +15,7 @@
 #define _NGX_HTTP_TOKENRING_REQUEST_H_INCLUDED_
 
 
+#include "ngx_http_tokenring_scan.h"
 #include "ngx_http_tokenring_text.h"
 
 #include <ngx_event.h>
@@ -80,13 +81,13 @@ typedef struct {
  * when the state is entered.
  *
  *     NEW       not admitted yet               none
- *     WAIT      in engine->waiting, for a      that of a handshake
+ *     WAIT      in group->waiting, for a       that of a handshake
  *               handshake; no body read
  *     READ      has a slot; NGINX is asked     tokenring_queue_timeout (1)
  *               for the body
  *     GATHER    no slot; the body is kept      tokenring_queue_timeout (1)
  *               here until it is complete
- *     HELD      in engine->waiting, for a      that of a handshake
+ *     HELD      in group->waiting, for a       that of a handshake
  *               handshake; the body is kept
  *     SEND      has a slot; the body goes      tokenring_queue_timeout (1)
  *               into the ring
@@ -111,8 +112,8 @@ typedef struct {
  *
  *               engine   handshake  all of     ring     ring has
  *               chosen   pending    body sent  full     space     FINISH  error
- *     NEW       READ     WAIT                                             OVER
- *     WAIT      READ     WAIT                                             OVER
+ *     NEW       READ(6)  WAIT                                             OVER
+ *     WAIT      READ(6)  WAIT                                             OVER
  *     READ      (2)                                                       OVER
  *     GATHER    SEND     HELD                                             OVER
  *     HELD      SEND     HELD                                             OVER
@@ -134,6 +135,8 @@ typedef struct {
  * or if the request may go on there (_migrate.c).  Then HELD, SEND, STARVED and
  * QUEUED together have the time limit of tokenring_migrate, from the loss on,
  * and ACCEPTED begins that of QUEUED.
+ *
+ * (6) GATHER, with no engine chosen, if that depends on the body (_models.c).
  *
  * A request ends, with DONE,
  *
@@ -183,6 +186,7 @@ typedef enum {
 struct ngx_http_tokenring_ctx_s {
     ngx_http_request_t             *request;
     ngx_http_tokenring_loc_conf_t  *conf;
+    ngx_http_tokenring_group_t     *group;   /* where it may go */
     ngx_http_tokenring_conn_t      *conn;    /* NULL without a slot */
     uint64_t                        id;
 
@@ -224,6 +228,8 @@ struct ngx_http_tokenring_ctx_s {
     unsigned                        lost_body:1;     /* it is not kept */
     unsigned                        retried:1;       /* an engine died */
     unsigned                        uploading:1;     /* in the uploads */
+    unsigned                        routed:1;        /* its body says where it
+                                                        goes */
 
     /* a request that can go on at another engine (_migrate.c) */
     unsigned                        with_ids:1;      /* DELTAs have them */
@@ -270,13 +276,21 @@ struct ngx_http_tokenring_ctx_s {
 
     ngx_str_t                       request_id;
     ngx_str_t                       completion;  /* 32 hex digits */
+    ngx_http_tokenring_models_t    *models;  /* NULL: those of the engines */
+    ngx_http_tokenring_scan_t      *scan;    /* of its body, if routed */
+    ngx_str_t                       asked;   /* the model that it names */
+    ngx_str_t                       wanted;  /* an engine's; empty: any */
+    ngx_uint_t                      falls;   /* to another model */
+
     ngx_chain_t                    *body;
     ngx_chain_t                   **last_body;
+    size_t                          ahead;   /* bytes of it, before the body */
     ngx_buf_t                      *piece;   /* of a body in a file */
     ngx_chain_t                    *kept;    /* the whole body, to send again */
     ngx_chain_t                   **last_kept;
     size_t                          kept_size;
-    uint64_t                        tried;   /* bit: replica of the engine */
+    size_t                          charged; /* bytes, to the body memory */
+    uint64_t                        tried;   /* bit: conn_bit() */
     ngx_uint_t                      moves;
     ngx_msec_t                      move_deadline;  /* to be accepted by */
     ngx_buf_t                      *replay;  /* block ahead of the body */
@@ -316,6 +330,10 @@ struct ngx_http_tokenring_ctx_s {
 
 /* _handler.c */
 
+/* a handshake of the engine has ended, well or badly: those who wait are looked
+ * at again, and may end */
+void ngx_http_tokenring_wake(ngx_http_tokenring_engine_t *engine);
+
 /* handler of tokenring_pass */
 ngx_int_t ngx_http_tokenring_handler(ngx_http_request_t *r);
 
@@ -338,10 +356,6 @@ ngx_int_t ngx_http_tokenring_name_completion(ngx_http_tokenring_ctx_t *ctx,
 
 /* X-Request-Id for a response without a ctx */
 ngx_int_t ngx_http_tokenring_add_request_id(ngx_http_request_t *r);
-
-/* a handshake has ended, well or badly: those who wait are looked at again,
- * and may end */
-void ngx_http_tokenring_wake(ngx_http_tokenring_engine_t *engine);
 
 
 /* _record.c */

@@ -26,11 +26,20 @@
 
 static ngx_buf_t *ngx_http_tokenring_body_room(ngx_http_tokenring_ctx_t *ctx,
     size_t size);
+static ngx_uint_t ngx_http_tokenring_body_full(ngx_http_tokenring_ctx_t *ctx,
+    ngx_chain_t *in);
+static void ngx_http_tokenring_body_charge(ngx_http_tokenring_ctx_t *ctx,
+    size_t size);
 static ngx_uint_t ngx_http_tokenring_may_retry(ngx_http_tokenring_ctx_t *ctx);
 static void ngx_http_tokenring_reset(ngx_http_tokenring_ctx_t *ctx);
 
 
 #define NGX_HTTP_TOKENRING_KEPT  4096
+
+
+/* bytes of bodies that this worker has gathered whole */
+
+static size_t  ngx_http_tokenring_body_bytes;
 
 
 /* copies what was read, if it could be sent again */
@@ -47,9 +56,13 @@ ngx_http_tokenring_body_keep(ngx_http_tokenring_ctx_t *ctx, ngx_chain_t *in)
         return NGX_OK;
     }
 
+    if (ctx->routed && ngx_http_tokenring_body_full(ctx, in)) {
+        return NGX_DECLINED;
+    }
+
     gathering = (ctx->state == NGX_HTTP_TOKENRING_GATHER);
 
-    if (!gathering && ctx->conf->engine->conns.nelts < 2
+    if (!gathering && ctx->group->conns.nelts < 2
         && ctx->conf->migrate == 0)
     {
         ngx_http_tokenring_body_forget(ctx);
@@ -115,9 +128,16 @@ ngx_http_tokenring_body_room(ngx_http_tokenring_ctx_t *ctx, size_t size)
         /* kept_size includes these bytes already */
         rest = r->headers_in.content_length_n - (off_t) ctx->kept_size
                + (off_t) size;
-        most = (ctx->state == NGX_HTTP_TOKENRING_GATHER)
-               ? (off_t) ngx_http_tokenring_body_held(ctx)
-               : (off_t) ctx->conf->retry_buffer;
+
+        if (ctx->state != NGX_HTTP_TOKENRING_GATHER) {
+            most = (off_t) ctx->conf->retry_buffer;
+
+        } else {
+            /* of all that is gathered, no more than has come already */
+            most = (off_t) ngx_http_tokenring_body_held(ctx);
+            most = ngx_max(most, (off_t) ctx->kept_size);
+        }
+
         rest = ngx_min(rest, most);
 
         size = ngx_max(size, (size_t) ngx_max(rest, 0));
@@ -136,6 +156,10 @@ ngx_http_tokenring_body_room(ngx_http_tokenring_ctx_t *ctx, size_t size)
     }
 
     *ctx->last_kept = cl;
+
+    if (ctx->routed) {
+        ngx_http_tokenring_body_charge(ctx, size);
+    }
 
     return cl->buf;
 }
@@ -157,6 +181,42 @@ ngx_http_tokenring_body_forget(ngx_http_tokenring_ctx_t *ctx)
 
     ctx->kept = NULL;
     ctx->kept_size = 0;
+
+    ngx_http_tokenring_body_uncharge(ctx);
+}
+
+
+/*
+ * Bodies that are gathered whole, to read what they ask for: together they take
+ * no more memory than tokenring_body_memory.
+ */
+
+static ngx_uint_t
+ngx_http_tokenring_body_full(ngx_http_tokenring_ctx_t *ctx, ngx_chain_t *in)
+{
+    size_t  size;
+
+    for (size = 0; in; in = in->next) {
+        size += in->buf->last - in->buf->pos;
+    }
+
+    return ngx_http_tokenring_body_bytes + size > ctx->conf->body_memory;
+}
+
+
+static void
+ngx_http_tokenring_body_charge(ngx_http_tokenring_ctx_t *ctx, size_t size)
+{
+    ctx->charged += size;
+    ngx_http_tokenring_body_bytes += size;
+}
+
+
+void
+ngx_http_tokenring_body_uncharge(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_http_tokenring_body_bytes -= ctx->charged;
+    ctx->charged = 0;
 }
 
 

@@ -168,8 +168,8 @@ ngx_http_tokenring_scan(ngx_http_tokenring_scan_t *s, const unsigned char *p,
 
 /*
  * What is inside the members' values: nothing of it is read, it only ends.  64
- * bytes at a time, as simdjson does it (Langdale and Lemire, 2019): masks with a
- * bit for each byte tell which quotes are escaped, then which bytes are in
+ * bytes at a time, as simdjson does it (Langdale and Lemire, 2019): masks with
+ * a bit for each byte tell which quotes are escaped, then which bytes are in
  * strings, then how deep it is.
  */
 

@@ -1,6 +1,7 @@
 /*
- * What is answered from the engines' status pages, at once: /v1/models and
- * health.  Both return what a content handler returns.
+ * What is answered from the engines' status pages, at once: /v1/models
+ * (_list.c) and health (_status.c).  Both return what a content handler
+ * returns.
  */
 
 #ifndef _NGX_HTTP_TOKENRING_STATUS_H_INCLUDED_

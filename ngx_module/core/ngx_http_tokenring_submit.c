@@ -47,6 +47,12 @@ ngx_http_tokenring_body_send(ngx_http_tokenring_ctx_t *ctx)
         if (rc == NGX_DONE) {
             ctx->body_sent = NGX_HTTP_TOKENRING_WHOLE;
             ngx_http_tokenring_slot_whole(ctx);
+
+            if (ctx->routed && ctx->lost_body) {
+                /* it was kept to be read, and goes nowhere else */
+                ngx_http_tokenring_body_forget(ctx);
+            }
+
             ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_QUEUED);
             ngx_http_tokenring_watch(ctx);
             return NGX_OK;
@@ -266,10 +272,10 @@ ngx_http_tokenring_body_part(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t *last)
 
         head.body_len = ngx_http_tokenring_body_len(ctx);
 
+        head.model_len = (uint32_t) ctx->asked.len;
+
         if (ctx->moving) {
-            /* it was whole when it was sent the first time */
             head.replay_len = (uint32_t) ngx_buf_size(ctx->replay);
-            head.body_len -= head.replay_len;
         }
 
         if (ctx->conf->migrate && !ctx->resumable
@@ -389,7 +395,7 @@ ngx_http_tokenring_body_len(ngx_http_tokenring_ctx_t *ctx)
         len += ngx_buf_size(cl->buf);
     }
 
-    return len;
+    return len - ctx->ahead;
 }
 
 

@@ -138,7 +138,27 @@ test('HTTP/3', { skip: !/http_v3/.test(built) && 'this NGINX has no HTTP/3' },
   });
 
 test('several models', async (t) => {
-  const { url } = await cook(t, block('Several models', 'nginx'), {
+  const { url, stack } = await cook(t, block('Several models', 'nginx'), {
+    engines: { large: { backend: 'null', served_model_name: 'large' } },
+  });
+  await until(async () => (await models(url)).length === 4, 'both engines');
+  assert.deepEqual((await models(url)).sort(),
+    ['gpt-4o', 'gpt-4o-mini', 'large', 'pocket']);
+  const answers = async (model) => {
+    const r = await post(`${url}${CHAT}`, chat('Hello!',
+      { model, max_tokens: 2 }));
+    assert.equal(r.status, 200, r.text);
+    return r.json().model;
+  };
+  assert.equal(await answers('gpt-4o'), 'large');
+  assert.equal(await answers('gpt-4o-mini'), 'pocket');
+  assert.equal(await answers(undefined), 'pocket');
+  await stack.others[0].kill();
+  await until(async () => await answers('large') === 'pocket', 'the other');
+});
+
+test('several models, each at its place', async (t) => {
+  const { url } = await cook(t, block('Several models', 'nginx', 'locations'), {
     engines: { large: { backend: 'null', served_model_name: 'large' } },
   });
   assert.deepEqual(await models(url), ['pocket']);
@@ -161,6 +181,23 @@ test('canary by weight', async (t) => {
   const fresh = await count(stack.others[0]);
   assert.ok(fresh >= 1 && fresh <= 8, `${fresh} of 60 on the new engine`);
   busy.forEach((s) => s.hangUp());
+});
+
+test('canary by name', async (t) => {
+  const { url } = await cook(t, block('Canary', 'nginx', 'split'), {
+    engines: { canary: { backend: 'null', served_model_name: 'canary' } },
+  });
+  await until(async () => (await models(url)).length === 2, 'both engines');
+  const seen = { pocket: 0, canary: 0 };
+  for (let i = 0; i < 100; i++) {
+    const headers = { Authorization: `Bearer sk-${i}` };
+    const ask = async () => (await post(`${url}${CHAT}`, chat('Hello!',
+      { model: 'pocket', max_tokens: 1 }), headers)).json().model;
+    const model = await ask();
+    seen[model]++;
+    if (model === 'canary') assert.equal(await ask(), model, 'it stays');
+  }
+  assert.ok(seen.canary >= 1 && seen.canary <= 20, JSON.stringify(seen));
 });
 
 test('canary by user', async (t) => {

@@ -1,0 +1,625 @@
+/*
+ * tokenring_models: names for what engines serve.
+ *
+ *     tokenring_models NAME {
+ *         engine ENGINE ...;                without it: all engines
+ *         default MODEL;
+ *         alias NAME MODEL;
+ *         split NAME MODEL=WEIGHT ... [by=VALUE];
+ *         fallback MODEL OTHER;
+ *         allow VALUE;
+ *     }
+ *
+ * A block may be named, by tokenring_pass, before it is defined.
+ */
+
+#include "ngx_http_tokenring_conf.h"
+#include "ngx_http_tokenring_models.h"
+
+
+static char *ngx_http_tokenring_models_row(ngx_conf_t *cf,
+    ngx_command_t *dummy, void *conf);
+static char *ngx_http_tokenring_models_engine(ngx_conf_t *cf,
+    ngx_http_tokenring_models_t *models);
+static char *ngx_http_tokenring_models_default(ngx_conf_t *cf,
+    ngx_http_tokenring_models_t *models);
+static char *ngx_http_tokenring_models_alias(ngx_conf_t *cf,
+    ngx_http_tokenring_models_t *models);
+static char *ngx_http_tokenring_models_fallback(ngx_conf_t *cf,
+    ngx_http_tokenring_models_t *models);
+static char *ngx_http_tokenring_models_name(ngx_conf_t *cf,
+    ngx_array_t *names);
+static char *ngx_http_tokenring_models_split(ngx_conf_t *cf,
+    ngx_http_tokenring_models_t *models);
+static char *ngx_http_tokenring_models_allow(ngx_conf_t *cf,
+    ngx_http_tokenring_models_t *models);
+static ngx_uint_t ngx_http_tokenring_models_taken(
+    ngx_http_tokenring_models_t *models, ngx_str_t *name);
+static ngx_uint_t ngx_http_tokenring_models_circle(
+    ngx_http_tokenring_models_t *models, ngx_str_t *name, ngx_uint_t depth);
+static char *ngx_http_tokenring_models_check(ngx_conf_t *cf,
+    ngx_http_tokenring_models_t *models);
+static ngx_http_complex_value_t *ngx_http_tokenring_models_value(
+    ngx_conf_t *cf, ngx_str_t *text);
+
+
+static struct {
+    const char   *name;
+    ngx_uint_t    most;      /* arguments; 0: any number */
+    const char   *expected;
+    char       *(*set)(ngx_conf_t *cf, ngx_http_tokenring_models_t *models);
+} ngx_http_tokenring_models_rows[] = {
+
+    { "engine", 0, "engine NAME ...", ngx_http_tokenring_models_engine },
+    { "default", 1, "default MODEL", ngx_http_tokenring_models_default },
+    { "alias", 2, "alias NAME MODEL", ngx_http_tokenring_models_alias },
+    { "split", 0, "split NAME MODEL=WEIGHT ... [by=VALUE]",
+      ngx_http_tokenring_models_split },
+    { "fallback", 2, "fallback MODEL OTHER",
+      ngx_http_tokenring_models_fallback },
+    { "allow", 1, "allow VALUE", ngx_http_tokenring_models_allow },
+
+    { NULL, 0, NULL, NULL }
+};
+
+
+ngx_http_tokenring_models_t *
+ngx_http_tokenring_find_models(ngx_conf_t *cf, ngx_str_t *name)
+{
+    ngx_uint_t                        i;
+    ngx_http_tokenring_models_t      *models, **blocks;
+    ngx_http_tokenring_main_conf_t   *tmcf;
+
+    tmcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_tokenring_module);
+
+    blocks = tmcf->models.elts;
+
+    for (i = 0; i < tmcf->models.nelts; i++) {
+        if (blocks[i]->group.name.len == name->len
+            && ngx_strncmp(blocks[i]->group.name.data, name->data, name->len)
+               == 0)
+        {
+            return blocks[i];
+        }
+    }
+
+    if (name->len == 0) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0, "empty name of models");
+        return NULL;
+    }
+
+    models = ngx_pcalloc(cf->pool, sizeof(ngx_http_tokenring_models_t));
+    if (models == NULL
+        || ngx_array_init(&models->engines, cf->pool, 2,
+                          sizeof(ngx_http_tokenring_engine_t *))
+           != NGX_OK
+        || ngx_array_init(&models->aliases, cf->pool, 4,
+                          sizeof(ngx_http_tokenring_name_t))
+           != NGX_OK
+        || ngx_array_init(&models->fallbacks, cf->pool, 4,
+                          sizeof(ngx_http_tokenring_name_t))
+           != NGX_OK
+        || ngx_array_init(&models->splits, cf->pool, 2,
+                          sizeof(ngx_http_tokenring_split_t))
+           != NGX_OK)
+    {
+        return NULL;
+    }
+
+    models->group.name = *name;
+    models->file = cf->conf_file->file.name.data;
+    models->line = cf->conf_file->line;
+
+    blocks = ngx_array_push(&tmcf->models);
+    if (blocks == NULL) {
+        return NULL;
+    }
+
+    *blocks = models;
+
+    return models;
+}
+
+
+char *
+ngx_http_tokenring_set_models(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    char                         *rv;
+    ngx_str_t                    *value;
+    ngx_conf_t                    save;
+    ngx_http_tokenring_models_t  *models;
+
+    value = cf->args->elts;
+
+    models = ngx_http_tokenring_find_models(cf, &value[1]);
+    if (models == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    if (models->defined) {
+        return "is duplicate";
+    }
+
+    models->defined = 1;
+
+    save = *cf;
+    cf->handler = ngx_http_tokenring_models_row;
+    cf->handler_conf = (char *) models;
+
+    rv = ngx_conf_parse(cf, NULL);
+
+    *cf = save;
+
+    return (rv == NGX_CONF_OK) ? ngx_http_tokenring_models_check(cf, models)
+                               : rv;
+}
+
+
+static char *
+ngx_http_tokenring_models_row(ngx_conf_t *cf, ngx_command_t *dummy, void *conf)
+{
+    ngx_http_tokenring_models_t  *models = conf;
+
+    ngx_str_t   *value;
+    ngx_uint_t   i, n;
+
+    value = cf->args->elts;
+    n = cf->args->nelts - 1;
+
+    for (i = 0; ngx_http_tokenring_models_rows[i].name; i++) {
+
+        if (ngx_strcmp(value[0].data, ngx_http_tokenring_models_rows[i].name)
+            != 0)
+        {
+            continue;
+        }
+
+        if (n == 0 || (ngx_http_tokenring_models_rows[i].most
+                       && n != ngx_http_tokenring_models_rows[i].most))
+        {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "invalid number of arguments in \"%V\", "
+                               "expected \"%s\"", &value[0],
+                               ngx_http_tokenring_models_rows[i].expected);
+            return NGX_CONF_ERROR;
+        }
+
+        return ngx_http_tokenring_models_rows[i].set(cf, models);
+    }
+
+    ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                       "unknown \"%V\" in tokenring_models, expected engine, "
+                       "default, alias, split, fallback or allow", &value[0]);
+    return NGX_CONF_ERROR;
+}
+
+
+static char *
+ngx_http_tokenring_models_engine(ngx_conf_t *cf,
+    ngx_http_tokenring_models_t *models)
+{
+    ngx_str_t                     *value;
+    ngx_uint_t                     i, j;
+    ngx_http_tokenring_engine_t  **engines, *engine;
+
+    value = cf->args->elts;
+
+    for (i = 1; i < cf->args->nelts; i++) {
+        engine = ngx_http_tokenring_find_engine(cf, &value[i]);
+        if (engine == NULL) {
+            return NGX_CONF_ERROR;
+        }
+
+        engines = models->engines.elts;
+
+        for (j = 0; j < models->engines.nelts; j++) {
+            if (engines[j] == engine) {
+                ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                                   "duplicate engine \"%V\"", &value[i]);
+                return NGX_CONF_ERROR;
+            }
+        }
+
+        engines = ngx_array_push(&models->engines);
+        if (engines == NULL) {
+            return NGX_CONF_ERROR;
+        }
+
+        *engines = engine;
+    }
+
+    return NGX_CONF_OK;
+}
+
+
+static char *
+ngx_http_tokenring_models_default(ngx_conf_t *cf,
+    ngx_http_tokenring_models_t *models)
+{
+    ngx_str_t  *value;
+
+    value = cf->args->elts;
+
+    if (models->model.len) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0, "duplicate \"default\"");
+        return NGX_CONF_ERROR;
+    }
+
+    models->model = value[1];
+
+    return NGX_CONF_OK;
+}
+
+
+static char *
+ngx_http_tokenring_models_alias(ngx_conf_t *cf,
+    ngx_http_tokenring_models_t *models)
+{
+    ngx_str_t  *value;
+
+    value = cf->args->elts;
+
+    if (ngx_http_tokenring_models_taken(models, &value[1])) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "duplicate name \"%V\"", &value[1]);
+        return NGX_CONF_ERROR;
+    }
+
+    return ngx_http_tokenring_models_name(cf, &models->aliases);
+}
+
+
+static char *
+ngx_http_tokenring_models_fallback(ngx_conf_t *cf,
+    ngx_http_tokenring_models_t *models)
+{
+    ngx_str_t                  *value;
+    ngx_uint_t                  i;
+    ngx_http_tokenring_name_t  *row;
+
+    value = cf->args->elts;
+    row = models->fallbacks.elts;
+
+    for (i = 0; i < models->fallbacks.nelts; i++) {
+        if (row[i].name.len == value[1].len
+            && ngx_strncmp(row[i].name.data, value[1].data, value[1].len) == 0)
+        {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "duplicate fallback of \"%V\"", &value[1]);
+            return NGX_CONF_ERROR;
+        }
+    }
+
+    return ngx_http_tokenring_models_name(cf, &models->fallbacks);
+}
+
+
+static char *
+ngx_http_tokenring_models_name(ngx_conf_t *cf, ngx_array_t *names)
+{
+    ngx_str_t                  *value;
+    ngx_http_tokenring_name_t  *row;
+
+    value = cf->args->elts;
+
+    row = ngx_array_push(names);
+    if (row == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    row->name = value[1];
+    row->to = value[2];
+
+    return NGX_CONF_OK;
+}
+
+
+static char *
+ngx_http_tokenring_models_split(ngx_conf_t *cf,
+    ngx_http_tokenring_models_t *models)
+{
+    u_char                      *p;
+    ngx_int_t                    weight;
+    ngx_str_t                   *value, by;
+    ngx_uint_t                   i;
+    ngx_http_tokenring_part_t   *part;
+    ngx_http_tokenring_split_t  *split;
+
+    value = cf->args->elts;
+
+    if (ngx_http_tokenring_models_taken(models, &value[1])) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "duplicate name \"%V\"", &value[1]);
+        return NGX_CONF_ERROR;
+    }
+
+    split = ngx_array_push(&models->splits);
+    if (split == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    ngx_memzero(split, sizeof(ngx_http_tokenring_split_t));
+
+    split->name = value[1];
+
+    if (ngx_array_init(&split->parts, cf->pool, 2,
+                       sizeof(ngx_http_tokenring_part_t))
+        != NGX_OK)
+    {
+        return NGX_CONF_ERROR;
+    }
+
+    for (i = 2; i < cf->args->nelts; i++) {
+
+        if (ngx_strncmp(value[i].data, "by=", 3) == 0) {
+            by.data = value[i].data + 3;
+            by.len = value[i].len - 3;
+
+            split->by = ngx_http_tokenring_models_value(cf, &by);
+            if (split->by == NULL) {
+                return NGX_CONF_ERROR;
+            }
+
+            continue;
+        }
+
+        /* the last one: names may have such signs */
+
+        for (p = value[i].data + value[i].len;
+             p > value[i].data && p[-1] != '=';
+             p--)
+        {
+            /* void */
+        }
+
+        weight = (p > value[i].data + 1)
+                 ? ngx_atoi(p, value[i].data + value[i].len - p) : NGX_ERROR;
+
+        if (weight == NGX_ERROR || weight > 1000000) {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "invalid part \"%V\" of a split, expected "
+                               "MODEL=WEIGHT with a weight of 0 to 1000000",
+                               &value[i]);
+            return NGX_CONF_ERROR;
+        }
+
+        part = ngx_array_push(&split->parts);
+        if (part == NULL) {
+            return NGX_CONF_ERROR;
+        }
+
+        part->to.data = value[i].data;
+        part->to.len = p - 1 - value[i].data;
+        part->weight = weight;
+
+        split->total += weight;
+    }
+
+    if (split->total == 0) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "the weights of split \"%V\" are 0 together",
+                           &split->name);
+        return NGX_CONF_ERROR;
+    }
+
+    return NGX_CONF_OK;
+}
+
+
+static char *
+ngx_http_tokenring_models_allow(ngx_conf_t *cf,
+    ngx_http_tokenring_models_t *models)
+{
+    ngx_str_t  *value;
+
+    value = cf->args->elts;
+
+    if (models->allow) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0, "duplicate \"allow\"");
+        return NGX_CONF_ERROR;
+    }
+
+    models->allow = ngx_http_tokenring_models_value(cf, &value[1]);
+
+    return models->allow ? NGX_CONF_OK : NGX_CONF_ERROR;
+}
+
+
+static ngx_http_complex_value_t *
+ngx_http_tokenring_models_value(ngx_conf_t *cf, ngx_str_t *text)
+{
+    ngx_http_complex_value_t          *value;
+    ngx_http_compile_complex_value_t   ccv;
+
+    value = ngx_pcalloc(cf->pool, sizeof(ngx_http_complex_value_t));
+    if (value == NULL) {
+        return NULL;
+    }
+
+    ngx_memzero(&ccv, sizeof(ngx_http_compile_complex_value_t));
+
+    ccv.cf = cf;
+    ccv.value = text;
+    ccv.complex_value = value;
+
+    return (ngx_http_compile_complex_value(&ccv) == NGX_OK) ? value : NULL;
+}
+
+
+static ngx_uint_t
+ngx_http_tokenring_models_taken(ngx_http_tokenring_models_t *models,
+    ngx_str_t *name)
+{
+    ngx_uint_t                   i;
+    ngx_http_tokenring_name_t   *alias;
+    ngx_http_tokenring_split_t  *split;
+
+    alias = models->aliases.elts;
+
+    for (i = 0; i < models->aliases.nelts; i++) {
+        if (alias[i].name.len == name->len
+            && ngx_strncmp(alias[i].name.data, name->data, name->len) == 0)
+        {
+            return 1;
+        }
+    }
+
+    split = models->splits.elts;
+
+    for (i = 0; i < models->splits.nelts; i++) {
+        if (split[i].name.len == name->len
+            && ngx_strncmp(split[i].name.data, name->data, name->len) == 0)
+        {
+            return 1;
+        }
+    }
+
+    return 0;
+}
+
+
+/* does a name lead back to itself? */
+
+static ngx_uint_t
+ngx_http_tokenring_models_circle(ngx_http_tokenring_models_t *models,
+    ngx_str_t *name, ngx_uint_t depth)
+{
+    ngx_uint_t                   i, j;
+    ngx_http_tokenring_name_t   *alias;
+    ngx_http_tokenring_part_t   *part;
+    ngx_http_tokenring_split_t  *split;
+
+    if (depth == NGX_HTTP_TOKENRING_NAMES_MAX) {
+        return 1;
+    }
+
+    alias = models->aliases.elts;
+
+    for (i = 0; i < models->aliases.nelts; i++) {
+        if (alias[i].name.len == name->len
+            && ngx_strncmp(alias[i].name.data, name->data, name->len) == 0)
+        {
+            return ngx_http_tokenring_models_circle(models, &alias[i].to,
+                                                    depth + 1);
+        }
+    }
+
+    split = models->splits.elts;
+
+    for (i = 0; i < models->splits.nelts; i++) {
+
+        if (split[i].name.len != name->len
+            || ngx_strncmp(split[i].name.data, name->data, name->len) != 0)
+        {
+            continue;
+        }
+
+        part = split[i].parts.elts;
+
+        for (j = 0; j < split[i].parts.nelts; j++) {
+
+            if (part[j].to.len == name->len
+                && ngx_strncmp(part[j].to.data, name->data, name->len) == 0)
+            {
+                /* the model that the split is named after */
+                continue;
+            }
+
+            if (ngx_http_tokenring_models_circle(models, &part[j].to,
+                                                 depth + 1))
+            {
+                return 1;
+            }
+        }
+    }
+
+    return 0;
+}
+
+
+static char *
+ngx_http_tokenring_models_check(ngx_conf_t *cf,
+    ngx_http_tokenring_models_t *models)
+{
+    ngx_str_t                   *name;
+    ngx_uint_t                   i;
+    ngx_http_tokenring_name_t   *alias;
+    ngx_http_tokenring_split_t  *split;
+
+    alias = models->aliases.elts;
+    split = models->splits.elts;
+
+    for (i = 0; i < models->aliases.nelts + models->splits.nelts; i++) {
+        name = (i < models->aliases.nelts)
+               ? &alias[i].name : &split[i - models->aliases.nelts].name;
+
+        if (ngx_http_tokenring_models_circle(models, name, 0)) {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "\"%V\" leads back to itself, or over more "
+                               "than %d names", name,
+                               NGX_HTTP_TOKENRING_NAMES_MAX);
+            return NGX_CONF_ERROR;
+        }
+    }
+
+    return NGX_CONF_OK;
+}
+
+
+ngx_int_t
+ngx_http_tokenring_init_groups(ngx_conf_t *cf)
+{
+    ngx_uint_t                        i, j;
+    ngx_array_t                      *of;
+    ngx_http_tokenring_engine_t     **engines;
+    ngx_http_tokenring_models_t     **blocks;
+    ngx_http_tokenring_main_conf_t   *tmcf;
+
+    tmcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_tokenring_module);
+
+    engines = tmcf->engines.elts;
+
+    for (i = 0; i < tmcf->engines.nelts; i++) {
+        if (ngx_http_tokenring_group_add(cf, &engines[i]->group, engines[i])
+            != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+    }
+
+    blocks = tmcf->models.elts;
+
+    for (i = 0; i < tmcf->models.nelts; i++) {
+
+        if (!blocks[i]->defined) {
+            ngx_log_error(NGX_LOG_EMERG, cf->log, 0,
+                          "no tokenring_models \"%V\" is defined, it is named "
+                          "in %s:%ui", &blocks[i]->group.name,
+                          blocks[i]->file, blocks[i]->line);
+            return NGX_ERROR;
+        }
+
+        of = blocks[i]->engines.nelts ? &blocks[i]->engines : &tmcf->engines;
+
+        if (of->nelts == 0) {
+            ngx_log_error(NGX_LOG_EMERG, cf->log, 0,
+                          "there is no tokenring_engine for tokenring_models "
+                          "\"%V\" in %s:%ui", &blocks[i]->group.name,
+                          blocks[i]->file, blocks[i]->line);
+            return NGX_ERROR;
+        }
+
+        engines = of->elts;
+
+        for (j = 0; j < of->nelts; j++) {
+            if (ngx_http_tokenring_group_add(cf, &blocks[i]->group,
+                                             engines[j])
+                != NGX_OK)
+            {
+                return NGX_ERROR;
+            }
+        }
+    }
+
+    return NGX_OK;
+}
