@@ -76,6 +76,9 @@ describe(tr_grammar_t *g, tr_state_t *d)
             if (p->flags[s] & TR_NFA_ACCEPT) {
                 d->flags |= TR_STATE_ACCEPT;
             }
+            if (p->flags[s] & TR_NFA_FINAL) {
+                d->flags |= TR_STATE_FINAL;
+            }
             for (uint32_t i = p->first[s]; i < p->first[s + 1]; i++) {
                 const tr_move_t *m = &p->moves[i];
 

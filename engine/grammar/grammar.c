@@ -92,6 +92,7 @@ tr_grammar_unref(tr_grammar_t *g)
         return;
     }
     tr_program_free(&g->program);
+    free(g->any);
     tr_grammar_arena_free(&g->states);
     tr_grammar_arena_free(&g->masks);
     free(g->mark);
@@ -116,6 +117,35 @@ tr_grammar_figures(const tr_grammar_t *g, tr_grammar_figures_t *out)
                                    .bytes = g->states.used + g->masks.used };
 }
 
+/* The tokens of TR_ANY_SPECIAL. */
+static bool
+make_any(tr_grammar_t *g)
+{
+    const tr_program_t *p = &g->program;
+    uint32_t words = g->vocabulary->words;
+    bool any = false;
+
+    for (uint32_t i = 0; i < p->n_tokens; i++) {
+        any = any || p->tokens[i].token == TR_ANY_SPECIAL;
+    }
+    if (!any) {
+        return true;
+    }
+    g->any = malloc(words * sizeof(*g->any) + 1);
+    if (g->any == NULL) {
+        return false;
+    }
+    memcpy(g->any, g->vocabulary->special, words * sizeof(*g->any));
+    for (uint32_t i = 0; i < p->n_tokens; i++) {
+        uint32_t id = (uint32_t) p->tokens[i].token;
+
+        if (id < g->vocabulary->vocab) {
+            g->any[id / 32] &= ~(1u << (id % 32));
+        }
+    }
+    return true;
+}
+
 static tr_grammar_t *
 grammar_new(const tr_vocabulary_t *v, tr_program_t *program)
 {
@@ -130,6 +160,10 @@ grammar_new(const tr_vocabulary_t *v, tr_program_t *program)
     g->program = *program;
     memset(program, 0, sizeof(*program));
     g->nullable = g->program.rules[0].nullable;
+    if (!make_any(g)) {
+        tr_grammar_unref(g);
+        return NULL;
+    }
     g->mark = calloc((size_t) g->program.n_states + 1, sizeof(*g->mark));
     g->list = calloc((size_t) g->program.n_states + 1, sizeof(*g->list));
     if (g->mark == NULL || g->list == NULL
@@ -217,23 +251,30 @@ static tr_status_t
 build(tr_rules_t *b, const tr_grammar_spec_t *spec, uint32_t *dropped,
       tr_error_t *err)
 {
-    if (spec->len > TR_GRAMMAR_TEXT) {
+    const tr_schema_part_t whole = { NULL, NULL };
+    uint32_t rule;
+    size_t most = spec->kind == TR_GRAMMAR_TREE ? TR_GRAMMAR_TREE_TEXT
+                                                : TR_GRAMMAR_TEXT;
+
+    if (spec->len > most) {
         return tr_error_set(err, TR_ERR_INVALID, spec->param,
-                            "Invalid '%s': %zu bytes. Expected at most %u.",
-                            spec->param, spec->len, TR_GRAMMAR_TEXT);
+                            "Invalid '%s': %zu bytes. Expected at most %zu.",
+                            spec->param, spec->len, most);
     }
     switch (spec->kind) {
     case TR_GRAMMAR_JSON:
         json_rules(b);
         return TR_OK;
     case TR_GRAMMAR_SCHEMA:
-        return tr_schema_rules(b, spec, dropped, err);
+        return tr_schema_rules(b, spec, &whole, &rule, dropped, err);
     case TR_GRAMMAR_REGEX:
         return regex_rules(b, spec, err);
     case TR_GRAMMAR_CHOICE:
         return choice_rules(b, spec, err);
     case TR_GRAMMAR_EBNF:
         return tr_ebnf_rules(b, spec->text, spec->len, spec->param, err);
+    case TR_GRAMMAR_TREE:
+        return tr_tree_rules(b, spec->text, spec->len, dropped, err);
     }
     return TR_ERR_INTERNAL;
 }
@@ -248,6 +289,10 @@ tr_grammar_compile(const tr_vocabulary_t *v, const tr_grammar_spec_t *spec,
     tr_status_t rc = build(&b, spec, &dropped, err);
 
     *out = NULL;
+    if (rc == TR_OK && spec->around != NULL) {
+        rc = tr_tree_rules(&b, spec->around, strlen(spec->around), &dropped,
+                           err);
+    }
     if (rc == TR_OK) {
         rc = tr_program_finish(&b, &program, spec->param, err);
     }

@@ -45,6 +45,7 @@
 #define TR_GRAMMAR_MEMORY (64u << 20) /* bytes, to compile one; its masks */
 #define TR_GRAMMAR_MEMORY_ALL (256u << 20) /* bytes, masks and states of all */
 #define TR_GRAMMAR_TEXT (256u << 10)       /* bytes of a schema or a grammar */
+#define TR_GRAMMAR_TREE_TEXT (4u << 20)    /* bytes of a tree */
 
 typedef struct tr_vocabulary tr_vocabulary_t;
 typedef struct tr_grammar tr_grammar_t;
@@ -65,6 +66,9 @@ tr_vocabulary_t *tr_vocabulary_new(uint32_t vocab, tr_token_bytes_f bytes,
 tr_vocabulary_t *tr_vocabulary_of(const tr_tokenizer_t *t, uint32_t vocab);
 void tr_vocabulary_free(tr_vocabulary_t *v);
 
+/* Token id is a special one: ["free"] lets it through. */
+void tr_vocabulary_add_special(tr_vocabulary_t *v, uint32_t id);
+
 /* Words of a mask: ceil(vocab / 32); bit id % 32 of word id / 32 is a token. */
 uint32_t tr_vocabulary_words(const tr_vocabulary_t *v);
 
@@ -75,8 +79,32 @@ enum tr_grammar_kind {
     TR_GRAMMAR_SCHEMA, /* text: a JSON schema */
     TR_GRAMMAR_REGEX,  /* text: the whole answer matches it */
     TR_GRAMMAR_CHOICE, /* text: a JSON array of strings */
-    TR_GRAMMAR_EBNF    /* text: GBNF, or XGrammar's EBNF */
+    TR_GRAMMAR_EBNF,   /* text: GBNF, or XGrammar's EBNF */
+    TR_GRAMMAR_TREE    /* text: a tree (below) */
 };
+
+/* A tree is JSON that a program writes (engine/dialect/), one node of:
+ *
+ *   "text"                these bytes
+ *   123                   this special token
+ *   ["seq", NODE...]      one behind the other
+ *   ["or", NODE...]       one of them; none: nothing matches
+ *   ["many", NODE, SEP]   the node once or more, with SEP between two
+ *   ["free", {...}]       any bytes and special tokens up to a mark:
+ *       "stop": [[MARK, NODE]...]  it ends with the mark, and NODE follows
+ *       "bar": [MARK...]           what never comes
+ *       "first": "{"               bytes that do not begin it
+ *       "end": true                the whole answer may end in it
+ *       "special": false           no other special tokens come
+ *     A mark is a text or a special token; of two that end at the same place
+ *     the longer one counts.
+ *   ["end"]               the end of the whole
+ *   ["chars", "09", 1, 3] one to three bytes of these ranges
+ *   ["space"]             white space as between tokens of JSON
+ *   ["json"]              any JSON object
+ *   ["schema", {...}]     JSON: "schema", "property" (of this one alone), "flags"
+ *                         (TR_GRAMMAR_*), "name", "param" (for errors)
+ *   ["inner"]             what the spec says beside the tree (around) */
 
 /* Of a schema: what cannot be held is refused; else it is dropped and counted
  * (tr_grammar_dropped). */
@@ -93,6 +121,9 @@ typedef struct {
     size_t len;
     const char *param; /* the field, for errors: "response_format" */
     const char *name;  /* of the schema, for errors; NULL: none */
+    const char *what;  /* whose the schema is, for errors; NULL: param */
+    /* a tree that stands around it, zero-terminated; NULL: none */
+    const char *around;
 } tr_grammar_spec_t;
 
 /* TR_OK: *out has one reference, the caller's.  TR_ERR_INVALID: *err says what

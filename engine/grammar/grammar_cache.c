@@ -20,7 +20,7 @@ typedef struct entry {
     uint64_t hash[2];
     enum tr_grammar_kind kind;
     unsigned flags;
-    char *text;
+    char *text, *around; /* around: "" for none */
     size_t len;
     tr_grammar_t *grammar; /* NULL: being compiled */
     uint64_t used;         /* the cache's clock */
@@ -38,6 +38,12 @@ struct tr_grammar_cache {
     uint64_t clock;
 };
 
+static const char *
+around_of(const tr_grammar_spec_t *spec)
+{
+    return spec->around != NULL ? spec->around : "";
+}
+
 static uint64_t
 hash_of(const tr_grammar_spec_t *spec, uint64_t seed)
 {
@@ -45,6 +51,10 @@ hash_of(const tr_grammar_spec_t *spec, uint64_t seed)
 
     for (size_t i = 0; i < spec->len; i++) {
         h = (h ^ (uint8_t) spec->text[i]) * 0x100000001b3ull;
+        h ^= h >> 31;
+    }
+    for (const char *p = around_of(spec); *p != '\0'; p++) {
+        h = (h ^ (uint8_t) *p) * 0x100000001b3ull;
         h ^= h >> 31;
     }
     return h;
@@ -68,6 +78,7 @@ entry_free(entry_t *e)
 {
     tr_grammar_unref(e->grammar);
     free(e->text);
+    free(e->around);
     free(e);
 }
 
@@ -103,7 +114,7 @@ find(tr_grammar_cache_t *c, const tr_grammar_spec_t *spec,
         if (e->hash[0] == hash[0] && e->hash[1] == hash[1]
             && e->kind == spec->kind && e->flags == spec->flags
             && e->len == spec->len && memcmp(e->text, spec->text, e->len) == 0
-            && !is_spent(e)) {
+            && strcmp(e->around, around_of(spec)) == 0 && !is_spent(e)) {
             e->used = ++c->clock;
             return e;
         }
@@ -177,8 +188,9 @@ entry_new(const tr_grammar_spec_t *spec, const uint64_t hash[2])
                     .flags = spec->flags,
                     .len = spec->len };
     e->text = malloc(spec->len + 1);
-    if (e->text == NULL) {
-        free(e);
+    e->around = strdup(around_of(spec));
+    if (e->text == NULL || e->around == NULL) {
+        entry_free(e);
         return NULL;
     }
     memcpy(e->text, spec->text == NULL ? "" : spec->text, spec->len);

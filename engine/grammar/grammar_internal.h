@@ -11,6 +11,7 @@
  *   mask.c            masks, and how they are kept
  *   grammar.c         from a spec to a grammar; its memory
  *   grammar_cache.c   grammars by their text
+ *   tree.c            grammars as a tree of JSON: texts, special tokens, schemas
  *   charset.c         sets of code points, and their bytes
  *   regex_parse.c     regular expressions to a tree
  *   regex.c           the tree to rules
@@ -53,6 +54,7 @@ struct tr_vocabulary {
     uint32_t *start; /* [vocab + 1] */
     /* plain: whole UTF-8 characters from U+0020, no quote and no backslash */
     tr_vocabulary_trie_t plain, rest;
+    uint32_t *special; /* [words] special tokens */
     uint32_t
         *plain_mask[TR_PLAIN_MASKS + 1]; /* of at most so many characters */
     /* longer plain tokens, by length: ids and characters */
@@ -91,6 +93,10 @@ typedef struct {
     const char *name;     /* for errors, in rules->names; NULL */
 } tr_rule_t;
 
+/* In place of a token: any special token that no other edge of the grammar
+ * names. */
+#define TR_ANY_SPECIAL (-1)
+
 typedef struct {
     int32_t token;
     uint32_t to, to_state;
@@ -111,6 +117,7 @@ typedef struct {
     char **names; /* [n_names] of rules */
     uint32_t n_names, cap_names;
     uint64_t work;      /* counted, to bound it */
+    uint64_t work_max;  /* 0: TR_RULES_WORK */
     tr_status_t failed; /* TR_OK, or why nothing is added any more */
 } tr_rules_t;
 
@@ -138,6 +145,14 @@ void tr_rules_length(tr_rules_t *b, uint32_t from, uint32_t rule, uint32_t min,
 void tr_rules_token(tr_rules_t *b, uint32_t from, int32_t token, uint32_t to);
 /* Counts work; false when there was too much, or building has failed. */
 bool tr_rules_count(tr_rules_t *b, uint64_t work);
+
+/* What was added since a mark is taken back; work stays counted.  States that
+ * were there must not have got edges since. */
+typedef struct {
+    uint32_t n_states, n_edges, n_sites, n_rules, n_tokens, n_names;
+} tr_rules_mark_t;
+tr_rules_mark_t tr_rules_mark(const tr_rules_t *b);
+void tr_rules_back(tr_rules_t *b, const tr_rules_mark_t *mark);
 
 /* One of n texts: sorted, so that common beginnings are shared. */
 typedef struct {
@@ -169,6 +184,7 @@ typedef struct {
 #define TR_NFA_ACCEPT 0x1u
 #define TR_NFA_MATTERS 0x2u /* has an edge that is not empty, or accepts */
 #define TR_NFA_TICK 0x4u
+#define TR_NFA_FINAL 0x8u /* the end of rule 0, which nobody calls */
 
 /* Rule 0 is the whole.  Checks, cuts away, and packs; b is used up but still
  * to be freed.  TR_ERR_INVALID: nothing matches, or a rule calls itself before
@@ -188,6 +204,7 @@ void tr_program_free(tr_program_t *p);
 #define TR_STATE_BYTES 0x8u
 #define TR_STATE_TICK 0x10u  /* by a byte that ended a character */
 #define TR_STATE_START 0x20u /* of a rule, which has taken nothing yet */
+#define TR_STATE_FINAL 0x40u /* the whole may end here */
 #define TR_STATE_KEY (TR_STATE_TICK | TR_STATE_START)
 
 enum { TR_PLAIN_UNKNOWN, TR_PLAIN_NO, TR_PLAIN_YES };
@@ -219,6 +236,7 @@ struct tr_grammar {
     _Atomic uint32_t refs;
     const tr_vocabulary_t *vocabulary;
     tr_program_t program;
+    uint32_t *any; /* [words] tokens of TR_ANY_SPECIAL; NULL: no such edge */
     uint32_t dropped;
     bool nullable;
     pthread_mutex_t lock; /* of all that follows */
@@ -234,6 +252,13 @@ struct tr_grammar {
 
 /* Of one mask, or one step: some 30 ms in which the grammar is locked. */
 #define TR_GRAMMAR_COST (1u << 23)
+
+/* Is the token one of TR_ANY_SPECIAL's? */
+static inline bool
+tr_grammar_any(const tr_grammar_t *g, int32_t token)
+{
+    return g->any != NULL && (g->any[token / 32] >> (token % 32) & 1) != 0;
+}
 
 static inline tr_state_t *
 tr_state_at(const tr_grammar_t *g, uint32_t state)
@@ -501,7 +526,20 @@ typedef struct {
  * with ticks. */
 void tr_json_rules(tr_rules_t *b, tr_json_rules_t *out);
 
+/* A schema as a rule, whose number is *rule.  json: rules of any JSON that are
+ * there already; NULL: none.  property: of this property of the schema alone;
+ * NULL: of the whole. */
+typedef struct {
+    const tr_json_rules_t *json;
+    const char *property;
+} tr_schema_part_t;
 tr_status_t tr_schema_rules(tr_rules_t *b, const tr_grammar_spec_t *spec,
+                            const tr_schema_part_t *part, uint32_t *rule,
                             uint32_t *dropped, tr_error_t *err);
+
+/* The tree's rule becomes rule 0.  What was rule 0 becomes another one, for
+ * which ["inner"] stands. */
+tr_status_t tr_tree_rules(tr_rules_t *b, const char *text, size_t len,
+                          uint32_t *dropped, tr_error_t *err);
 
 #endif

@@ -563,9 +563,14 @@ add_special(tr_grammar_t *g, tr_grammar_scratch_t *s, const tr_matcher_t *m,
         const tr_state_t *d = tr_state_at(g, s->configs[set.first + i].state);
 
         for (uint32_t k = 0; k < d->n_tokens; k++) {
-            uint32_t id = (uint32_t) g->program.tokens[d->tokens[k]].token;
+            int32_t token = g->program.tokens[d->tokens[k]].token;
+            uint32_t id = (uint32_t) token;
 
-            if (id < s->vocabulary->vocab) {
+            if (token == TR_ANY_SPECIAL) {
+                for (uint32_t w = 0; w < s->vocabulary->words; w++) {
+                    mask[w] |= g->any[w];
+                }
+            } else if (id < s->vocabulary->vocab) {
                 mask[id / 32] |= 1u << (id % 32);
             }
         }

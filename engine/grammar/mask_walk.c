@@ -105,9 +105,7 @@ add_targets(plain_t *p, uint32_t state, uint8_t lo, uint8_t hi, uint32_t more)
             p->full = true;
             return false;
         }
-        if (next == TR_DEAD
-            || (tr_state_at(p->g, next)->flags
-                & (TR_STATE_ACCEPT | TR_STATE_CALLS | TR_STATE_TOKENS))) {
+        if (next == TR_DEAD || (tr_state_at(p->g, next)->flags & NOT_SIMPLE)) {
             return false;
         }
         if (next == before) {
@@ -141,9 +139,7 @@ add_odd(plain_t *p, uint32_t state, uint8_t lead, uint8_t lo, uint8_t hi,
 {
     uint32_t next = tr_state_next(p->g, state, lead);
 
-    return next != TR_DEAD
-           && !(tr_state_at(p->g, next)->flags
-                & (TR_STATE_ACCEPT | TR_STATE_CALLS | TR_STATE_TOKENS))
+    return next != TR_DEAD && !(tr_state_at(p->g, next)->flags & NOT_SIMPLE)
            && add_targets(p, next, lo, hi, more);
 }
 
@@ -172,7 +168,7 @@ tr_state_takes_plain(tr_grammar_t *g, uint32_t state)
 
     if (d->plain == TR_PLAIN_UNKNOWN) {
         d->plain = TR_PLAIN_NO;
-        if (!(d->flags & (TR_STATE_CALLS | TR_STATE_TOKENS))) {
+        if (!(d->flags & TR_STATE_CALLS)) {
             all = add_plain(&p, state);
             for (uint32_t i = 0; all && i < p.n; i++) {
                 all = add_plain(&p, p.list[i]);

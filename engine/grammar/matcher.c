@@ -227,7 +227,10 @@ step_special(tr_matcher_t *m, tr_grammar_scratch_t *s, int32_t token)
         const tr_state_t *d = tr_state_at(g, c.state);
 
         for (uint32_t k = 0; k < d->n_tokens; k++) {
-            if (g->program.tokens[d->tokens[k]].token == token) {
+            int32_t wanted = g->program.tokens[d->tokens[k]].token;
+
+            if (wanted == TR_ANY_SPECIAL ? tr_grammar_any(g, token)
+                                         : wanted == token) {
                 tr_set_add(s, &next, c.frame,
                            tr_state_behind_token(g, d->tokens[k]));
             }
@@ -275,9 +278,14 @@ tr_matcher_mask(tr_matcher_t *m, tr_grammar_scratch_t *s, const int32_t *end,
     pthread_mutex_lock(&m->grammar->lock);
     rc = tr_mask_fill(m->grammar, s, m, mask);
     pthread_mutex_unlock(&m->grammar->lock);
-    for (uint32_t i = 0; m->can_end && i < n_end; i++) {
-        if (end[i] >= 0 && (uint32_t) end[i] < v->vocab) {
+    for (uint32_t i = 0; i < n_end; i++) {
+        if (end[i] < 0 || (uint32_t) end[i] >= v->vocab) {
+            continue;
+        }
+        if (m->can_end) {
             mask[end[i] / 32] |= 1u << (end[i] % 32);
+        } else if (tr_grammar_any(m->grammar, end[i])) {
+            mask[end[i] / 32] &= ~(1u << (end[i] % 32));
         }
     }
     if (rc != TR_OK) {

@@ -66,7 +66,8 @@ bool
 tr_rules_count(tr_rules_t *b, uint64_t work)
 {
     b->work += work;
-    if (b->failed == TR_OK && b->work > TR_RULES_WORK) {
+    if (b->failed == TR_OK
+        && b->work > (b->work_max != 0 ? b->work_max : TR_RULES_WORK)) {
         b->failed = TR_ERR_UNSUPPORTED;
     }
     return b->failed == TR_OK;
@@ -239,6 +240,29 @@ tr_rules_token(tr_rules_t *b, uint32_t from, int32_t token, uint32_t to)
     }
     b->tokens[b->n_tokens] = (tr_token_edge_t){ token, to, 0 };
     add_edge(b, from, (tr_edge_t){ TR_EDGE_TOKEN, 0, 0, b->n_tokens++, NONE });
+}
+
+tr_rules_mark_t
+tr_rules_mark(const tr_rules_t *b)
+{
+    return (tr_rules_mark_t){ b->n_states, b->n_edges,  b->n_sites,
+                              b->n_rules,  b->n_tokens, b->n_names };
+}
+
+void
+tr_rules_back(tr_rules_t *b, const tr_rules_mark_t *mark)
+{
+    while (b->n_names > mark->n_names) {
+        free(b->names[--b->n_names]);
+    }
+    b->n_states = mark->n_states;
+    b->n_edges = mark->n_edges;
+    b->n_sites = mark->n_sites;
+    b->n_rules = mark->n_rules;
+    b->n_tokens = mark->n_tokens;
+    if (b->failed != TR_ERR_NOMEM) {
+        b->failed = TR_OK;
+    }
 }
 
 /* ---- one of many texts */

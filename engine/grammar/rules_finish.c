@@ -358,7 +358,7 @@ only_ends(const tr_program_t *p, uint32_t state)
     for (uint32_t steps = 0; steps < 16; steps++) {
         uint32_t n = p->first[state + 1] - p->first[state];
 
-        if (p->flags[state] & TR_NFA_ACCEPT) {
+        if (p->flags[state] & (TR_NFA_ACCEPT | TR_NFA_FINAL)) {
             return n == 0;
         }
         if (n != 1 || p->moves[p->first[state]].kind != TR_EDGE_EMPTY) {
@@ -402,7 +402,10 @@ pack(finish_t *f, tr_program_t *p)
     }
     p->first[s] = n;
     for (s = 0; s < b->n_rules; s++) {
-        p->flags[b->rules[s].accept] |= TR_NFA_ACCEPT | TR_NFA_MATTERS;
+        bool whole = s == 0 && f->callers[0] == f->callers[1];
+
+        p->flags[b->rules[s].accept] |= (whole ? TR_NFA_FINAL : TR_NFA_ACCEPT)
+                                        | TR_NFA_MATTERS;
     }
     p->sites = b->sites;
     p->rules = b->rules;

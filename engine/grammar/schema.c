@@ -20,6 +20,12 @@ tr_schema_going(const schema_t *c)
 }
 
 static const char *
+what_of(const schema_t *c)
+{
+    return c->spec->what != NULL ? c->spec->what : c->spec->param;
+}
+
+static const char *
 name_of(const schema_t *c)
 {
     return c->spec->name == NULL ? "" : c->spec->name;
@@ -31,7 +37,7 @@ tr_schema_invalid(schema_t *c, const char *what)
     if (tr_schema_going(c)) {
         c->rc = tr_error_set(c->err, TR_ERR_INVALID, c->spec->param,
                              "Invalid schema for %s '%.64s': %s at %.200s.",
-                             c->spec->param, name_of(c), what,
+                             what_of(c), name_of(c), what,
                              c->path[0] == '\0' ? "/" : c->path);
     }
 }
@@ -47,7 +53,7 @@ tr_schema_unsupported(schema_t *c, const char *keyword)
         c->rc = tr_error_set(c->err, TR_ERR_INVALID, c->spec->param,
                              "Invalid schema for %s '%.64s': '%.64s' at "
                              "%.200s is not supported.",
-                             c->spec->param, name_of(c), keyword,
+                             what_of(c), name_of(c), keyword,
                              c->path[0] == '\0' ? "/" : c->path);
     }
 }
@@ -702,26 +708,40 @@ tr_schema_any(schema_t *c, json_t *schema, uint32_t from, uint32_t to)
     c->depth--;
 }
 
-static void
-compile_all(schema_t *c)
+static uint32_t
+compile_all(schema_t *c, const tr_schema_part_t *part)
 {
-    uint32_t whole = tr_schema_rule(c, c->root); /* rule 0 */
+    json_t *first = c->root;
+    uint32_t whole;
 
-    (void) whole;
-    tr_json_rules(c->b, &c->json);
+    if (part->property != NULL) {
+        first = json_object_get(json_object_get(first, "properties"),
+                                part->property);
+    }
+    whole = tr_schema_rule(c, first);
+    if (part->json != NULL) {
+        c->json = *part->json;
+    } else {
+        tr_json_rules(c->b, &c->json);
+    }
     while (c->done < c->n_rules && tr_schema_going(c)) {
         json_t *schema = (json_t *) (uintptr_t) c->rules[c->done].schema;
         tr_rule_t rule = c->b->rules[c->rules[c->done].rule];
 
         c->done++;
         c->path[0] = '\0';
+        if (schema == first && part->property != NULL) {
+            tr_schema_enter(c, "properties", part->property);
+        }
         c->depth = 0;
         tr_schema_any(c, schema, rule.start, rule.accept);
     }
+    return whole;
 }
 
 tr_status_t
-tr_schema_rules(tr_rules_t *b, const tr_grammar_spec_t *spec, uint32_t *dropped,
+tr_schema_rules(tr_rules_t *b, const tr_grammar_spec_t *spec,
+                const tr_schema_part_t *part, uint32_t *rule, uint32_t *dropped,
                 tr_error_t *err)
 {
     schema_t c = { .b = b, .spec = spec, .dropped = dropped, .err = err };
@@ -733,7 +753,7 @@ tr_schema_rules(tr_rules_t *b, const tr_grammar_spec_t *spec, uint32_t *dropped,
     if (c.root == NULL) {
         return tr_error_set(err, TR_ERR_INVALID, spec->param,
                             "Invalid schema for %s '%.64s': %s at byte %d.",
-                            spec->param, name_of(&c), where.text,
+                            what_of(&c), name_of(&c), where.text,
                             where.position);
     }
     c.made = json_array();
@@ -747,7 +767,7 @@ tr_schema_rules(tr_rules_t *b, const tr_grammar_spec_t *spec, uint32_t *dropped,
     if (c.made == NULL) {
         c.rc = TR_ERR_NOMEM;
     } else {
-        compile_all(&c);
+        *rule = compile_all(&c, part);
     }
     if (c.pattern != NULL) {
         tr_chars_free(&c.pattern_chars);

@@ -164,6 +164,7 @@ tr_set_close(tr_grammar_t *g, tr_grammar_scratch_t *s, tr_config_set_t *set,
                 tr_set_pop(g, s, set, c.frame, 0);
             }
         }
+        set->ended = set->ended || (d->flags & TR_STATE_FINAL);
         for (uint32_t k = 0; calls && k < d->n_sites; k++) {
             call(g, s, set, c.frame, d->sites[k]);
         }

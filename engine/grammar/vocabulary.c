@@ -221,12 +221,14 @@ tr_vocabulary_new(uint32_t vocab, tr_token_bytes_f bytes, void *arg)
     v->vocab = vocab;
     v->words = (vocab + 31) / 32;
     v->start = calloc((size_t) vocab + 1, sizeof(*v->start));
+    v->special = calloc((size_t) v->words + 1, sizeof(*v->special));
     for (uint32_t id = 0; id < vocab; id++) {
         bytes(arg, (int32_t) id, &len);
         total += len;
     }
     v->bytes = malloc(total + 1);
-    if (v->start == NULL || v->bytes == NULL || total > UINT32_MAX) {
+    if (v->start == NULL || v->special == NULL || v->bytes == NULL
+        || total > UINT32_MAX) {
         tr_vocabulary_free(v);
         return NULL;
     }
@@ -264,7 +266,22 @@ bytes_of(void *arg, int32_t id, uint32_t *len)
 tr_vocabulary_t *
 tr_vocabulary_of(const tr_tokenizer_t *t, uint32_t vocab)
 {
-    return tr_vocabulary_new(vocab, bytes_of, (void *) (uintptr_t) t);
+    tr_vocabulary_t *v = tr_vocabulary_new(vocab, bytes_of,
+                                           (void *) (uintptr_t) t);
+
+    for (uint32_t id = 0; v != NULL && id < vocab; id++) {
+        if (id < tr_tokenizer_vocab_size(t)
+            && tr_tokenizer_is_special(t, (int32_t) id)) {
+            tr_vocabulary_add_special(v, id);
+        }
+    }
+    return v;
+}
+
+void
+tr_vocabulary_add_special(tr_vocabulary_t *v, uint32_t id)
+{
+    v->special[id / 32] |= 1u << (id % 32);
 }
 
 void
@@ -280,6 +297,7 @@ tr_vocabulary_free(tr_vocabulary_t *v)
     }
     free(v->long_id);
     free(v->long_chars);
+    free(v->special);
     free(v->start);
     free(v->bytes);
     free(v);
