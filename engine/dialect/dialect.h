@@ -12,6 +12,8 @@
  *   dialect_json.c    calls that are JSON, and arguments that are
  *   dialect_value.c   arguments that are marked-up text and become JSON
  *   dialect_proof.c   which dialect a chat template speaks, found out by trying
+ *   dialect_layout.c  what the template writes round calls, cut out of its text
+ *   dialect_grammar.c answers that must be calls, as a grammar in that layout
  *
  * Three rules.  The items do not depend on where the borders of tokens lie.
  * What does not parse is content, byte for byte: nothing is lost or doubled.
@@ -101,6 +103,36 @@ typedef struct {
 typedef void *(*tr_dialect_alloc_pt)(void *arg, size_t n);
 tr_status_t tr_dialect_read_tools(const json_t *json, tr_dialect_alloc_pt alloc,
                                   void *arg, tr_dialect_tools_t *out);
+
+/* ---- answers that are held to it ---------------------------------------- */
+
+enum tr_dialect_hold_mode {
+    TR_HOLD_REQUIRED, /* one call or more, and nothing else */
+    TR_HOLD_STRICT,   /* content and calls: a call is one of the tools' */
+    TR_HOLD_NONE      /* content alone: no mark of a call begins */
+};
+
+typedef struct {
+    enum tr_dialect_hold_mode mode;
+    const char *only; /* REQUIRED: this tool; NULL: any */
+    bool inside;      /* the prompt opened the reasoning */
+    bool single;      /* one call at most */
+} tr_dialect_hold_t;
+
+/* Can answers be held?  The form that the template writes calls in was found. */
+bool tr_dialect_holds(const tr_dialect_t *d);
+/* What an answer may be, with the reasoning before it, as a tree (grammar.h) of
+ * *len bytes in *out, which is malloc'ed and zero-terminated.  tools: of a
+ * request's JSON, checked.  TR_ERR_INVALID: a strict schema that this form of
+ * calls cannot hold. */
+tr_status_t tr_dialect_hold(const tr_dialect_t *d, const json_t *tools,
+                            const tr_dialect_hold_t *how, char **out,
+                            size_t *len, tr_error_t *err);
+/* The tree with reasoning before any other answer that is held, NULL: nothing
+ * stands before it.  Borrowed. */
+const char *tr_dialect_around(const tr_dialect_t *d, bool inside);
+/* The text that closes reasoning, NULL: it knows none.  Borrowed. */
+const char *tr_dialect_thought_end(const tr_dialect_t *d);
 
 /* ---- one choice ---------------------------------------------------------- */
 

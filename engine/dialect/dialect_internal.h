@@ -84,8 +84,29 @@ typedef struct {
     char bytes[PATTERN_MAX];
 } pattern_t;
 
+/* How the template writes calls, as pieces of a tree (grammar.h): nodes with
+ * commas between them, at least one.  A call is head NAME after ARGUMENTS, then
+ * tail; between stands in place of tail and head before another call. */
+typedef struct {
+    char *head, *after, *between, *tail; /* between: NULL: one call at most */
+    char *stops; /* marks at which a call begins in content, and what follows
+                  * up to the name: of "stop" */
+    char *bars;  /* all marks with which the machine would begin one */
+    bool starts; /* a call may also be how the answer begins, without a mark */
+    /* Arguments as marked-up text: open KEY is VALUE close for each. */
+    char *open, *is_string, *is_other; /* open: NULL: one JSON object */
+    char *key_end, *value_end;         /* of "stop": [is_string], [close]*/
+    char *close;
+    char *value_bars;
+} layout_t;
+
 struct tr_dialect {
-    const form_t *form; /* NULL: no calls */
+    layout_t *layout;  /* NULL: answers cannot be held to it */
+    char *thought_end; /* the text that closes reasoning; NULL: none does */
+    char *
+        around[2]; /* before an answer that is held, by inside; NULL: nothing */
+    const tr_tokenizer_t *tokenizer; /* borrowed; NULL: none */
+    const form_t *form;              /* NULL: no calls */
     uint32_t max_token;
     uint32_t n_tokens;
     int32_t tokens[MARKS + 2];    /* special tokens that are marks */
@@ -176,6 +197,10 @@ enum step { STEP_ON, STEP_WAIT, STEP_FAIL };
 enum step tr_dialect_step_call(tr_dialect_state_t *s, tr_dialect_out_t *out);
 enum step tr_dialect_step_json(tr_dialect_state_t *s, tr_dialect_out_t *out);
 
+/* dialect_tools.c: types that the schema, which is part of `whole`, allows; 0:
+ * any, also where it says so in a way that is not read. */
+uint32_t tr_dialect_types(const json_t *whole, const json_t *schema);
+
 /* dialect_value.c */
 void tr_dialect_open_arguments(tr_dialect_state_t *s, tr_dialect_out_t *out);
 void tr_dialect_close_arguments(tr_dialect_state_t *s, tr_dialect_out_t *out);
@@ -183,6 +208,26 @@ void tr_dialect_begin_value(tr_dialect_state_t *s, uint8_t op);
 void tr_dialect_value(tr_dialect_state_t *s, const char *text, uint32_t len,
                       tr_dialect_out_t *out);
 void tr_dialect_end_value(tr_dialect_state_t *s, tr_dialect_out_t *out);
+
+/* dialect_layout.c: what the template writes round calls.  one, two: an
+ * assistant's turn with one call and with two (NULL: it writes one at a time). */
+void tr_dialect_read_layout(tr_dialect_t *d, const tr_tokenizer_t *t,
+                            const char *one, const char *two);
+void tr_dialect_free_layout(tr_dialect_t *d);
+/* The text as nodes of a tree: its special tokens apart.  malloc'ed. */
+char *tr_dialect_nodes(const tr_tokenizer_t *t, const char *text, size_t len);
+
+/* dialect_grammar.c: what stands before an answer that is held. */
+void tr_dialect_make_around(tr_dialect_t *d, const tr_tokenizer_t *t);
+
+/* Of the history whose turns are read (dialect_proof.c). */
+#define TR_PROBE_NAME_1 "probe_first"
+#define TR_PROBE_NAME_2 "probe_second"
+#define TR_PROBE_ID "probecal" /* of nine characters, but for Kimi */
+#define TR_PROBE_KEY "city"
+#define TR_PROBE_VALUE "Zprobe <b> \"q\" \xc3\xa9\\ end"
+#define TR_PROBE_KEY_2 "n"
+#define TR_PROBE_VALUE_2 3
 
 /* dialect_make.c, for dialect_proof.c: a dialect of one form (NULL: none). */
 tr_status_t tr_dialect_make(const form_t *form, const reasoning_t *reasoning,

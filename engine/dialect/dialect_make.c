@@ -84,12 +84,19 @@ tr_dialect_make(const form_t *form, const reasoning_t *reasoning,
         snprintf(spaced, sizeof(spaced), "\1%s", d->plain_close);
         compile(d, spaced, 0, &d->close);
     }
+    tr_dialect_make_around(d, t);
     return TR_OK;
 }
 
 void
 tr_dialect_free(tr_dialect_t *d)
 {
+    if (d != NULL) {
+        tr_dialect_free_layout(d);
+        free(d->around[0]);
+        free(d->around[1]);
+        free(d->thought_end);
+    }
     free(d);
 }
 

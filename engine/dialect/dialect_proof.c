@@ -13,19 +13,19 @@
 
 #include "engine/config/log.h"
 
-#define NAME_1 "probe_first"
-#define NAME_2 "probe_second"
+#define NAME_1 TR_PROBE_NAME_1
+#define NAME_2 TR_PROBE_NAME_2
 
 /* Ids of the history: nine characters for those that insist, then Kimi's. */
-static const char *const ids[2][2] = { { "probecal1", "probecal2" },
+static const char *const ids[2][2] = { { TR_PROBE_ID "1", TR_PROBE_ID "2" },
                                        { "functions." NAME_1 ":0",
                                          "functions." NAME_2 ":1" } };
 
 static json_t *
 arguments(int which)
 {
-    return which == 0 ? json_pack("{s:s, s:i}", "city",
-                                  "Zprobe <b> \"q\" \xc3\xa9\\ end", "n", 3)
+    return which == 0 ? json_pack("{s:s, s:i}", TR_PROBE_KEY, TR_PROBE_VALUE,
+                                  TR_PROBE_KEY_2, TR_PROBE_VALUE_2)
                       : json_pack("{s:s}", "city", "two\nlines");
 }
 
@@ -334,6 +334,26 @@ proves(const form_t *form, const reasoning_t *reasoning,
     return ok;
 }
 
+/* How the form that was found is written. */
+static void
+read_layout(tr_dialect_t *d, const tr_chat_template_t *c,
+            const tr_tokenizer_t *t)
+{
+    int kind = d->form->flags & FORM_OWN_IDS ? 1 : 0;
+    text_t one, two;
+
+    if (!turn(c, 1, ids[kind], &one)) {
+        return;
+    }
+    if (turn(c, 2, ids[kind], &two)) {
+        tr_dialect_read_layout(d, t, one.text, two.text);
+        text_free(&two);
+    } else {
+        tr_dialect_read_layout(d, t, one.text, NULL);
+    }
+    text_free(&one);
+}
+
 static const form_t *
 find_form(const char *name, const reasoning_t *reasoning,
           const tr_chat_template_t *c, const tr_tokenizer_t *t)
@@ -422,6 +442,9 @@ tr_dialect_open(const char *name, const tr_chat_template_t *c,
     }
     if (rc == TR_OK) {
         rc = tr_dialect_make(form, reasoning, t, out, err);
+    }
+    if (rc == TR_OK && form != NULL) {
+        read_layout(*out, c, t);
     }
     return rc;
 }

@@ -50,15 +50,42 @@ type_of_value(const json_t *v)
     }
 }
 
-/* 0: any type, also where the schema says it in a way that is not read. */
+/* What a local reference means ("#/$defs/NAME"); NULL: nothing that is read. */
+static const json_t *
+target(const json_t *whole, const char *ref)
+{
+    char step[128];
+
+    if (ref == NULL || strncmp(ref, "#/", 2) != 0) {
+        return NULL;
+    }
+    for (ref++; whole != NULL && *ref == '/';) {
+        size_t n = strcspn(++ref, "/");
+
+        if (n >= sizeof(step)) {
+            return NULL;
+        }
+        memcpy(step, ref, n);
+        step[n] = '\0';
+        whole = json_object_get(whole, step);
+        ref += n;
+    }
+    return whole;
+}
+
 static uint32_t
-types_of(const json_t *schema, int depth)
+types_of(const json_t *whole, const json_t *schema, int depth)
 {
     const json_t *type = json_object_get(schema, "type"), *one;
     const json_t *list = json_object_get(schema, "anyOf");
     uint32_t types = 0, each;
     size_t i;
 
+    one = json_object_get(schema, "$ref");
+    if (one != NULL && type == NULL) {
+        one = target(whole, json_string_value(one));
+        return one != NULL && depth < 8 ? types_of(whole, one, depth + 1) : 0;
+    }
     if (json_is_string(type)) {
         return type_bit(json_string_value(type));
     }
@@ -70,7 +97,7 @@ types_of(const json_t *schema, int depth)
     }
     list = list != NULL ? list : json_object_get(schema, "oneOf");
     json_array_foreach ((json_t *) list, i, one) {
-        each = depth < 8 ? types_of(one, depth + 1) : 0;
+        each = depth < 8 ? types_of(whole, one, depth + 1) : 0;
         if (each == 0) {
             return 0;
         }
@@ -81,6 +108,12 @@ types_of(const json_t *schema, int depth)
     }
     one = json_object_get(schema, "const");
     return one != NULL ? types | type_of_value(one) : types;
+}
+
+uint32_t
+tr_dialect_types(const json_t *whole, const json_t *schema)
+{
+    return types_of(whole, schema, 0);
 }
 
 static const char *
@@ -100,9 +133,8 @@ read_tool(const json_t *function, tr_dialect_alloc_pt alloc, void *arg,
           tr_dialect_tool_t *out)
 {
     const json_t *name = json_object_get(function, "name"), *schema;
-    const json_t *properties = json_object_get(json_object_get(function,
-                                                               "parameters"),
-                                               "properties");
+    const json_t *whole = json_object_get(function, "parameters");
+    const json_t *properties = json_object_get(whole, "properties");
     tr_dialect_param_t *params;
     const char *key;
 
@@ -118,7 +150,7 @@ read_tool(const json_t *function, tr_dialect_alloc_pt alloc, void *arg,
 
         p->len = (uint32_t) strlen(key);
         p->name = copy(alloc, arg, key, p->len);
-        p->types = types_of(schema, 0);
+        p->types = tr_dialect_types(whole, schema);
         if (p->name == NULL) {
             return TR_ERR_NOMEM;
         }

@@ -1,0 +1,527 @@
+/*
+ * What an answer may be, where it is held: the tools of a request in the layout
+ * of the template (layout_t), and the reasoning before them, as a tree
+ * (engine/grammar/grammar.h).
+ */
+#include "dialect_internal.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/config/log.h"
+#include "engine/grammar/grammar.h"
+
+/* ---- reasoning */
+
+#define NOTHING "\"\""
+#define LINES "[\"or\",\"\",\"\\n\",\"\\n\\n\"]"
+
+/* Harmony's marks as nodes, one behind the other. */
+static void
+put_marks(FILE *f, const tr_dialect_t *d, const char *text)
+{
+    char *nodes = tr_dialect_nodes(d->tokenizer, text, strlen(text));
+
+    fprintf(f, "[\"seq\",%s]", nodes != NULL ? nodes : NOTHING);
+    free(nodes);
+}
+
+/* One mark, as itself. */
+static void
+put_mark(FILE *f, const tr_dialect_t *d, const char *text)
+{
+    char *node = tr_dialect_nodes(d->tokenizer, text, strlen(text));
+
+    fputs(node != NULL ? node : NOTHING, f);
+    free(node);
+}
+
+/* A message of harmony's up to its end, and the header of the next one. */
+static void
+put_message(FILE *f, const tr_dialect_t *d, const char *header)
+{
+    fputs("[\"seq\",", f);
+    put_marks(f, d, header);
+    fputs(",[\"free\",{\"stop\":[[", f);
+    put_mark(f, d, "<|end|>");
+    fputs("," NOTHING "]]}],", f);
+    put_marks(f, d, "<|start|>assistant");
+    fputs("]", f);
+}
+
+static void
+put_analysis(FILE *f, const tr_dialect_t *d)
+{
+    fputs("[\"or\"," NOTHING ",[\"many\",", f);
+    put_message(f, d, "<|channel|>analysis<|message|>");
+    fputs("," NOTHING "]]", f);
+}
+
+/* Reasoning up to its closing mark, which is opened here or (inside) was opened
+ * by the prompt.  ends: the answer may end in it. */
+static void
+put_reasoning(FILE *f, const tr_dialect_t *d, bool inside, bool ends)
+{
+    if (!inside) {
+        fputs("[\"or\"," NOTHING ",[\"seq\",", f);
+        put_mark(f, d, d->plain_open);
+        fputs(",", f);
+    }
+    fputs("[\"free\",{\"stop\":[[", f);
+    put_mark(f, d, d->plain_close);
+    fprintf(f, "," LINES "]],\"end\":%s}]%s", ends ? "true" : "false",
+            inside ? "" : "]]");
+}
+
+static bool
+is_harmony(const tr_dialect_t *d)
+{
+    return d->form != NULL && (d->form->flags & FORM_HARMONY);
+}
+
+static char *
+make_around(const tr_dialect_t *d, bool inside)
+{
+    char *out = NULL;
+    size_t size;
+    FILE *f = open_memstream(&out, &size);
+
+    if (f == NULL) {
+        return NULL;
+    }
+    fputs("[\"seq\",", f);
+    if (is_harmony(d)) {
+        put_analysis(f, d);
+        fputs(",", f);
+        put_marks(f, d, "<|channel|>final<|message|>");
+    } else {
+        put_reasoning(f, d, inside, false);
+    }
+    fputs(",[\"inner\"]]", f);
+    fclose(f);
+    return out;
+}
+
+void
+tr_dialect_make_around(tr_dialect_t *d, const tr_tokenizer_t *t)
+{
+    d->tokenizer = t;
+    if (!is_harmony(d) && d->open.len == 0) {
+        return;
+    }
+    d->around[0] = make_around(d, false);
+    d->around[1] = make_around(d, true);
+    d->thought_end = strdup(is_harmony(d) ? "<|end|>" : d->plain_close);
+}
+
+const char *
+tr_dialect_around(const tr_dialect_t *d, bool inside)
+{
+    return d != NULL ? d->around[inside] : NULL;
+}
+
+const char *
+tr_dialect_thought_end(const tr_dialect_t *d)
+{
+    return d != NULL ? d->thought_end : NULL;
+}
+
+/* ---- arguments */
+
+typedef struct {
+    const tr_dialect_t *d;
+    const tr_dialect_hold_t *how;
+    FILE *f;
+    const char *name; /* of the function */
+    char param[64];   /* of its parameters, for errors */
+    bool strict;
+    tr_error_t *err;
+    tr_status_t rc;
+} hold_t;
+
+static void
+put_json(FILE *f, const json_t *value)
+{
+    char *text = json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY);
+
+    fputs(text != NULL ? text : "null", f);
+    free(text);
+}
+
+static void
+unsupported(hold_t *h, const char *what, const char *property)
+{
+    if (h->rc == TR_OK) {
+        h->rc = tr_error_set(h->err, TR_ERR_INVALID, h->param,
+                             "Invalid schema for function '%.64s': '%.64s' at "
+                             "%s%.64s is not supported.",
+                             h->name, what,
+                             property != NULL ? "/properties/" : "/",
+                             property != NULL ? property : "");
+    }
+}
+
+/* property: of this one alone; NULL: of the whole. */
+static void
+put_schema(hold_t *h, const json_t *schema, const char *property)
+{
+    fprintf(h->f,
+            "[\"schema\",{\"flags\":%u,\"name\":\"%s\",\"param\":\"%s\","
+            "\"schema\":",
+            h->strict ? TR_GRAMMAR_STRICT : 0, h->name, h->param);
+    put_json(h->f, schema);
+    if (property != NULL) {
+        json_t *name = json_string(property);
+
+        fputs(",\"property\":", h->f);
+        put_json(h->f, name);
+        json_decref(name);
+    }
+    fputs("}]", h->f);
+}
+
+/* An object of JSON by the schema. */
+static void
+put_object(hold_t *h, const json_t *schema)
+{
+    json_t *whole = schema != NULL ? json_copy((json_t *) schema)
+                                   : json_object();
+    const json_t *type = json_object_get(whole, "type");
+    const char *name = json_string_value(type);
+
+    if (type == NULL && !h->strict && json_object_size(whole) == 0) {
+        fputs("[\"json\"]", h->f);
+    } else if (name != NULL && strcmp(name, "object") != 0) {
+        if (h->strict) {
+            unsupported(h, "type", NULL);
+        }
+        fputs("[\"json\"]", h->f);
+    } else {
+        json_object_set_new(whole, "type", json_string("object"));
+        put_schema(h, whole, NULL);
+    }
+    json_decref(whole);
+}
+
+/* Any text up to what closes the value. */
+static void
+put_free_value(hold_t *h)
+{
+    const layout_t *l = h->d->layout;
+
+    fprintf(h->f, "[\"free\",{\"stop\":[%s],\"bar\":[%s],\"special\":false}]",
+            l->value_end, l->value_bars);
+}
+
+/* Strings that the schema lists, each as it stands; false: it lists none. */
+static bool
+put_listed(hold_t *h, const json_t *schema)
+{
+    const json_t *list = json_object_get(schema, "enum"), *one;
+    const json_t *only = json_object_get(schema, "const");
+    size_t i;
+
+    if (only == NULL && json_array_size(list) == 0) {
+        return false;
+    }
+    fputs("[\"seq\",[\"or\"", h->f);
+    json_array_foreach ((json_t *) list, i, one) {
+        if (json_is_string(one) && (only == NULL || json_equal(only, one))) {
+            fputs(",", h->f);
+            put_json(h->f, one);
+        }
+    }
+    if (list == NULL && json_is_string(only)) {
+        fputs(",", h->f);
+        put_json(h->f, only);
+    }
+    fprintf(h->f, "],%s]", h->d->layout->close);
+    return true;
+}
+
+/* What a free text cannot be held to. */
+static const char *
+beyond_free(const json_t *schema, uint32_t types)
+{
+    static const char *const keys[] = { "pattern",   "format", "minLength",
+                                        "maxLength", "allOf",  "not",
+                                        "if",        "$ref" };
+    static const char *const mixed[] = { "enum", "const", "anyOf", "oneOf" };
+
+    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
+        if (json_object_get(schema, keys[i]) != NULL) {
+            return keys[i];
+        }
+    }
+    for (size_t i = 0; types != TR_TYPE_STRING && i < 4; i++) {
+        if (json_object_get(schema, mixed[i]) != NULL) {
+            return mixed[i];
+        }
+    }
+    return NULL;
+}
+
+static void
+put_value(hold_t *h, const json_t *whole, const char *key,
+          const json_t *property)
+{
+    const layout_t *l = h->d->layout;
+    uint32_t types = tr_dialect_types(whole, property);
+    const char *beyond;
+
+    if (types != 0 && !(types & TR_TYPE_STRING)) {
+        fprintf(h->f, "%s,", l->is_other);
+        put_schema(h, whole, key);
+        fprintf(h->f, ",%s", l->close);
+        return;
+    }
+    beyond = beyond_free(property, types);
+    if (h->strict && beyond != NULL) {
+        unsupported(h, beyond, key);
+    }
+    fprintf(h->f, "%s,", l->is_string);
+    if (types != TR_TYPE_STRING || !put_listed(h, property)) {
+        put_free_value(h);
+    }
+}
+
+static bool
+is_required(const json_t *schema, const char *key)
+{
+    const json_t *one;
+    size_t i;
+
+    json_array_foreach (json_object_get(schema, "required"), i, one) {
+        if (json_is_string(one) && strcmp(json_string_value(one), key) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Parameters as marked-up text, in the schema's order. */
+static void
+put_parameters(hold_t *h, const json_t *schema)
+{
+    static const char *const refused[] = { "$ref",
+                                           "anyOf",
+                                           "oneOf",
+                                           "allOf",
+                                           "not",
+                                           "if",
+                                           "enum",
+                                           "const",
+                                           "minProperties",
+                                           "maxProperties",
+                                           "patternProperties",
+                                           "dependentRequired" };
+    const layout_t *l = h->d->layout;
+    json_t *properties = json_object_get(schema, "properties"), *one;
+    const char *key;
+
+    for (size_t i = 0; h->strict && i < sizeof(refused) / sizeof(refused[0]);
+         i++) {
+        if (json_object_get(schema, refused[i]) != NULL) {
+            unsupported(h, refused[i], NULL);
+        }
+    }
+    fputs(NOTHING, h->f);
+    json_object_foreach (properties, key, one) {
+        json_t *name = json_string(key);
+        bool must = is_required(schema, key);
+
+        fprintf(h->f, ",%s[\"seq\",%s,", must ? "" : "[\"or\"," NOTHING ",",
+                l->open);
+        put_json(h->f, name);
+        fputs(",", h->f);
+        put_value(h, schema, key, one);
+        fprintf(h->f, "]%s", must ? "" : "]");
+        json_decref(name);
+    }
+}
+
+/* ---- calls */
+
+static void
+put_arguments(hold_t *h, const json_t *function)
+{
+    const json_t *schema = json_object_get(function, "parameters");
+
+    schema = json_is_object(schema) ? schema : NULL;
+    if (is_harmony(h->d) || h->d->layout->open == NULL) {
+        put_object(h, schema);
+    } else {
+        put_parameters(h, schema);
+    }
+}
+
+/* One of the tools: its name, what stands behind names, and its arguments. */
+static void
+put_call(hold_t *h, const json_t *tools)
+{
+    const json_t *tool;
+    size_t i;
+
+    fputs("[\"or\"", h->f);
+    json_array_foreach ((json_t *) tools, i, tool) {
+        const json_t *function = json_object_get(tool, "function");
+
+        h->name = json_string_value(json_object_get(function, "name"));
+        h->strict = json_is_true(json_object_get(function, "strict"));
+        if (h->how->only != NULL && strcmp(h->how->only, h->name) != 0) {
+            continue;
+        }
+        snprintf(h->param, sizeof(h->param), "tools[%zu].function.parameters",
+                 i);
+        fprintf(h->f, ",[\"seq\",\"%s\",", h->name);
+        if (is_harmony(h->d)) {
+            fputs("\" \",", h->f);
+            put_marks(h->f, h->d, "<|constrain|>json<|message|>");
+        } else {
+            fputs(h->d->layout->after, h->f);
+        }
+        fputs(",", h->f);
+        put_arguments(h, function);
+        fputs("]", h->f);
+    }
+    fputs("]", h->f);
+}
+
+/* From the name of the first call to the end of the last one. */
+static void
+put_calls(hold_t *h, const json_t *tools)
+{
+    const layout_t *l = h->d->layout;
+
+    fputs("[\"seq\",", h->f);
+    if (l->between != NULL && !h->how->single) {
+        fputs("[\"many\",", h->f);
+        put_call(h, tools);
+        fprintf(h->f, ",[\"seq\",%s]]", l->between);
+    } else {
+        put_call(h, tools);
+    }
+    fprintf(h->f, ",%s]", l->tail);
+}
+
+/* Content up to a mark that begins a call.  calls: none may come. */
+static void
+put_content(hold_t *h, bool calls, bool start)
+{
+    const layout_t *l = h->d->layout;
+    bool reasons = h->d->open.len != 0;
+
+    fputs("[\"free\",{\"end\":true", h->f);
+    if (calls) {
+        fprintf(h->f, ",\"stop\":[%s]", l->stops);
+    }
+    fprintf(h->f, ",\"bar\":[%s", l->bars);
+    if (reasons && calls) {
+        fputs(",", h->f);
+        put_mark(h->f, h->d, h->d->plain_open);
+    }
+    fprintf(h->f, "]%s}]", start ? ",\"first\":\"{\"" : "");
+}
+
+static void
+put_answer(hold_t *h, const json_t *tools)
+{
+    const layout_t *l = h->d->layout;
+    bool single = h->how->single || l->between == NULL;
+
+    switch (h->how->mode) {
+    case TR_HOLD_REQUIRED:
+        fprintf(h->f, "%s,", l->head);
+        put_calls(h, tools);
+        break;
+    case TR_HOLD_NONE:
+        put_content(h, false, false);
+        break;
+    case TR_HOLD_STRICT:
+        if (l->starts) { /* what begins as a call does is one */
+            fprintf(h->f, "[\"or\",[\"seq\",%s,", l->head);
+            put_calls(h, tools);
+            fputs("],[\"seq\",", h->f);
+            put_content(h, true, true);
+            fputs(",", h->f);
+            put_calls(h, tools);
+            fputs("]]", h->f);
+            break;
+        }
+        fprintf(h->f, "%s[\"seq\",", single ? "" : "[\"many\",");
+        put_content(h, true, false);
+        fputs(",", h->f);
+        put_calls(h, tools);
+        fprintf(h->f, "]%s", single ? "" : "," NOTHING "]");
+        break;
+    }
+}
+
+/* Harmony: a call is a message to a function, and ends the answer. */
+static void
+put_harmony(hold_t *h, const json_t *tools)
+{
+    bool free = h->how->mode != TR_HOLD_REQUIRED;
+
+    put_analysis(h->f, h->d);
+    fputs(",[\"or\"", h->f);
+    if (free) {
+        fputs(",[\"seq\",", h->f);
+        put_marks(h->f, h->d, "<|channel|>final<|message|>");
+        fputs(",[\"free\",{\"end\":true}]]", h->f);
+    }
+    if (h->how->mode != TR_HOLD_NONE) {
+        fputs(",[\"seq\",", h->f);
+        if (free) {
+            fputs("[\"or\"," NOTHING ",", h->f);
+            put_message(h->f, h->d, "<|channel|>commentary<|message|>");
+            fputs("],", h->f);
+        }
+        put_marks(h->f, h->d, "<|channel|>commentary to=functions.");
+        fputs(",", h->f);
+        put_call(h, tools);
+        fputs("]", h->f);
+    }
+    fputs("]", h->f);
+}
+
+bool
+tr_dialect_holds(const tr_dialect_t *d)
+{
+    return d != NULL && (d->layout != NULL || is_harmony(d));
+}
+
+tr_status_t
+tr_dialect_hold(const tr_dialect_t *d, const json_t *tools,
+                const tr_dialect_hold_t *how, char **out, size_t *len,
+                tr_error_t *err)
+{
+    hold_t h = { .d = d, .how = how, .err = err };
+
+    *out = NULL;
+    h.f = open_memstream(out, len);
+    if (h.f == NULL) {
+        return tr_error_set(err, TR_ERR_NOMEM, "", "out of memory");
+    }
+    fputs("[\"seq\",", h.f);
+    if (is_harmony(d)) {
+        put_harmony(&h, tools);
+    } else {
+        if (d->open.len != 0) {
+            put_reasoning(h.f, d, how->inside, how->mode != TR_HOLD_REQUIRED);
+            fputs(",", h.f);
+        }
+        put_answer(&h, tools);
+    }
+    fputs("]", h.f);
+    if (fclose(h.f) != 0 || *out == NULL) {
+        h.rc = tr_error_set(err, TR_ERR_NOMEM, "", "out of memory");
+    }
+    if (h.rc != TR_OK) {
+        free(*out);
+        *out = NULL;
+    }
+    return h.rc;
+}

@@ -1,0 +1,458 @@
+/*
+ * Answers that are held to a dialect: for each real template of ../shared/corpus
+ * (where that folder is) random walks over the masks of what an answer may be
+ * are read by the machine of its dialect, and each call is one of the tools',
+ * with arguments that keep the tool's schema.
+ */
+#include "../fixtures/grammar_fixture.h"
+
+#include <dirent.h>
+
+#include "engine/dialect/dialect_internal.h"
+
+#define STEPS 120
+#define TEXT 65536
+
+static const char tools_json[] =
+    "[{\"type\":\"function\",\"function\":{\"name\":\"get\",\"strict\":true,"
+    "\"parameters\":{\"type\":\"object\",\"properties\":{"
+    "\"city\":{\"type\":\"string\"},\"n\":{\"type\":\"integer\",\"minimum\":3,"
+    "\"maximum\":40},\"kind\":{\"enum\":[\"a\",\"long one\"]},"
+    "\"at\":{\"$ref\":\"#/$defs/point\"},\"none\":{\"type\":\"null\"},"
+    "\"on\":{\"type\":\"boolean\"}},\"required\":[\"city\",\"n\"],"
+    "\"$defs\":{\"point\":{\"type\":\"object\",\"properties\":{\"x\":{"
+    "\"type\":\"integer\"}},\"required\":[\"x\"]}}}}},"
+    "{\"type\":\"function\",\"function\":{\"name\":\"noop\",\"strict\":true,"
+    "\"parameters\":{\"type\":\"object\",\"properties\":{}}}},"
+    "{\"type\":\"function\",\"function\":{\"name\":\"odd\",\"parameters\":{"
+    "\"type\":\"object\",\"properties\":{\"q\":{\"type\":\"nonsense\"}}}}}]";
+
+typedef struct {
+    grammar_bed_t *b;
+    json_t *tools;
+    tr_dialect_tools_t list;
+    tr_grammar_t *schemas[3]; /* NULL: any object */
+    tr_dialect_out_t out;
+    char text[TEXT], arguments[TEXT];
+    size_t len, n_arguments;
+    int tool; /* of the call that is read, -1: none */
+    bool cut; /* what is left of an answer that did not end */
+    uint32_t calls, content;
+} bench_t;
+
+static void *
+zeroed(void *arg, size_t n)
+{
+    (void) arg;
+    return calloc(1, n);
+}
+
+static int
+open_bench(void **state)
+{
+    bench_t *t = calloc(1, sizeof(*t));
+    void *bed;
+
+    bed_open(&bed);
+    t->b = bed;
+    t->tools = json_loads(tools_json, 0, NULL);
+    assert_non_null(t->tools);
+    assert_int_equal(tr_dialect_read_tools(t->tools, zeroed, NULL, &t->list),
+                     TR_OK);
+    for (size_t i = 0; i < 2; i++) {
+        char *text = json_dumps(
+            json_object_get(json_object_get(json_array_get(t->tools, i),
+                                            "function"),
+                            "parameters"),
+            0);
+        tr_grammar_spec_t spec = { .kind = TR_GRAMMAR_SCHEMA,
+                                   .flags = TR_GRAMMAR_STRICT,
+                                   .text = text,
+                                   .len = strlen(text),
+                                   .param = "tools" };
+        tr_error_t err;
+
+        assert_int_equal(tr_grammar_compile(t->b->vocabulary, &spec,
+                                            &t->schemas[i], &err),
+                         TR_OK);
+        free(text);
+    }
+    *state = t;
+    return 0;
+}
+
+static int
+close_bench(void **state)
+{
+    bench_t *t = *state;
+    void *bed = t->b;
+
+    for (uint32_t i = 0; i < t->list.n; i++) {
+        for (uint32_t k = 0; k < t->list.tools[i].n_params; k++) {
+            free((void *) t->list.tools[i].params[k].name);
+        }
+        free((void *) t->list.tools[i].params);
+        free((void *) t->list.tools[i].name);
+    }
+    free((void *) t->list.tools);
+    tr_grammar_unref(t->schemas[0]);
+    tr_grammar_unref(t->schemas[1]);
+    json_decref(t->tools);
+    bed_close(&bed);
+    free(t);
+    return 0;
+}
+
+/* ---- reading what was written -------------------------------------------- */
+
+static void
+end_call(bench_t *t, bool whole)
+{
+    json_t *json;
+
+    if (t->tool < 0) {
+        return;
+    }
+    if (whole) {
+        json = json_loadb(t->arguments, t->n_arguments, JSON_ALLOW_NUL, NULL);
+        if (!json_is_object(json)
+            || (t->schemas[t->tool] != NULL
+                && !accepts(t->b, t->schemas[t->tool], t->arguments))) {
+            fail_msg("arguments of %s: %s\nof: %.*s",
+                     t->list.tools[t->tool].name, t->arguments, (int) t->len,
+                     t->text);
+        }
+        json_decref(json);
+    }
+    t->calls++;
+    t->tool = -1;
+}
+
+static void
+take(bench_t *t)
+{
+    for (uint32_t i = 0; i < t->out.n; i++) {
+        const tr_dialect_piece_t *p = &t->out.pieces[i];
+
+        if (p->begins) {
+            end_call(t, !t->cut);
+        }
+        if (p->kind == TR_DIALECT_TEXT) {
+            t->content += p->text_len;
+        }
+        if (p->kind != TR_DIALECT_CALL) {
+            continue;
+        }
+        if (p->begins) {
+            for (uint32_t k = 0; k < t->list.n; k++) {
+                if (t->list.tools[k].len == p->name_len
+                    && memcmp(t->list.tools[k].name, t->out.bytes + p->name,
+                              p->name_len)
+                           == 0) {
+                    t->tool = (int) k;
+                }
+            }
+            if (t->tool < 0) {
+                fail_msg("a call of no tool: %.*s", (int) t->len, t->text);
+            }
+            t->n_arguments = 0;
+        }
+        memcpy(t->arguments + t->n_arguments, t->out.bytes + p->text,
+               p->text_len);
+        t->n_arguments += p->text_len;
+        t->arguments[t->n_arguments] = '\0';
+    }
+}
+
+/* The text through the machine.  whole: the answer came to its end. */
+static void
+read_text(bench_t *t, const tr_dialect_t *d, const tr_dialect_start_t *start,
+          bool whole)
+{
+    void *memory = calloc(1, tr_dialect_size(d));
+    tr_dialect_state_t *s = tr_dialect_init(d, start, memory);
+
+    t->tool = -1;
+    t->cut = false;
+    t->calls = t->content = 0;
+    for (size_t at = 0; at < t->len;) {
+        uint32_t n = 1;
+
+        while (at + n < t->len && (t->text[at + n] & 0xc0) == 0x80) {
+            n++;
+        }
+        tr_dialect_push(s, -1, t->text + at, n, &t->out);
+        take(t);
+        at += n;
+    }
+    t->cut = !whole && !tr_dialect_over(s);
+    tr_dialect_finish(s, &t->out);
+    take(t);
+    end_call(t, !t->cut);
+    free(memory);
+}
+
+/* ---- walks ---------------------------------------------------------------- */
+
+/* Goes on from the end of t->text; true: to an end. */
+static bool
+walk(bench_t *t, tr_grammar_t *g, unsigned *seed)
+{
+    grammar_bed_t *b = t->b;
+    tr_matcher_t m;
+    bool ended = false;
+
+    assert_int_equal(
+        tr_matcher_init(&m, g, tr_frame_pool_init(b->memory, POOL_MATCHERS)),
+        TR_OK);
+    if (tr_matcher_bytes(&m, b->scratch, t->text, t->len) != TR_OK) {
+        fail_msg("refused: %.*s", (int) t->len, t->text);
+    }
+    for (uint32_t i = 0; i < STEPS && !ended; i++) {
+        int32_t ids[64], id;
+        uint32_t n = 0, len;
+        const char *bytes;
+
+        if (m.can_end && rand_r(seed) % 4 != 0) {
+            ended = true;
+            break;
+        }
+        if (tr_matcher_mask(&m, b->scratch, NULL, 0, b->mask) != TR_OK) {
+            ended = m.can_end;
+            assert_true(m.can_end);
+            break;
+        }
+        /* the closing marks are a few of very many */
+        for (int tries = 0; tries < 40000 && n < 64; tries++) {
+            id = rand_r(seed) % (int) b->vocab;
+            if (mask_has(b->mask, id)) {
+                ids[n++] = id;
+            }
+        }
+        for (id = 0; n == 0 && id < (int) b->vocab; id++) {
+            if (mask_has(b->mask, id)) {
+                ids[n++] = id;
+            }
+        }
+        if (n == 0) {
+            fail_msg("an empty mask behind: %.*s", (int) t->len, t->text);
+        }
+        id = ids[rand_r(seed) % n];
+        for (uint32_t k = 0; k < n && rand_r(seed) % 2; k++) {
+            bytes = bed_bytes(b, ids[k], &len);
+            if (memchr(bytes, '"', len) || memchr(bytes, '<', len)
+                || memchr(bytes, '}', len)) {
+                id = ids[k];
+                break;
+            }
+        }
+        bytes = bed_bytes(b, id, &len);
+        if (t->len + len >= TEXT) {
+            break;
+        }
+        memcpy(t->text + t->len, bytes, len);
+        t->len += len;
+        if (tr_matcher_token(&m, b->scratch, id) != TR_OK) {
+            fail_msg("a token of the mask is refused: %.*s", (int) t->len,
+                     t->text);
+        }
+    }
+    tr_matcher_drop(&m);
+    return ended;
+}
+
+static tr_grammar_t *
+held(bench_t *t, const tr_dialect_t *d, const tr_dialect_hold_t *how,
+     const char *name)
+{
+    tr_grammar_spec_t spec = { .kind = TR_GRAMMAR_TREE, .param = "tools" };
+    tr_grammar_t *g = NULL;
+    tr_error_t err = { 0 };
+    char *tree;
+
+    if (tr_dialect_hold(d, t->tools, how, &tree, &spec.len, &err) != TR_OK) {
+        fail_msg("%s: %s", name, err.text);
+    }
+    spec.text = tree;
+    if (tr_grammar_compile(t->b->vocabulary, &spec, &g, &err) != TR_OK) {
+        fail_msg("%s: %s: %s", name, err.text, tree);
+    }
+    free(tree);
+    return g;
+}
+
+static void
+check_required(bench_t *t, const tr_dialect_t *d, const char *name, bool single,
+               bool inside, const char *only)
+{
+    tr_dialect_hold_t how = { .mode = TR_HOLD_REQUIRED,
+                              .only = only,
+                              .inside = inside,
+                              .single = single };
+    tr_dialect_start_t start = { .tools = &t->list,
+                                 .inside = inside,
+                                 .single = single };
+    tr_grammar_t *g = held(t, d, &how, name);
+
+    for (unsigned seed = 1; seed < 4; seed++) {
+        unsigned state = seed;
+        bool ended;
+
+        t->len = 0;
+        ended = walk(t, g, &state);
+        read_text(t, d, &start, ended);
+        if (ended && (t->calls == 0 || t->content != 0)) {
+            fail_msg("%s: %u calls and %u bytes of content: %.*s", name,
+                     t->calls, t->content, (int) t->len, t->text);
+        }
+        if (single && t->calls > 1) {
+            fail_msg("%s: %u calls", name, t->calls);
+        }
+    }
+    tr_grammar_unref(g);
+}
+
+/* Content goes as it likes; what follows a mark is a call of the tools'. */
+static void
+check_strict(bench_t *t, const tr_dialect_t *d, const char *name)
+{
+    tr_dialect_hold_t how = { .mode = TR_HOLD_STRICT };
+    tr_dialect_start_t start = { .tools = &t->list };
+    tr_grammar_t *g = held(t, d, &how, name);
+    json_t *head = json_loads(d->layout->head,
+                              JSON_DECODE_ANY | JSON_DISABLE_EOF_CHECK, NULL);
+
+    for (unsigned seed = 1; seed < 4; seed++) {
+        unsigned state = seed;
+        bool ended;
+
+        t->len = (size_t) snprintf(t->text, TEXT, "%s%s",
+                                   d->layout->starts ? "" : "It <is> so.\n",
+                                   head != NULL ? json_string_value(head) : "");
+        ended = walk(t, g, &state);
+        read_text(t, d, &start, ended);
+        assert_true(head == NULL || t->calls >= ended);
+    }
+    json_decref(head);
+    tr_grammar_unref(g);
+}
+
+static void
+check_none(bench_t *t, const tr_dialect_t *d, const char *name)
+{
+    tr_dialect_hold_t how = { .mode = TR_HOLD_NONE };
+    tr_grammar_t *g = held(t, d, &how, name);
+    json_t *bars;
+    char list[1024];
+
+    snprintf(list, sizeof(list), "[%s]",
+             d->layout != NULL ? d->layout->bars : "");
+    bars = json_loads(list, 0, NULL);
+    assert_true(accepts(t->b, g,
+                        d->layout != NULL
+                            ? "Hello <there> {\"a\": 1}"
+                            : "<|channel|>final<|message|>Hello"));
+    for (size_t i = 0; i < json_array_size(bars); i++) {
+        char text[256];
+
+        snprintf(text, sizeof(text), "Hello%s",
+                 json_string_value(json_array_get(bars, i)));
+        assert_false(accepts(t->b, g, text));
+    }
+    json_decref(bars);
+    tr_grammar_unref(g);
+}
+
+static bool
+load(const char *path, tr_chat_template_t *c)
+{
+    FILE *f = fopen(path, "r");
+    static char source[1 << 18];
+    tr_error_t err;
+    size_t n;
+
+    assert_non_null(f);
+    n = fread(source, 1, sizeof(source), f);
+    fclose(f);
+    memset(c, 0, sizeof(*c));
+    c->end_of_turn = -1;
+    c->tokens[0] = strdup("<s>");
+    c->tokens[1] = strdup("</s>");
+    if (tr_jinja_parse(source, n, path, &c->chat, &err) != TR_OK
+        || tr_chat_template_probe(c, NULL, &err) != TR_OK) {
+        return false;
+    }
+    c->reads_tools = true;
+    return true;
+}
+
+static void
+test_real_templates(void **state)
+{
+    static const char *const folders[] = { "../shared/corpus/templates",
+                                           "../../shared/corpus/templates" };
+    bench_t *t = *state;
+    DIR *dir = opendir(folders[0]);
+    const char *folder = dir != NULL ? folders[0] : folders[1];
+    uint32_t found = 0, holds = 0;
+    struct dirent *e;
+
+    dir = dir != NULL ? dir : opendir(folder);
+    if (dir == NULL) {
+        skip();
+    }
+    while ((e = readdir(dir)) != NULL) {
+        tr_chat_template_t c;
+        tr_dialect_t *d = NULL;
+        tr_error_t err;
+        char path[1024];
+
+        snprintf(path, sizeof(path), "%s/%s", folder, e->d_name);
+        if (e->d_name[0] == '.' || !load(path, &c)) {
+            continue;
+        }
+        if (tr_dialect_open("auto", &c, NULL, &d, &err) == TR_OK
+            && tr_dialect_name(d) != NULL) {
+            found++;
+            if (getenv("TR_TEST_VERBOSE") != NULL) {
+                printf("%s: %s\n", tr_dialect_name(d), e->d_name);
+                if (d->layout != NULL) {
+                    printf("  head %s\n  after %s\n  between %s\n  tail %s\n  "
+                           "open %s close %s is %s\n",
+                           d->layout->head, d->layout->after,
+                           d->layout->between, d->layout->tail, d->layout->open,
+                           d->layout->close, d->layout->is_string);
+                }
+            }
+            if (!tr_dialect_holds(d)) {
+                printf("not held: %s (%s)\n", e->d_name, tr_dialect_name(d));
+            } else {
+                holds++;
+                check_required(t, d, e->d_name, false, false, NULL);
+                check_required(t, d, e->d_name, true, tr_dialect_reasons(d),
+                               "get");
+                check_none(t, d, e->d_name);
+                if (d->layout != NULL) {
+                    check_strict(t, d, e->d_name);
+                }
+            }
+        }
+        tr_dialect_free(d);
+        tr_chat_template_free(&c);
+    }
+    closedir(dir);
+    printf("%u of %u templates can be held\n", holds, found);
+    assert_true(found >= 40);
+    /* one writes the arguments before the name */
+    assert_int_equal(holds, found - 1);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_real_templates),
+    };
+
+    return cmocka_run_group_tests_name("hold", tests, open_bench, close_bench);
+}
