@@ -216,12 +216,6 @@ lay_out(tr_openai_call_t *c)
     if (rc == TR_OK) {
         rc = check_vocabulary(c);
     }
-    if (rc == TR_OK && r->constrained && r->tools.n > 0) {
-        rc = tr_error_set(c->err, TR_ERR_INVALID, r->grammar_spec.param,
-                          "'%s' together with 'tools' is not supported; use "
-                          "'tool_choice': \"none\", or leave one out.",
-                          r->grammar_spec.param);
-    }
     if (rc == TR_OK) {
         rc = settle_eos(c);
     }

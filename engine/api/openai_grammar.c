@@ -304,6 +304,17 @@ read_guided(call_t *c, const json_t *root)
 }
 
 tr_status_t
+tr_openai_check_end(const tr_request_t *r, tr_error_t *err)
+{
+    return r->params.ignore_eos
+               ? tr_error_set(err, TR_ERR_INVALID, "ignore_eos",
+                              "'ignore_eos' cannot be used with '%s': the "
+                              "answer ends where it is complete.",
+                              r->grammar_spec.param)
+               : TR_OK;
+}
+
+tr_status_t
 tr_openai_read_grammar(const tr_openai_t *api, const json_t *root,
                        tr_request_t *r, tr_error_t *err)
 {
@@ -316,11 +327,5 @@ tr_openai_read_grammar(const tr_openai_t *api, const json_t *root,
     if (rc == TR_OK) {
         rc = read_guided(&c, root);
     }
-    if (rc == TR_OK && r->constrained && r->params.ignore_eos) {
-        rc = tr_error_set(err, TR_ERR_INVALID, "ignore_eos",
-                          "'ignore_eos' cannot be used with '%s': the answer "
-                          "ends where it is complete.",
-                          r->grammar_spec.param);
-    }
-    return rc;
+    return rc == TR_OK && r->constrained ? tr_openai_check_end(r, err) : rc;
 }

@@ -15,6 +15,13 @@
 #include "openai_fields.h"
 #include "openai_json.h"
 
+enum tr_openai_choice {
+    CHOICE_AUTO,
+    CHOICE_NONE,
+    CHOICE_REQUIRED,
+    CHOICE_NAMED
+};
+
 /* One parse: what it needs, and what is freed at its end. */
 struct tr_openai_call {
     const tr_openai_t *api;
@@ -28,7 +35,11 @@ struct tr_openai_call {
     const int32_t *eos;
     uint32_t n_eos;
     tr_ids_t *prompts; /* [r->n_prompts], malloc'ed as their data is */
-    char *text;        /* the prompt of a chat that is to be shown; malloc'ed */
+    /* which tool must be called: openai_tools.c */
+    enum tr_openai_choice choice;
+    const char *only;    /* CHOICE_NAMED: borrowed from root */
+    const json_t *tools; /* that the model sees; NULL: none */
+    char *text; /* the prompt of a chat that is to be shown; malloc'ed */
     uint32_t text_len;
 };
 
@@ -50,6 +61,9 @@ tr_status_t tr_openai_read_completions(tr_openai_call_t *c);
 
 /* openai_tools.c: tools and tool_choice: in->tools, r->tools. */
 tr_status_t tr_openai_read_tools(tr_openai_call_t *c, tr_chat_input_t *in);
+/* What an answer must be because of the tools, and the reasoning that may come
+ * before it: r->grammar_spec.  Needs r->inside. */
+tr_status_t tr_openai_hold(tr_openai_call_t *c);
 /* The calls of messages[i]; *calls: it has some.  *bytes grows by theirs. */
 tr_status_t tr_openai_check_calls(tr_openai_call_t *c, json_t *message,
                                   size_t i, uint64_t *bytes, bool *calls);

@@ -21,4 +21,7 @@ tr_status_t tr_openai_params(const tr_openai_t *api,
 tr_status_t tr_openai_read_grammar(const tr_openai_t *api, const json_t *root,
                                    tr_request_t *r, tr_error_t *err);
 
+/* ignore_eos is not for an answer that must be something. */
+tr_status_t tr_openai_check_end(const tr_request_t *r, tr_error_t *err);
+
 #endif

@@ -5,10 +5,29 @@
  * file knows them.
  */
 #include "openai_internal.h"
+#include "openai_params.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #define TOOLS_MAX 256
+
+/* ---- can it be done? ---------------------------------------------------- */
+
+/* Can answers be held to calls? */
+static bool
+can_hold(const tr_openai_call_t *c)
+{
+    return c->api->grammars != NULL && tr_dialect_holds(c->api->dialect);
+}
+
+static const char *
+why_not(const tr_openai_call_t *c)
+{
+    return c->api->grammars == NULL
+               ? "by this engine's backend"
+               : "in the form in which this model's chat template writes calls";
+}
 
 /* ---- definitions -------------------------------------------------------- */
 
@@ -46,11 +65,11 @@ check_strict(tr_openai_call_t *c, const json_t *function, const char *param)
     if (strict != NULL && !json_is_boolean(strict)) {
         return tr_json_wrong_type(c->err, param, "a boolean", strict);
     }
-    return json_is_true(strict)
+    return json_is_true(strict) && !can_hold(c)
                ? tr_error_set(c->err, TR_ERR_INVALID, param,
-                              "'%s': arguments cannot be held to a schema; use "
-                              "false.",
-                              param)
+                              "'%s': arguments cannot be held to a schema %s; "
+                              "use false.",
+                              param, why_not(c))
                : TR_OK;
 }
 
@@ -191,13 +210,19 @@ take_functions(tr_openai_call_t *c)
 
 /* ---- which may be called ------------------------------------------------ */
 
+/* A call must be made, of any tool or (only) of this one. */
 static tr_status_t
-refuse_choice(tr_openai_call_t *c, const char *param)
+require(tr_openai_call_t *c, const char *param, const char *only)
 {
-    return tr_error_set(c->err, TR_ERR_INVALID, param,
-                        "'%s' requires a tool call, which this server does not "
-                        "support; use \"none\" or \"auto\".",
-                        param);
+    if (tr_dialect_name(c->api->dialect) != NULL && !can_hold(c)) {
+        return tr_error_set(c->err, TR_ERR_INVALID, param,
+                            "'%s' requires a tool call, to which an answer "
+                            "cannot be held %s; use \"none\" or \"auto\".",
+                            param, why_not(c));
+    }
+    c->choice = only != NULL ? CHOICE_NAMED : CHOICE_REQUIRED;
+    c->only = only;
+    return TR_OK;
 }
 
 /* {"type": "allowed_tools", "allowed_tools": {"mode", "tools"}}: the others are
@@ -216,8 +241,12 @@ take_allowed(tr_openai_call_t *c, const json_t *choice, json_t **tools)
                             "Invalid 'tool_choice.allowed_tools': expected an "
                             "object with 'mode' and 'tools'.");
     }
-    if (strcmp(mode, "auto") != 0) {
-        return refuse_choice(c, "tool_choice");
+    if (strcmp(mode, "auto") != 0 && strcmp(mode, "required") != 0) {
+        return tr_error_set(c->err, TR_ERR_INVALID,
+                            "tool_choice.allowed_tools.mode",
+                            "Invalid value: '%.64s'. Expected 'auto' or "
+                            "'required'.",
+                            mode);
     }
     left = json_array();
     json_array_foreach ((json_t *) list, i, one) {
@@ -237,14 +266,40 @@ take_allowed(tr_openai_call_t *c, const json_t *choice, json_t **tools)
         json_array_append(left, (json_t *) tool);
     }
     *tools = left;
-    return json_object_set_new(c->root, "tools", left) == 0
-               ? TR_OK
-               : tr_openai_no_memory(c);
+    if (json_object_set_new(c->root, "tools", left) != 0) {
+        return tr_openai_no_memory(c);
+    }
+    return strcmp(mode, "required") == 0 ? require(c, "tool_choice", NULL)
+                                         : TR_OK;
 }
 
-/* *none: no call may be made. */
+/* {"type": "function", "function": {"name"}}, or the older {"name"}. */
 static tr_status_t
-read_choice(tr_openai_call_t *c, json_t **tools, bool *none)
+take_named(tr_openai_call_t *c, const json_t *choice, const json_t *tools,
+           const char *param)
+{
+    const char *name = name_of(choice);
+
+    name = name != NULL ? name
+                        : json_string_value(json_object_get(choice, "name"));
+    if (name == NULL) {
+        return tr_error_set(c->err, TR_ERR_INVALID, param,
+                            "Invalid '%s': expected an object that names a "
+                            "function.",
+                            param);
+    }
+    if (find_tool(tools, name) == NULL) {
+        return tr_error_set(c->err, TR_ERR_INVALID, param,
+                            "Tool choice '%.64s' not found in 'tools' "
+                            "parameter.",
+                            name);
+    }
+    return require(c, param, name);
+}
+
+/* c->choice, and the tools that are left. */
+static tr_status_t
+read_choice(tr_openai_call_t *c, json_t **tools)
 {
     const char *param = tr_json_field(c->root, "tool_choice") != NULL
                             ? "tool_choice"
@@ -263,12 +318,14 @@ read_choice(tr_openai_call_t *c, json_t **tools, bool *none)
                             param);
     }
     if (text != NULL) {
-        *none = strcmp(text, "none") == 0;
-        if (*none || strcmp(text, "auto") == 0) {
+        if (strcmp(text, "none") == 0) {
+            c->choice = CHOICE_NONE;
+        }
+        if (c->choice == CHOICE_NONE || strcmp(text, "auto") == 0) {
             return TR_OK;
         }
         if (strcmp(text, "required") == 0) {
-            return refuse_choice(c, param);
+            return require(c, param, NULL);
         }
     }
     type = json_string_value(json_object_get(choice, "type"));
@@ -276,7 +333,7 @@ read_choice(tr_openai_call_t *c, json_t **tools, bool *none)
         return take_allowed(c, choice, tools);
     }
     if (json_is_object(choice)) {
-        return refuse_choice(c, param);
+        return take_named(c, choice, *tools, param);
     }
     return tr_error_set(c->err, TR_ERR_INVALID, param,
                         "Invalid value: '%.64s'. Expected 'none', 'auto', "
@@ -294,7 +351,7 @@ tr_status_t
 tr_openai_read_tools(tr_openai_call_t *c, tr_chat_input_t *in)
 {
     json_t *tools;
-    bool none = false, parallel = true;
+    bool parallel = true;
     tr_status_t rc = take_functions(c);
 
     tools = tr_json_field(c->root, "tools");
@@ -302,7 +359,7 @@ tr_openai_read_tools(tr_openai_call_t *c, tr_chat_input_t *in)
         rc = check_tools(c, tools);
     }
     if (rc == TR_OK) {
-        rc = read_choice(c, &tools, &none);
+        rc = read_choice(c, &tools);
     }
     if (rc == TR_OK) {
         rc = tr_json_bool(c->root, "parallel_tool_calls", &parallel, c->err);
@@ -315,14 +372,95 @@ tr_openai_read_tools(tr_openai_call_t *c, tr_chat_input_t *in)
                             "This model's chat template has no tool format "
                             "that this server reads.");
     }
-    in->tools = tools;
-    c->r->single_call = !parallel;
-    if (!none
+    in->tools = c->tools = tools;
+    c->r->single_call = !parallel || c->choice == CHOICE_NAMED;
+    c->r->named_call = c->choice == CHOICE_NAMED;
+    if (c->choice != CHOICE_NONE
         && tr_dialect_read_tools(tools, from_arena, &c->r->arena, &c->r->tools)
                != TR_OK) {
         return tr_openai_no_memory(c);
     }
     return TR_OK;
+}
+
+/* ---- what an answer must be --------------------------------------------- */
+
+static bool
+any_strict(const json_t *tools)
+{
+    const json_t *tool;
+    size_t i;
+
+    json_array_foreach ((json_t *) tools, i, tool) {
+        if (json_is_true(
+                json_object_get(json_object_get(tool, "function"), "strict"))) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static tr_status_t
+hold_tools(tr_openai_call_t *c, enum tr_dialect_hold_mode mode)
+{
+    tr_dialect_hold_t how = { .mode = mode,
+                              .only = c->only,
+                              .inside = c->r->inside,
+                              .single = c->r->single_call };
+    tr_grammar_spec_t *spec = &c->r->grammar_spec;
+    char *tree, *kept = NULL;
+    size_t len;
+    tr_status_t rc = tr_dialect_hold(c->api->dialect, c->tools, &how, &tree,
+                                     &len, c->err);
+
+    if (rc == TR_OK) {
+        kept = tr_arena_alloc(&c->r->arena, len + 1);
+    }
+    if (kept != NULL) {
+        memcpy(kept, tree, len);
+    }
+    free(tree);
+    if (rc == TR_OK && kept == NULL) {
+        return tr_openai_no_memory(c);
+    }
+    *spec = (tr_grammar_spec_t){ .kind = TR_GRAMMAR_TREE,
+                                 .text = kept,
+                                 .len = len,
+                                 .param = mode == TR_HOLD_STRICT
+                                              ? "tools"
+                                              : "tool_choice" };
+    c->r->constrained = rc == TR_OK;
+    return rc == TR_OK && mode != TR_HOLD_NONE
+               ? tr_openai_check_end(c->r, c->err)
+               : rc;
+}
+
+tr_status_t
+tr_openai_hold(tr_openai_call_t *c)
+{
+    tr_grammar_spec_t *spec = &c->r->grammar_spec;
+    bool calls = c->choice == CHOICE_REQUIRED || c->choice == CHOICE_NAMED;
+
+    if (c->r->constrained && c->r->tools.n > 0) {
+        return tr_error_set(c->err, TR_ERR_INVALID, spec->param,
+                            "'%s' together with 'tools' is not supported; use "
+                            "'tool_choice': \"none\", or leave one out.",
+                            spec->param);
+    }
+    if (c->r->constrained) {
+        spec->around = tr_dialect_around(c->api->dialect, c->r->inside);
+        return TR_OK;
+    }
+    if (c->tools == NULL || !can_hold(c)) {
+        return TR_OK;
+    }
+    if (calls) {
+        return hold_tools(c, TR_HOLD_REQUIRED);
+    }
+    if (c->choice == CHOICE_NONE) {
+        return hold_tools(c, TR_HOLD_NONE);
+    }
+    return any_strict(c->tools) ? hold_tools(c, TR_HOLD_STRICT) : TR_OK;
 }
 
 /* ---- calls of the conversation ------------------------------------------ */

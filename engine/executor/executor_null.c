@@ -12,6 +12,9 @@
  * has its bytes there), and never ends a sequence.  null_script.h gives sequences
  * other answers.
  *
+ * Where an answer is constrained, the next token that its mask allows comes in
+ * place of one that it does not.
+ *
  * Pages are granted as for `full`, but nothing is stored in them and nothing is
  * compressed: kv_policy has no effect.
  */
@@ -41,6 +44,22 @@ typedef struct {
     tr_null_script_t *script; /* NULL: none */
 } tr_executor_null_t;
 
+/* The token, or the next one that the item's mask allows. */
+static int32_t
+tr_null_allowed(const tr_executor_t *e, const tr_batch_item_t *item,
+                int32_t token)
+{
+    uint32_t id = (uint32_t) token, i;
+
+    for (i = 0; item->mask != NULL && i < e->vocab; i++) {
+        if (item->mask[id / 32] >> (id % 32) & 1) {
+            break;
+        }
+        id = (id + 1) % e->vocab;
+    }
+    return (int32_t) id;
+}
+
 static int32_t
 tr_null_token(const tr_executor_t *e, const tr_batch_item_t *item)
 {
@@ -52,13 +71,15 @@ tr_null_token(const tr_executor_t *e, const tr_batch_item_t *item)
                                              item->sampler->n_output);
 
         if (token >= 0) {
-            return token;
+            return tr_null_allowed(e, item, token);
         }
     }
     if (e->vocab < TR_NULL_FIRST_TOKEN + TR_NULL_TOKENS) {
-        return (int32_t) (position % e->vocab);
+        return tr_null_allowed(e, item, (int32_t) (position % e->vocab));
     }
-    return (int32_t) (TR_NULL_FIRST_TOKEN + position % TR_NULL_TOKENS);
+    return tr_null_allowed(e, item,
+                           (int32_t) (TR_NULL_FIRST_TOKEN
+                                      + position % TR_NULL_TOKENS));
 }
 
 /* A made-up distribution: `token`, then its neighbours. */
@@ -170,6 +191,7 @@ tr_executor_null_open(const tr_config_t *config, uint32_t vocab,
         return rc;
     }
     e->backend = "null";
+    e->masks = true;
     e->vocab = vocab;
     e->max_model_len = len;
     tr_executor_fit_cache(e);

@@ -323,7 +323,7 @@ tr_emit_with_dialect(tr_emit_t *e, tr_sequence_t *q,
         tr_emit_end(&t);
         if (t.stopped) {
             reason = TR_FINISH_STOP;
-        } else if (reason == TR_FINISH_STOP
+        } else if (reason == TR_FINISH_STOP && !q->request->named_call
                    && tr_dialect_calls(q->dialect) != 0) {
             reason = TR_FINISH_TOOL_CALLS;
         }

@@ -48,14 +48,6 @@ tr_loop_free_masks(tr_loop_t *l)
     free(l->masks);
 }
 
-/* Reasoning is free: the grammar begins behind it. */
-static bool
-tr_loop_constrained(const tr_sequence_t *q)
-{
-    return q->matcher != NULL
-           && (q->dialect == NULL || !tr_dialect_inside(q->dialect));
-}
-
 typedef struct {
     tr_loop_t *loop;
     tr_loop_batch_t *batch;
@@ -73,7 +65,7 @@ tr_loop_mask_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
         tr_sequence_t *q = a->chunks[i].sequence;
         uint32_t *mask = l->masks + (size_t) i * l->mask_words;
 
-        if (!a->chunks[i].sample || !tr_loop_constrained(q)) {
+        if (!a->chunks[i].sample || q->matcher == NULL) {
             continue;
         }
         a->batch->refused[i] = tr_matcher_mask(q->matcher, l->scratch[worker],
@@ -95,8 +87,7 @@ tr_loop_mask(tr_loop_t *l, tr_loop_batch_t *f, const tr_chunk_t *chunks)
 
     for (i = 0; i < f->batch.n_items; i++) {
         f->refused[i] = TR_OK;
-        any = any
-              || (chunks[i].sample && tr_loop_constrained(chunks[i].sequence));
+        any = any || (chunks[i].sample && chunks[i].sequence->matcher != NULL);
     }
     if (any) {
         tr_thread_pool_run(team->thread_pool, team->threads, f->batch.n_items,
@@ -109,7 +100,7 @@ tr_loop_follow(tr_loop_t *l, tr_sequence_t *q, int32_t token)
 {
     uint32_t i;
 
-    if (!tr_loop_constrained(q)) {
+    if (q->matcher == NULL) {
         return TR_OK;
     }
     for (i = 0; i < q->sampler.n_eos; i++) {

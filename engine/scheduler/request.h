@@ -166,6 +166,8 @@ struct tr_request {
     tr_dialect_tools_t tools; /* those that may be called; in the arena */
     bool inside;              /* the prompt ends within reasoning */
     bool single_call;         /* an answer ends with its first call */
+    bool named_call;          /* it had to be one of this function: that ends
+                               * an answer as a stop does */
     bool hide_reasoning;      /* it is counted and not sent */
     tr_error_t error;         /* status != TR_OK: refused */
 

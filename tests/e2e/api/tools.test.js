@@ -110,9 +110,9 @@ test('what is no call, and a call without tools, is content', async () => {
 
 says(call('get_time', {}));
 test('tool_choice none: the tools are shown, and none is called', async () => {
-  const r = await create({ tool_choice: 'none' });
-  assert.equal(r.choices[0].message.content, call('get_time', {}));
-  assert.equal(r.choices[0].finish_reason, 'stop');
+  const r = await create({ tool_choice: 'none', max_tokens: 40 });
+  assert.equal(r.choices[0].message.tool_calls, undefined);
+  assert.ok(!r.choices[0].message.content.includes('<tool_call>'));
 });
 
 says(two);
@@ -253,13 +253,16 @@ const bad = [
   ['parameters that are no schema', { tools: [{ type: 'function',
     function: { name: 'a', parameters: [] } }] },
   'tools[0].function.parameters', /object/],
-  ['strict', { tools: [{ type: 'function',
-    function: { name: 'a', strict: true } }] }, 'tools[0].function.strict',
-  /schema/],
-  ['tool_choice required', { tools, tool_choice: 'required' }, 'tool_choice',
-    /requires a tool call/],
-  ['a named choice', { tools, tool_choice: { type: 'function',
-    function: { name: 'get_time' } } }, 'tool_choice', /requires a tool call/],
+  ['a named choice of no tool', { tools, tool_choice: { type: 'function',
+    function: { name: 'x' } } }, 'tool_choice', /'x' not found/],
+  ['a choice that names nothing', { tools, tool_choice: {} }, 'tool_choice',
+    /names a function/],
+  ['strict that is no boolean', { tools: [{ type: 'function',
+    function: { name: 'a', strict: 1 } }] }, 'tools[0].function.strict',
+  /boolean/],
+  ['another mode', { tools, tool_choice: { type: 'allowed_tools',
+    allowed_tools: { mode: 'x', tools: [] } } },
+  'tool_choice.allowed_tools.mode', /'x'/],
   ['an unknown choice', { tools, tool_choice: 'any' }, 'tool_choice', /'any'/],
   ['an allowed tool that is none', { tools, tool_choice: {
     type: 'allowed_tools', allowed_tools: { mode: 'auto',

@@ -80,4 +80,4 @@ async function scripted(texts, options = {}) {
   return stack;
 }
 
-module.exports = { scripted };
+module.exports = { scripted, TEMPLATE };

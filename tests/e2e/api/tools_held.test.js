@@ -1,0 +1,290 @@
+'use strict';
+//
+// Answers that are held to calls: tool_choice required and named, allowed tools,
+// strict tools.  First what a model says that a test wrote (lib/scripted.js)
+// through the clients that people use; then models/pocket at temperature 2,
+// which has never seen a tool: whatever it finishes is a call of the request's
+// tools, with arguments that ajv accepts.  HELD=N answers of each kind (60).
+
+const { test, before, after } = require('node:test');
+const assert = require('node:assert/strict');
+const fs = require('node:fs');
+const os = require('node:os');
+const path = require('node:path');
+const Ajv = require('ajv/dist/2020');
+const OpenAI = require('openai');
+const { generateText, tool: sdkTool } = require('ai');
+const { createOpenAICompatible } = require('@ai-sdk/openai-compatible');
+const { ChatOpenAI } = require('@langchain/openai');
+const { z } = require('zod');
+const { scripted, TEMPLATE } = require('../lib/scripted');
+const { Stack, POCKET } = require('../lib/stack');
+const { post, stream } = require('../lib/http');
+
+const HELD = Number(process.env.HELD || 60);
+
+const call = (name, args) => `<tool_call>\n${JSON.stringify({
+  name, arguments: args })}\n</tool_call>`;
+const fn = (name, parameters, strict) => ({ type: 'function',
+  function: { name, description: `Does ${name}.`, parameters,
+    ...(strict === undefined ? {} : { strict }) } });
+const city = { type: 'object', properties: { city: { type: 'string' } },
+  required: ['city'] };
+const tools = [fn('get_weather', city), fn('get_time', city)];
+const ask = [{ role: 'user', content: 'What is it like in Paris?' }];
+const named = (name) => ({ type: 'function', function: { name } });
+
+// ---- scripted ---------------------------------------------------------------
+
+const SAYS = [];
+const says = (...texts) => { SAYS.push(...texts); };
+let stack, pocket, dir, client;
+
+before(async () => {
+  await new Promise(setImmediate); // all of this file has been read
+  stack = await scripted(SAYS);
+  client = new OpenAI({ baseURL: `${stack.url}/v1`, apiKey: 'none' });
+  dir = fs.mkdtempSync(path.join(os.tmpdir(), 'tokenring-held-'));
+  for (const f of fs.readdirSync(POCKET)) {
+    fs.symlinkSync(path.join(POCKET, f), path.join(dir, f));
+  }
+  fs.writeFileSync(path.join(dir, 'chat_template.jinja'), TEMPLATE);
+  pocket = await Stack.start({ engine: { model: dir, max_num_seqs: 32,
+    kv_memory: '256m', max_queue: 512 } });
+});
+
+after(async () => {
+  if (stack) await stack.stop();
+  if (pocket) await pocket.stop();
+  if (dir) fs.rmSync(dir, { recursive: true, force: true });
+});
+
+const create = (more) => client.chat.completions.create({
+  model: 'scripted', messages: ask, tools, ...more });
+
+says(`<think>\nHm.\n</think>\n\n${call('get_time', { city: 'Paris' })}`,
+  `${call('get_weather', { city: 'A' })}\n${call('get_time', { city: 'B' })}`,
+  `${call('get_weather', { city: 'A' })}\n${call('get_time', { city: 'B' })}`);
+test('required: what the model says, where it is calls', async () => {
+  const one = (await create({ tool_choice: 'required' })).choices[0];
+  assert.equal(one.finish_reason, 'tool_calls');
+  assert.equal(one.message.reasoning_content, 'Hm.');
+  assert.equal(one.message.content, null);
+  assert.deepEqual(one.message.tool_calls.map((c) => c.function),
+    [{ name: 'get_time', arguments: '{"city":"Paris"}' }]);
+  const two = (await create({ tool_choice: 'required' })).choices[0];
+  assert.deepEqual(two.message.tool_calls.map((c) => c.function.name),
+    ['get_weather', 'get_time']);
+  const first = (await create({ tool_choice: 'required',
+    parallel_tool_calls: false })).choices[0];
+  assert.deepEqual(first.message.tool_calls.map((c) => c.function.name),
+    ['get_weather']);
+  assert.equal(first.finish_reason, 'tool_calls');
+});
+
+says(call('get_weather', { city: 'Oslo' }), call('get_weather', { city: 'X' }));
+test('a named tool: its call alone, and the end is a stop', async () => {
+  const r = (await create({ tool_choice: named('get_weather') })).choices[0];
+  assert.equal(r.finish_reason, 'stop');
+  assert.deepEqual(r.message.tool_calls.map((c) => c.function),
+    [{ name: 'get_weather', arguments: '{"city":"Oslo"}' }]);
+  const older = await client.chat.completions.create({ model: 'scripted',
+    messages: ask, functions: tools.map((t) => t.function),
+    function_call: { name: 'get_weather' } });
+  assert.equal(older.choices[0].message.tool_calls[0].function.arguments,
+    '{"city":"X"}');
+});
+
+says('No, I will not call anything at all.', call('get_time', { city: 'Y' }),
+  'The <b>mark</b> is <tool_call>, you see.');
+test('what the model would rather say does not come', async () => {
+  // another tool's name is not allowed
+  const r = (await create({ tool_choice: 'required', max_tokens: 200 }))
+    .choices[0];
+  assert.equal(r.message.content, null);
+  const other = (await create({ tool_choice: named('get_weather'),
+    max_tokens: 60 })).choices[0];
+  assert.equal(other.message.tool_calls[0].function.name, 'get_weather');
+  const none = (await create({ tool_choice: 'none', max_tokens: 40 }))
+    .choices[0];
+  assert.match(none.message.content, /^The <b>mark<\/b> is /);
+  assert.ok(!none.message.content.includes('<tool_call>'));
+  assert.equal(none.message.tool_calls, undefined);
+});
+
+const strict = [fn('get_weather', { type: 'object', required: ['city', 'unit'],
+  properties: { city: { type: 'string' }, unit: { enum: ['C', 'F'] } } }, true)];
+says('It is <mild>, {"name": 1}.',
+  `Let me see.\n${call('get_weather', { city: 'A', unit: 'C' })}`,
+  call('get_weather', { city: 'A', unit: 'K', more: 1 }));
+test('strict under auto: content is free, calls are held', async () => {
+  const free = (await create({ tools: strict })).choices[0];
+  assert.equal(free.message.content, 'It is <mild>, {"name": 1}.');
+  assert.equal(free.finish_reason, 'stop');
+  const good = (await create({ tools: strict })).choices[0];
+  assert.equal(good.message.content, 'Let me see.');
+  assert.equal(good.message.tool_calls[0].function.arguments,
+    '{"city":"A","unit":"C"}');
+  const bad = (await create({ tools: strict, max_tokens: 80 })).choices[0];
+  const text = bad.message.tool_calls[0].function.arguments;
+  assert.match(text, /^\{"city":"A","unit":"[CF]"/);
+});
+
+says(...Array.from({ length: 3 }, () => call('get_weather', { city: 'Oslo' })),
+  call('get_weather', { city: 'Rome' }), call('get_weather', { city: 'Rome' }),
+  'It is mild.');
+test('OpenAI\'s runTools, AI SDK and LangChain', async () => {
+  const ran = [];
+  const runner = client.chat.completions.runTools({ model: 'scripted',
+    messages: ask, tool_choice: named('get_weather'),
+    tools: [{ type: 'function', function: { name: 'get_weather', parse:
+      JSON.parse, parameters: city, description: 'Weather.',
+    function: (args) => { ran.push(args.city); return 'mild'; } } }] });
+  await runner.done();
+  assert.deepEqual(ran, ['Oslo']);
+
+  const model = createOpenAICompatible({ name: 'tokenring',
+    baseURL: `${stack.url}/v1` })('scripted');
+  const weather = { get_weather: sdkTool({ description: 'Weather.',
+    inputSchema: z.object({ city: z.string() }) }) };
+  for (const toolChoice of ['required', { type: 'tool',
+    toolName: 'get_weather' }]) {
+    const r = await generateText({ model, tools: weather, toolChoice,
+      prompt: 'How is it?' });
+    assert.deepEqual(r.toolCalls.map((c) => [c.toolName, c.input]),
+      [['get_weather', { city: 'Oslo' }]]);
+  }
+
+  const chat = new ChatOpenAI({ model: 'scripted', apiKey: 'none',
+    configuration: { baseURL: `${stack.url}/v1` } });
+  const answer = await chat.bindTools([tools[0]], { tool_choice: 'any',
+    strict: true }).invoke('How is it?');
+  assert.deepEqual(answer.tool_calls.map((c) => [c.name, c.args]),
+    [['get_weather', { city: 'Rome' }]]);
+  const made = await chat.withStructuredOutput(z.object({ city: z.string() }),
+    { name: 'get_weather', method: 'functionCalling' }).invoke('How is it?');
+  assert.deepEqual(made, { city: 'Rome' });
+  const free = await chat.bindTools([tools[0]], { strict: true })
+    .invoke('How is it?');
+  assert.equal(free.content, 'It is mild.');
+});
+
+says(call('get_time', { city: 'P' }));
+test('allowed_tools with mode required', async () => {
+  const r = (await create({ tool_choice: { type: 'allowed_tools',
+    allowed_tools: { mode: 'required', tools: [named('get_time')] } } }))
+    .choices[0];
+  assert.equal(r.message.tool_calls[0].function.name, 'get_time');
+  assert.equal(r.finish_reason, 'tool_calls');
+});
+
+// ---- random -----------------------------------------------------------------
+
+const schemas = {
+  person: { type: 'object', required: ['name', 'age'], properties: {
+    name: { type: 'string', maxLength: 8 },
+    age: { type: 'integer', minimum: 0, maximum: 120 } } },
+  pick: { type: 'object', required: ['kind', 'at'], properties: {
+    kind: { enum: ['cat', 'dog'] }, note: { type: ['string', 'null'],
+      maxLength: 4 },
+    at: { $ref: '#/$defs/point' } }, $defs: { point: { type: 'object',
+    properties: { x: { type: 'number', minimum: -1, maximum: 1 } },
+    required: ['x'] } } },
+  nothing: { type: 'object', properties: {} },
+};
+const closed = (s) => (s && typeof s === 'object' && !Array.isArray(s)
+  ? Object.fromEntries(Object.entries({ ...s, ...(s.type === 'object'
+    ? { additionalProperties: false } : {}) }).map(([k, v]) => [k, closed(v)]))
+  : s);
+const ajv = new Ajv({ strict: false });
+const checks = Object.fromEntries(Object.entries(schemas).map(([name, s]) =>
+  [name, ajv.compile(closed(s))]));
+const three = Object.entries(schemas).map(([name, s]) => fn(name, s, true));
+
+const chat = (fields) => post(`${pocket.url}/v1/chat/completions`, {
+  messages: ask, tools: three, temperature: 2, max_tokens: 200, ...fields });
+
+async function crowd(n, job) {
+  let next = 0;
+  await Promise.all(Array.from({ length: 32 }, async () => {
+    while (next < n) await job(next++);
+  }));
+}
+
+function check(calls) {
+  for (const { function: f } of calls) {
+    assert.ok(checks[f.name], `a tool of the request: ${f.name}`);
+    assert.ok(checks[f.name](JSON.parse(f.arguments)), `${f.name}: ${
+      f.arguments}: ${JSON.stringify(checks[f.name].errors)}`);
+  }
+}
+
+for (const [kind, fields, finish] of [
+  ['required', { tool_choice: 'required' }, 'tool_calls'],
+  ['one call', { tool_choice: 'required', parallel_tool_calls: false },
+    'tool_calls'],
+  ['named', { tool_choice: named('pick') }, 'stop'],
+]) {
+  test(`${HELD} random answers: ${kind}`, async () => {
+    let finished = 0;
+    await crowd(HELD, async (seed) => {
+      const answer = await chat({ seed, ...fields });
+      assert.equal(answer.status, 200, answer.text);
+      const { message, finish_reason: reason } = answer.json().choices[0];
+      if (reason === 'length') return; // a call that was begun is content
+      assert.equal(message.content, null);
+      finished++;
+      assert.equal(reason, finish);
+      check(message.tool_calls);
+      if (kind !== 'required') assert.equal(message.tool_calls.length, 1);
+      if (kind === 'named') {
+        assert.equal(message.tool_calls[0].function.name, 'pick');
+      }
+    });
+    // one call after the other is hardly over at that temperature
+    assert.ok(finished > HELD / (kind === 'required' ? 60 : 8),
+      `${finished} of ${HELD} finished`);
+    await pocket.idle();
+  });
+}
+
+test('streamed is whole, in every choice', async () => {
+  const body = { tool_choice: 'required', seed: 5, n: 3 };
+  const whole = (await chat(body)).json();
+  const s = await stream(`${pocket.url}/v1/chat/completions`, {
+    messages: ask, tools: three, temperature: 2, max_tokens: 200, stream: true,
+    ...body }).finished;
+  assert.ok(s.done);
+  for (const choice of whole.choices) {
+    const calls = [];
+    for (const { choices } of s.events) {
+      for (const c of choices.filter((x) => x.index === choice.index)) {
+        for (const d of c.delta.tool_calls || []) {
+          if (d.id !== undefined) calls.push({ name: d.function.name, args: '' });
+          else calls[d.index].args += d.function.arguments;
+        }
+      }
+    }
+    assert.deepEqual(calls, (choice.message.tool_calls || []).map((c) => (
+      { name: c.function.name, args: c.function.arguments })));
+  }
+});
+
+test('what cannot be held', async () => {
+  const unique = { type: 'object', properties: { l: { type: 'array',
+    uniqueItems: true } } };
+  const refused = await chat({ tools: [...three, fn('u', unique, true)] });
+  assert.equal(refused.status, 400, refused.text);
+  assert.equal(refused.json().error.param, 'tools[3].function.parameters');
+  assert.equal(refused.json().error.message, 'Invalid schema for function '
+    + '\'u\': \'uniqueItems\' at /properties/l is not supported.');
+  // without strict it is left out, and one that is none is any object
+  const loose = await chat({ tools: [fn('u', unique), fn('v', { type: 'object',
+    properties: { a: { type: 'odd' } } })], tool_choice: 'required' });
+  assert.equal(loose.status, 200, loose.text);
+  const endless = await chat({ tool_choice: 'required', ignore_eos: true });
+  assert.equal(endless.status, 400);
+  assert.equal(endless.json().error.param, 'ignore_eos');
+  await pocket.idle();
+  assert.deepEqual(pocket.complaints(), []);
+});
