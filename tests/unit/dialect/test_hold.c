@@ -28,7 +28,7 @@ static const char tools_json[] =
     "\"type\":\"object\",\"properties\":{\"q\":{\"type\":\"nonsense\"}}}}}]";
 
 typedef struct {
-    grammar_bed_t *b;
+    grammar_fixture_t *b;
     json_t *tools;
     tr_dialect_tools_t list;
     tr_grammar_t *schemas[3]; /* NULL: any object */
@@ -53,7 +53,7 @@ open_bench(void **state)
     bench_t *t = calloc(1, sizeof(*t));
     void *bed;
 
-    bed_open(&bed);
+    fixture_open(&bed);
     t->b = bed;
     t->tools = json_loads(tools_json, 0, NULL);
     assert_non_null(t->tools);
@@ -98,7 +98,7 @@ close_bench(void **state)
     tr_grammar_unref(t->schemas[0]);
     tr_grammar_unref(t->schemas[1]);
     json_decref(t->tools);
-    bed_close(&bed);
+    fixture_close(&bed);
     free(t);
     return 0;
 }
@@ -198,7 +198,7 @@ read_text(bench_t *t, const tr_dialect_t *d, const tr_dialect_start_t *start,
 static bool
 walk(bench_t *t, tr_grammar_t *g, unsigned *seed)
 {
-    grammar_bed_t *b = t->b;
+    grammar_fixture_t *b = t->b;
     tr_matcher_t m;
     bool ended = false;
 
@@ -239,14 +239,14 @@ walk(bench_t *t, tr_grammar_t *g, unsigned *seed)
         }
         id = ids[rand_r(seed) % n];
         for (uint32_t k = 0; k < n && rand_r(seed) % 2; k++) {
-            bytes = bed_bytes(b, ids[k], &len);
+            bytes = fixture_bytes(b, ids[k], &len);
             if (memchr(bytes, '"', len) || memchr(bytes, '<', len)
                 || memchr(bytes, '}', len)) {
                 id = ids[k];
                 break;
             }
         }
-        bytes = bed_bytes(b, id, &len);
+        bytes = fixture_bytes(b, id, &len);
         if (t->len + len >= TEXT) {
             break;
         }

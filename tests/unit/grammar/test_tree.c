@@ -7,9 +7,9 @@
 static int
 open_bed(void **state)
 {
-    grammar_bed_t *b;
+    grammar_fixture_t *b;
 
-    bed_open(state);
+    fixture_open(state);
     b = *state;
     for (uint32_t id = 0; id < tr_tokenizer_vocab_size(b->tokenizer); id++) {
         if (tr_tokenizer_is_special(b->tokenizer, (int32_t) id)) {
@@ -20,7 +20,7 @@ open_bed(void **state)
 }
 
 static int32_t
-special(const grammar_bed_t *b, const char *text)
+special(const grammar_fixture_t *b, const char *text)
 {
     int32_t id = tr_tokenizer_find(b->tokenizer, text);
 
@@ -69,7 +69,7 @@ test_texts(void **state)
           { "x", "{}", "{\"a\":\"b\"}" },
           { "[]", "1" } },
     };
-    grammar_bed_t *b = *state;
+    grammar_fixture_t *b = *state;
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         tr_grammar_t *g = compile(b, TR_GRAMMAR_TREE, cases[i].tree);
@@ -93,7 +93,7 @@ test_texts(void **state)
 
 /* Is the token in the mask at m, whose end tokens are `end`? */
 static bool
-may_come(grammar_bed_t *b, tr_matcher_t *m, int32_t token, int32_t end)
+may_come(grammar_fixture_t *b, tr_matcher_t *m, int32_t token, int32_t end)
 {
     assert_int_equal(tr_matcher_mask(m, b->scratch, &end, 1, b->mask), TR_OK);
     return mask_has(b->mask, token);
@@ -104,7 +104,7 @@ may_come(grammar_bed_t *b, tr_matcher_t *m, int32_t token, int32_t end)
 static void
 test_special_tokens(void **state)
 {
-    grammar_bed_t *b = *state;
+    grammar_fixture_t *b = *state;
     int32_t mark = special(b, "<|start_header_id|>");
     int32_t other = special(b, "<|end_header_id|>");
     int32_t barred = special(b, "<|begin_of_text|>");
@@ -158,7 +158,7 @@ test_around(void **state)
         { TR_GRAMMAR_EBNF, "root ::= \"(\" root? \")\"", "(())", "(()" },
         { TR_GRAMMAR_JSON, NULL, "{\"a\":{}}", "[]" },
     };
-    grammar_bed_t *b = *state;
+    grammar_fixture_t *b = *state;
 
     for (size_t i = 0; i < sizeof(inner) / sizeof(inner[0]); i++) {
         tr_grammar_spec_t spec = spec_of(inner[i].kind, inner[i].text);
@@ -187,7 +187,7 @@ test_around(void **state)
 static void
 test_strict_schema(void **state)
 {
-    grammar_bed_t *b = *state;
+    grammar_fixture_t *b = *state;
     tr_grammar_spec_t spec = spec_of(
         TR_GRAMMAR_TREE,
         "[\"schema\",{\"schema\":{\"type\":\"object\",\"properties\":{\"a\":{"
@@ -214,5 +214,5 @@ main(void)
         cmocka_unit_test(test_strict_schema),
     };
 
-    return cmocka_run_group_tests_name("tree", tests, open_bed, bed_close);
+    return cmocka_run_group_tests_name("tree", tests, open_bed, fixture_close);
 }
