@@ -8,14 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/base/hash.h"
+
 uint64_t
 tr_rng_next(tr_rng_t *r)
 {
-    uint64_t z = r->state += 0x9e3779b97f4a7c15ull;
-
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return z ^ (z >> 31);
+    return tr_splitmix64(&r->state);
 }
 
 double

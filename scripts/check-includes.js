@@ -14,7 +14,7 @@ const fs = require('fs');
 const path = require('path');
 
 const floors = [
-  ['include/tokenring', 'kernels'],
+  ['include/tokenring', 'kernels', 'engine/base'],
   ['kernels/kv_manager'],
   ['kernels/cpu', 'kernels/cuda', 'ngx_module', 'engine/config'],
   ['kernels/cuda/runtime', 'engine/tokenizer'],

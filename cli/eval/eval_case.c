@@ -8,21 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/base/hash.h"
 #include "engine/config/log.h"
 
 #include "cli/terminal.h"
 
 #define FILE_BYTES_MAX ((size_t) 4 << 30)
-uint64_t
-tr_eval_hash(uint64_t hash, const void *data, size_t len)
-{
-    const unsigned char *p = data;
-
-    for (size_t i = 0; i < len; i++) {
-        hash = (hash ^ p[i]) * 0x100000001b3u;
-    }
-    return hash;
-}
 
 /* ---- one line ----------------------------------------------------------- */
 
@@ -375,7 +366,7 @@ tr_eval_cases_add(tr_eval_cases_t *cases, const char *text, size_t len,
         case_free(&c);
         return rc;
     }
-    c.hash = tr_eval_hash(TR_EVAL_HASH, canonical, strlen(canonical));
+    c.hash = tr_fnv1a_64(TR_FNV1A_64, canonical, strlen(canonical));
     free(canonical);
     cases->items[cases->n++] = c;
     return TR_OK;

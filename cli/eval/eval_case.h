@@ -73,8 +73,4 @@ void tr_eval_cases_free(tr_eval_cases_t *cases);
 /* Where the reply ends by the case's stop texts: its length, or less. */
 size_t tr_eval_stopped(const tr_eval_case_t *c, const char *reply, size_t len);
 
-/* FNV-1a of 64 bits; begin with TR_EVAL_HASH. */
-#define TR_EVAL_HASH 0xcbf29ce484222325u
-uint64_t tr_eval_hash(uint64_t hash, const void *data, size_t len);
-
 #endif

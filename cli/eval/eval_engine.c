@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "engine/base/hash.h"
 #include "engine/config/log.h"
 #include "engine/model/model_config.h"
 
@@ -34,15 +35,15 @@ hash_file(uint64_t hash, const char *path, const char *name)
     if (f == NULL) {
         return hash;
     }
-    hash = tr_eval_hash(hash, name, strlen(name));
+    hash = tr_fnv1a_64(hash, name, strlen(name));
     if (fstat(fileno(f), &st) == 0) {
-        hash = tr_eval_hash(hash, &st.st_size, sizeof(st.st_size));
+        hash = tr_fnv1a_64(hash, &st.st_size, sizeof(st.st_size));
         n = fread(edge, 1, sizeof(edge), f);
-        hash = tr_eval_hash(hash, edge, n);
+        hash = tr_fnv1a_64(hash, edge, n);
         if (st.st_size > EDGE_BYTES
             && fseeko(f, st.st_size - EDGE_BYTES, SEEK_SET) == 0) {
             n = fread(edge, 1, sizeof(edge), f);
-            hash = tr_eval_hash(hash, edge, n);
+            hash = tr_fnv1a_64(hash, edge, n);
         }
     }
     fclose(f);
@@ -62,10 +63,10 @@ static uint64_t
 hash_settings(uint64_t hash, const tr_config_t *c)
 {
     if (!c->kv_equalise) {
-        hash = tr_eval_hash(hash, "as it is", 8);
+        hash = tr_fnv1a_64(hash, "as it is", 8);
     }
     if (strcmp(c->kv_rotate, "off") != 0) {
-        hash = tr_eval_hash(hash, c->kv_rotate, strlen(c->kv_rotate));
+        hash = tr_fnv1a_64(hash, c->kv_rotate, strlen(c->kv_rotate));
     }
     return hash;
 }
@@ -75,7 +76,7 @@ static uint64_t
 hash_model(const char *dir)
 {
     struct dirent **names;
-    uint64_t hash = TR_EVAL_HASH;
+    uint64_t hash = TR_FNV1A_64;
     char path[TR_CONFIG_PATH + 300];
     int n = scandir(dir, &names, NULL, alphasort);
 

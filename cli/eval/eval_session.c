@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "engine/base/hash.h"
 #include "engine/config/log.h"
 
 #include "cli/terminal.h"
@@ -138,10 +139,10 @@ make_tasks(tr_eval_session_t *s, tr_error_t *err)
 static uint64_t
 hash_policy(uint64_t hash, const tr_kv_policy_t *p)
 {
-    hash = tr_eval_hash(hash, p->spec, strlen(p->spec));
+    hash = tr_fnv1a_64(hash, p->spec, strlen(p->spec));
     if (p->alpha_of != NULL) { /* a file's contents, which may change */
-        hash = tr_eval_hash(hash, p->alpha_of,
-                            2 * sizeof(double) * p->layers_of * p->kv_heads_of);
+        hash = tr_fnv1a_64(hash, p->alpha_of,
+                           2 * sizeof(double) * p->layers_of * p->kv_heads_of);
     }
     return hash;
 }
@@ -158,14 +159,14 @@ hash_task(tr_eval_session_t *s, const tr_eval_options_t *o, uint32_t index)
         uint64_t how[4] = { turn, (uint64_t) o->max_tokens,
                             o->keep_turns && t->n_turns > 1,
                             s->engine.max_len };
-        uint64_t hash = tr_eval_hash(TR_EVAL_HASH, how, sizeof(how));
+        uint64_t hash = tr_fnv1a_64(TR_FNV1A_64, how, sizeof(how));
 
-        hash = tr_eval_hash(hash, &s->engine.model_hash, sizeof(uint64_t));
+        hash = tr_fnv1a_64(hash, &s->engine.model_hash, sizeof(uint64_t));
         if (t->c != NULL) {
-            hash = tr_eval_hash(hash, &t->c->hash, sizeof(t->c->hash));
+            hash = tr_fnv1a_64(hash, &t->c->hash, sizeof(t->c->hash));
         } else {
-            hash = tr_eval_hash(hash, &t->n_prompt, sizeof(t->n_prompt));
-            hash = tr_eval_hash(hash, t->ids, t->n_ids * sizeof(*t->ids));
+            hash = tr_fnv1a_64(hash, &t->n_prompt, sizeof(t->n_prompt));
+            hash = tr_fnv1a_64(hash, t->ids, t->n_ids * sizeof(*t->ids));
         }
         r->jobs[job] = (tr_eval_job_t){
             .family = t->c != NULL ? t->c->family : "text",

@@ -6,6 +6,8 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "engine/base/hash.h"
+
 #define Z95 1.959963984540054
 #define RESAMPLES 2000u
 
@@ -128,17 +130,6 @@ tr_pairs_needed(double loss)
     return fmax(1, ceil(Z95 * Z95 * (1 - loss) / loss));
 }
 
-/* SplitMix64. */
-static uint64_t
-next(uint64_t *state)
-{
-    uint64_t x = (*state += 0x9e3779b97f4a7c15u);
-
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-
 static int
 ascending(const void *a, const void *b)
 {
@@ -158,7 +149,7 @@ tr_bootstrap_mean(const double *x, uint32_t n, double *low, double *high)
         double sum = 0;
 
         for (uint32_t i = 0; i < n; i++) {
-            sum += x[next(&state) % n];
+            sum += x[tr_splitmix64(&state) % n];
         }
         means[r] = sum / n;
     }

@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/base/hash.h"
+
 #define TOOLS_MAX 256
 
 /* ---- can it be done? ---------------------------------------------------- */
@@ -609,17 +611,17 @@ shorten(json_t *object, const char *key)
     static const char digits[] = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
                                  "abcdefghijklmnopqrstuvwxyz";
     const char *id = json_string_value(json_object_get(object, key));
-    uint64_t hash = 0xcbf29ce484222325ull;
+    uint64_t hash;
     char brief[10] = "";
     bool good = id != NULL && strlen(id) == 9;
 
     for (size_t i = 0; id != NULL && id[i] != '\0'; i++) {
-        hash = (hash ^ (unsigned char) id[i]) * 0x100000001b3ull;
         good &= strchr(digits, id[i]) != NULL;
     }
     if (id == NULL || good) {
         return;
     }
+    hash = tr_fnv1a_64(TR_FNV1A_64, id, strlen(id));
     for (int i = 0; i < 9; i++) {
         hash ^= hash >> 29;
         hash *= 0xbf58476d1ce4e5b9ull;

@@ -13,6 +13,8 @@
 #include <assert.h>
 #include <string.h>
 
+#include "engine/base/hash.h"
+
 /* ---- output ------------------------------------------------------------- */
 
 static uint32_t
@@ -54,17 +56,7 @@ tr_dialect_emit(tr_dialect_state_t *s, tr_dialect_out_t *out, uint8_t kind,
     p->text_len += len;
 }
 
-/* SplitMix64: ids differ between calls, choices and requests. */
-static uint64_t
-draw(uint64_t *x)
-{
-    uint64_t z = (*x += 0x9e3779b97f4a7c15ull);
-
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return z ^ (z >> 31);
-}
-
+/* Ids differ between calls, choices and requests. */
 static void
 make_id(tr_dialect_state_t *s)
 {
@@ -76,7 +68,7 @@ make_id(tr_dialect_state_t *s)
 
     memcpy(s->id, "call_", 5);
     for (uint32_t i = from; i < to; i++) {
-        s->id[i] = digits[draw(&x) % 62];
+        s->id[i] = digits[tr_splitmix64(&x) % 62];
     }
     s->id_len = to;
 }

@@ -7,6 +7,8 @@
 
 #include <string.h>
 
+#include <utf8proc.h>
+
 static enum scan_result
 scan_close(scan_t *s, bool brace)
 {
@@ -245,25 +247,10 @@ begin_value(tr_dialect_state_t *s, tr_dialect_out_t *out, char c)
 static void
 put_char(tr_dialect_state_t *s, tr_dialect_out_t *out, uint32_t c)
 {
-    char b[4];
-    uint32_t n = 0;
+    utf8proc_uint8_t b[4];
+    utf8proc_ssize_t n = utf8proc_encode_char((utf8proc_int32_t) c, b);
 
-    if (c < 0x80) {
-        b[n++] = (char) c;
-    } else if (c < 0x800) {
-        b[n++] = (char) (0xc0 | c >> 6);
-        b[n++] = (char) (0x80 | (c & 0x3f));
-    } else if (c < 0x10000) {
-        b[n++] = (char) (0xe0 | c >> 12);
-        b[n++] = (char) (0x80 | (c >> 6 & 0x3f));
-        b[n++] = (char) (0x80 | (c & 0x3f));
-    } else {
-        b[n++] = (char) (0xf0 | c >> 18);
-        b[n++] = (char) (0x80 | (c >> 12 & 0x3f));
-        b[n++] = (char) (0x80 | (c >> 6 & 0x3f));
-        b[n++] = (char) (0x80 | (c & 0x3f));
-    }
-    tr_dialect_emit(s, out, TR_DIALECT_CALL, b, n);
+    tr_dialect_emit(s, out, TR_DIALECT_CALL, (const char *) b, (uint32_t) n);
 }
 
 static void

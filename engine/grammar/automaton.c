@@ -36,8 +36,8 @@ close_set(tr_grammar_t *g, uint32_t n)
     return kept;
 }
 
-static int
-by_number(const void *a, const void *b)
+int
+tr_number_order(const void *a, const void *b)
 {
     uint32_t x = *(const uint32_t *) a, y = *(const uint32_t *) b;
 
@@ -48,7 +48,7 @@ static void
 sort(uint32_t *list, uint32_t n)
 {
     if (n > 24) {
-        qsort(list, n, sizeof(*list), by_number);
+        qsort(list, n, sizeof(*list), tr_number_order);
         return;
     }
     for (uint32_t i = 1; i < n; i++) {
@@ -154,7 +154,6 @@ find_or_make(tr_grammar_t *g, uint32_t n, uint8_t key)
     at = (uint32_t) (((uint8_t *) d - g->states.base) / 16);
     d->chain = g->state_bucket[hash % TR_STATE_BUCKETS];
     g->state_bucket[hash % TR_STATE_BUCKETS] = at;
-    g->n_visited++;
     return at;
 }
 

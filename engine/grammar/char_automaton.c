@@ -368,14 +368,6 @@ subset_accepts(subset_t *s, const uint32_t *set, uint32_t n, bool begin)
 }
 
 static int
-by_number(const void *a, const void *b)
-{
-    uint32_t x = *(const uint32_t *) a, y = *(const uint32_t *) b;
-
-    return (x > y) - (x < y);
-}
-
-static int
 by_place(const void *a, const void *b)
 {
     const event_t *x = a, *y = b;
@@ -440,7 +432,7 @@ target_of(subset_t *s, sets_t *sets, uint32_t n_active, uint32_t *to)
         }
     }
     n = subset_close(s, n, false, false);
-    qsort(s->list, n, sizeof(*s->list), by_number);
+    qsort(s->list, n, sizeof(*s->list), tr_number_order);
     return set_number(sets, s->list, n, to);
 }
 
@@ -492,7 +484,7 @@ determinise(subset_t *s, uint32_t start, tr_chars_t *out)
         s->mark[start] = s->generation;
         s->list[0] = start;
         n = subset_close(s, 1, true, false);
-        qsort(s->list, n, sizeof(*s->list), by_number);
+        qsort(s->list, n, sizeof(*s->list), tr_number_order);
         /* the first state is like no other: anchors hold there */
         s->list[n++] = UINT32_MAX;
         rc = set_number(&sets, s->list, n, &number);
@@ -551,16 +543,6 @@ tr_chars_of_regex(const tr_regex_tree_t *t, tr_chars_t *out)
 
 /* ---- texts */
 
-static int
-by_bytes(const void *a, const void *b)
-{
-    const tr_text_t *x = a, *y = b;
-    size_t n = x->len < y->len ? x->len : y->len;
-    int c = n == 0 ? 0 : memcmp(x->text, y->text, n);
-
-    return c != 0 ? c : (x->len > y->len) - (x->len < y->len);
-}
-
 /* A state of the trie: texts [from, to) are equal up to `at`. */
 typedef struct {
     uint32_t from, to;
@@ -578,7 +560,7 @@ tr_chars_of_texts(const tr_text_t *texts, size_t n, tr_chars_t *out)
     memset(out, 0, sizeof(*out));
     if (rc == TR_OK) {
         memcpy(sorted, texts, n * sizeof(*texts));
-        qsort(sorted, n, sizeof(*sorted), by_bytes);
+        qsort(sorted, n, sizeof(*sorted), tr_text_order);
         groups[0] = (group_t){ 0, (uint32_t) n, 0 };
     }
     for (uint32_t k = 0; rc == TR_OK && k < n_groups; k++) {

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <utf8proc.h>
+
 #define SURROGATE_FIRST 0xd800u
 #define SURROGATE_LAST 0xdfffu
 
@@ -104,43 +106,7 @@ tr_charset_negate(tr_charset_t *c)
     tr_charset_normalise(c);
 }
 
-bool
-tr_charset_has(const tr_charset_t *c, uint32_t code_point)
-{
-    for (uint32_t i = 0; i < c->n; i++) {
-        if (c->ranges[i].lo <= code_point && code_point <= c->ranges[i].hi) {
-            return true;
-        }
-    }
-    return false;
-}
-
 /* ---- bytes */
-
-static uint32_t
-encode(uint32_t c, uint8_t out[4])
-{
-    if (c < 0x80) {
-        out[0] = (uint8_t) c;
-        return 1;
-    }
-    if (c < 0x800) {
-        out[0] = (uint8_t) (0xc0 | c >> 6);
-        out[1] = (uint8_t) (0x80 | (c & 0x3f));
-        return 2;
-    }
-    if (c < 0x10000) {
-        out[0] = (uint8_t) (0xe0 | c >> 12);
-        out[1] = (uint8_t) (0x80 | (c >> 6 & 0x3f));
-        out[2] = (uint8_t) (0x80 | (c & 0x3f));
-        return 3;
-    }
-    out[0] = (uint8_t) (0xf0 | c >> 18);
-    out[1] = (uint8_t) (0x80 | (c >> 12 & 0x3f));
-    out[2] = (uint8_t) (0x80 | (c >> 6 & 0x3f));
-    out[3] = (uint8_t) (0x80 | (c & 0x3f));
-    return 4;
-}
 
 /* States behind the first bytes of one set's characters, so that equal
  * continuations are shared: tail[k] goes to `to` by any k continuing bytes. */
@@ -223,8 +189,8 @@ spell_range(spell_t *s, uint32_t from, uint32_t lo, uint32_t hi)
         if (lo > last[k]) {
             continue;
         }
-        encode(lo, a);
-        n = encode(end, b);
+        utf8proc_encode_char((utf8proc_int32_t) lo, a);
+        n = (uint32_t) utf8proc_encode_char((utf8proc_int32_t) end, b);
         spell(s, from, a, b, 0, n);
         lo = end + 1;
     }

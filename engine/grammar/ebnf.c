@@ -17,6 +17,7 @@
 
 #include <utf8proc.h>
 
+#include "engine/base/hash.h"
 #include "engine/config/log.h"
 
 #define DEPTH_MAX 64
@@ -36,7 +37,7 @@ typedef struct {
     const char *text, *param;
     size_t len, at;
     named_t *named;
-    uint32_t n_named, cap_named;
+    uint32_t n_named;
     uint32_t *slots, n_slots; /* of a hash table of them, index + 1 */
     int depth;
     tr_status_t rc;
@@ -138,11 +139,8 @@ at_definition(ebnf_t *e)
 static uint32_t
 slot_of(const ebnf_t *e, const char *name, size_t len)
 {
-    uint32_t h = 2166136261u;
+    uint32_t h = tr_fnv1a_32(TR_FNV1A_32, name, len);
 
-    for (size_t i = 0; i < len; i++) {
-        h = (h ^ (uint8_t) name[i]) * 16777619u;
-    }
     for (h %= e->n_slots; e->slots[h] != 0; h = (h + 1) % e->n_slots) {
         const named_t *n = &e->named[e->slots[h] - 1];
 

@@ -107,16 +107,6 @@ tr_grammar_dropped(const tr_grammar_t *g)
     return g->dropped;
 }
 
-void
-tr_grammar_figures(const tr_grammar_t *g, tr_grammar_figures_t *out)
-{
-    *out = (tr_grammar_figures_t){ .rules = g->program.n_rules,
-                                   .states = g->program.n_states,
-                                   .visited = g->n_visited,
-                                   .masks = g->n_masks,
-                                   .bytes = g->states.used + g->masks.used };
-}
-
 /* The tokens of TR_ANY_SPECIAL. */
 static bool
 make_any(tr_grammar_t *g)

@@ -137,14 +137,6 @@ void tr_grammar_unref(tr_grammar_t *g); /* NULL is fine */
 /* Keywords of the schema that are not held (only without REFUSE). */
 uint32_t tr_grammar_dropped(const tr_grammar_t *g);
 
-typedef struct {
-    uint32_t rules, states; /* compiled */
-    uint32_t visited;       /* deterministic states so far */
-    uint32_t masks;         /* made, and not found */
-    size_t bytes;           /* of states and masks */
-} tr_grammar_figures_t;
-void tr_grammar_figures(const tr_grammar_t *g, tr_grammar_figures_t *out);
-
 /* ---- compiled grammars by their text (grammar_cache.c) */
 
 typedef struct tr_grammar_cache tr_grammar_cache_t;

@@ -159,6 +159,10 @@ typedef struct {
     const char *text;
     size_t len;
 } tr_text_t;
+
+/* For qsort: texts by their bytes, uint32_t by their value. */
+int tr_text_order(const void *a, const void *b);
+int tr_number_order(const void *a, const void *b);
 void tr_rules_texts(tr_rules_t *b, uint32_t from, tr_text_t *texts, size_t n,
                     uint32_t to);
 
@@ -243,7 +247,6 @@ struct tr_grammar {
     tr_grammar_arena_t states, masks;
     uint32_t state_bucket[TR_STATE_BUCKETS];
     tr_kept_mask_t *mask_bucket[TR_MASK_BUCKETS];
-    uint32_t n_visited, n_masks;
     uint32_t *mark, *list; /* [n_states] of the closure */
     uint32_t generation;
     bool spent;    /* no memory for another state */
@@ -432,7 +435,6 @@ typedef struct {
 void tr_charset_add(tr_charset_t *c, uint32_t lo, uint32_t hi);
 void tr_charset_normalise(tr_charset_t *c);
 void tr_charset_negate(tr_charset_t *c);
-bool tr_charset_has(const tr_charset_t *c, uint32_t code_point);
 void tr_charset_free(tr_charset_t *c);
 /* Bytes of the characters as UTF-8; json: as a JSON string spells them.
  * tick: the state that they lead to counts characters. */

@@ -473,7 +473,6 @@ base_of(tr_walk_t *w, const tr_configuration_t *c, uint32_t room,
 
     if (m == NULL) {
         make_base(w, c, room, made);
-        w->g->n_masks++;
         m = w->s->limit || w->s->deep
                 ? made
                 : keep(w->g, made, w->s->vocabulary->words);
@@ -532,7 +531,6 @@ fill(tr_grammar_t *g, tr_grammar_scratch_t *s, const tr_configuration_t *c,
     context = find_context(g, c);
     if (context == NULL) {
         make_context(&w, c, m->leaves, m->n_leaves, &room, &made_context);
-        g->n_masks++;
         context = &made_context;
         if (!s->limit && !s->deep && context->n_entries > 0) {
             tr_state_at(g, c->state)->contexts |= 1ull << context->n_entries;

@@ -267,8 +267,8 @@ tr_rules_back(tr_rules_t *b, const tr_rules_mark_t *mark)
 
 /* ---- one of many texts */
 
-static int
-by_text(const void *a, const void *b)
+int
+tr_text_order(const void *a, const void *b)
 {
     const tr_text_t *x = a, *y = b;
     size_t n = x->len < y->len ? x->len : y->len;
@@ -315,6 +315,6 @@ void
 tr_rules_texts(tr_rules_t *b, uint32_t from, tr_text_t *texts, size_t n,
                uint32_t to)
 {
-    qsort(texts, n, sizeof(*texts), by_text);
+    qsort(texts, n, sizeof(*texts), tr_text_order);
     add_texts(b, from, texts, n, 0, to);
 }

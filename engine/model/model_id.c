@@ -15,6 +15,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "engine/base/hash.h"
+
 #define WHOLE (1u << 20)
 #define PIECE 4096u
 #define PIECES 256u
@@ -22,13 +24,9 @@
 uint64_t
 tr_model_hash(uint64_t before, const void *bytes, uint64_t len)
 {
-    const uint8_t *at = bytes;
-    uint64_t i;
+    uint64_t hash = tr_fnv1a_64(before, bytes, len);
 
-    for (i = 0; i < len; i++) {
-        before = (before ^ at[i]) * 1099511628211ull;
-    }
-    return before ^ (before >> 29);
+    return hash ^ (hash >> 29);
 }
 
 typedef struct {
@@ -117,7 +115,7 @@ tr_status_t
 tr_model_identify(const char *dir, const char *settings,
                   uint8_t out[TR_MODEL_ID_BYTES])
 {
-    hash_t h = { { 14695981039346656037ull, 1099511628211ull } };
+    hash_t h = { { TR_FNV1A_64, 1099511628211ull } };
     char *buf = malloc(WHOLE);
     struct dirent **names;
     bool ok = buf != NULL;

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/base/hash.h"
 #include "engine/config/log.h"
 
 #include "model_families.h"
@@ -596,10 +597,7 @@ tr_model_vector_expand(const tr_recipe_t *r, const tr_model_tensor_t *t,
 static inline uint64_t
 mix(uint64_t x)
 {
-    x += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
+    return tr_splitmix64(&x);
 }
 
 uint64_t

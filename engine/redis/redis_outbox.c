@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/base/hash.h"
 #include "engine/config/log.h"
 
 static const char LEFT_MESSAGE[] = "The request ended before its output did";
@@ -24,13 +25,8 @@ tr_outbox_init(tr_outbox_t *l, size_t limit)
 static uint32_t
 completion_bucket(const char *completion)
 {
-    uint32_t h = 2166136261u;
-    unsigned i;
-
-    for (i = 0; i < TR_COMPLETION_LEN; i++) {
-        h = (h ^ (uint8_t) completion[i]) * 16777619u;
-    }
-    return h % TR_OUTBOX_BUCKETS;
+    return tr_fnv1a_32(TR_FNV1A_32, completion, TR_COMPLETION_LEN)
+           % TR_OUTBOX_BUCKETS;
 }
 
 tr_outbox_request_t *

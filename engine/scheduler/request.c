@@ -7,6 +7,8 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "engine/base/hash.h"
+
 #define TR_ARENA_BLOCK 16384u
 
 struct tr_arena_block {
@@ -97,14 +99,9 @@ tr_request_free(tr_request_t *r)
 static uint64_t
 tr_request_seed(uint64_t seed, uint32_t k)
 {
-    uint64_t z = seed + k * 0x9e3779b97f4a7c15ull;
+    uint64_t state = seed + (k - 1) * TR_SPLITMIX64_STEP;
 
-    if (k == 0) {
-        return seed;
-    }
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return z ^ (z >> 31);
+    return k == 0 ? seed : tr_splitmix64(&state);
 }
 
 typedef struct {

@@ -8,6 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <utf8proc.h>
+
+#include "engine/base/hash.h"
 #include "engine/config/log.h"
 
 #define BLOCK_BYTES 16384u
@@ -307,29 +310,10 @@ tr_jinja_put_string(tr_jinja_arena_t *a, builder_t *b, const string_t *s)
 void
 tr_jinja_put_char(tr_jinja_arena_t *a, builder_t *b, uint32_t c, uint8_t tag)
 {
-    char text[4];
-    size_t n;
+    utf8proc_uint8_t text[4];
+    utf8proc_ssize_t n = utf8proc_encode_char((utf8proc_int32_t) c, text);
 
-    if (c < 0x80) {
-        text[0] = (char) c;
-        n = 1;
-    } else if (c < 0x800) {
-        text[0] = (char) (0xc0 | c >> 6);
-        text[1] = (char) (0x80 | (c & 0x3f));
-        n = 2;
-    } else if (c < 0x10000) {
-        text[0] = (char) (0xe0 | c >> 12);
-        text[1] = (char) (0x80 | (c >> 6 & 0x3f));
-        text[2] = (char) (0x80 | (c & 0x3f));
-        n = 3;
-    } else {
-        text[0] = (char) (0xf0 | c >> 18);
-        text[1] = (char) (0x80 | (c >> 12 & 0x3f));
-        text[2] = (char) (0x80 | (c >> 6 & 0x3f));
-        text[3] = (char) (0x80 | (c & 0x3f));
-        n = 4;
-    }
-    tr_jinja_put(a, b, text, n, tag);
+    tr_jinja_put(a, b, (const char *) text, (size_t) n, tag);
 }
 
 static string_t *
@@ -436,11 +420,8 @@ tr_jinja_dict(tr_jinja_arena_t *a, uint32_t cap)
 static uint32_t
 hash_of(const string_t *s)
 {
-    uint32_t h = 2166136261u;
+    uint32_t h = tr_fnv1a_32(TR_FNV1A_32, s->data, s->len);
 
-    for (uint32_t i = 0; i < s->len; i++) {
-        h = (h ^ (uint8_t) s->data[i]) * 16777619u;
-    }
     return h ^ h >> 15;
 }
 

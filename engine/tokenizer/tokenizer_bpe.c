@@ -12,6 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/base/hash.h"
+
 #define NO_SYMBOL UINT32_MAX
 
 static tr_status_t
@@ -391,11 +393,8 @@ make_symbols(const tr_tokenizer_t *t, tr_tokenizer_scratch_t *s,
 static tr_cache_entry_t *
 cache_slot(tr_tokenizer_scratch_t *s, const char *word, size_t len)
 {
-    uint32_t h = 2166136261u;
+    uint32_t h = tr_fnv1a_32(TR_FNV1A_32, word, len);
 
-    for (size_t i = 0; i < len; i++) {
-        h = (h ^ (uint8_t) word[i]) * 16777619u;
-    }
     return &s->cache[(h ^ h >> 15) & (TR_CACHE_SLOTS - 1)];
 }
 

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/base/hash.h"
+
 bool
 tr_bytes_reserve(tr_bytes_t *b, size_t more)
 {
@@ -126,15 +128,12 @@ tr_strings_free(tr_strings_t *s)
     memset(s, 0, sizeof(*s));
 }
 
-/* FNV-1a; short keys, and the table is at most half full. */
+/* Short keys, and the table is at most half full. */
 static uint32_t
 hash_bytes(const char *data, size_t len)
 {
-    uint64_t h = 0xcbf29ce484222325ull;
+    uint64_t h = tr_fnv1a_64(TR_FNV1A_64, data, len);
 
-    for (size_t i = 0; i < len; i++) {
-        h = (h ^ (uint8_t) data[i]) * 0x100000001b3ull;
-    }
     return (uint32_t) (h ^ h >> 32);
 }
 
