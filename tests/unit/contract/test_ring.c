@@ -84,7 +84,7 @@ test_space_is_exact(void **state)
             assert_int_equal(rc, TR_AGAIN);
             assert_int_equal(r.p.tail, before);
         }
-        while (ring_random(&seed) % 3 == 0) {
+        while (tr_splitmix64(&seed) % 3 == 0) {
             rc = tr_ring_get(&r.c, &rec, r.buf, r.max);
             if (rc == TR_AGAIN) {
                 assert_int_equal(put, got);
@@ -416,17 +416,18 @@ test_noise_is_survived(void **state)
     (void) state;
     ring_make(&r, CAPACITY);
     for (i = 0; i < 100000; i++) {
-        uint64_t start = ring_random(&seed) % (2 * CAPACITY) & ~7ull;
+        uint64_t start = tr_splitmix64(&seed) % (2 * CAPACITY) & ~7ull;
 
         ring_begin(&r, start);
         for (k = 0; k < 32; k++) {
             /* small lengths, so that some of it makes sense */
-            uint64_t word = ring_random(&seed) & 0xffff000007ffull;
+            uint64_t word = tr_splitmix64(&seed) & 0xffff000007ffull;
 
-            memcpy(r.data + ring_random(&seed) % (CAPACITY / 8) * 8, &word, 8);
+            memcpy(r.data + tr_splitmix64(&seed) % (CAPACITY / 8) * 8, &word,
+                   8);
         }
         atomic_store(&r.shared->tail,
-                     start + (ring_random(&seed) % (CAPACITY + 64) & ~7ull));
+                     start + (tr_splitmix64(&seed) % (CAPACITY + 64) & ~7ull));
         for (k = 0; k < 16; k++) {
             tr_status_t rc = tr_ring_get(&r.c, &rec, r.buf, r.max);
 
@@ -478,7 +479,7 @@ duo_produce(void *arg)
 
         if (rc == TR_OK) {
             n++;
-            if (ring_random(&d->seed) % 4 != 0) {
+            if (tr_splitmix64(&d->seed) % 4 != 0) {
                 continue; /* a batch */
             }
         }

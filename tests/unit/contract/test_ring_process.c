@@ -202,7 +202,7 @@ test_killed_producer(void **state)
         pair_make(&p);
         tr_ring_consumer_init(&ring, p.map.request, p.map.request_data,
                               CAPACITY);
-        limit = ring_random(&seed) % 2000;
+        limit = tr_splitmix64(&seed) % 2000;
         pair_fork(&p, child_produces);
         got = consume(&p, &ring, 0, limit, &rc);
         assert_int_equal(got, limit);
@@ -231,7 +231,7 @@ test_killed_consumer(void **state)
         pair_make(&p);
         tr_ring_producer_init(&ring, p.map.request, p.map.request_data,
                               CAPACITY);
-        limit = ring_random(&seed) % 2000;
+        limit = tr_splitmix64(&seed) % 2000;
         pair_fork(&p, child_consumes);
         put = produce(&p, &ring, 0, limit, &rc);
         assert_int_equal(put, limit);

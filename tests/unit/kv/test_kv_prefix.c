@@ -21,6 +21,7 @@
 
 #include "engine/kv/kv_cache.h"
 #include "engine/kv/kv_internal.h"
+#include "tests/unit/fixtures/random.h"
 
 #define LAYERS 2u
 #define KV_HEADS 2u
@@ -30,7 +31,7 @@
 #define LONGEST 200u
 #define TEXTS 6u
 
-static uint64_t seed, state;
+static uint64_t seed;
 
 #define REQUIRE(x)                                  \
     do {                                            \
@@ -39,13 +40,6 @@ static uint64_t seed, state;
                      (unsigned long long) seed);    \
         }                                           \
     } while (0)
-
-static uint32_t
-rnd(uint32_t n)
-{
-    state = state * 6364136223846793005ull + 1442695040888963407ull;
-    return (uint32_t) (state >> 33) % n;
-}
 
 typedef struct {
     int32_t slot; /* -1: none */
@@ -160,15 +154,15 @@ verify(const world_t *w, const run_t *r)
 static void
 make_prompt(const world_t *w, run_t *r)
 {
-    uint32_t same = rnd(LONGEST), text = rnd(TEXTS);
+    uint32_t same = random_below(LONGEST), text = random_below(TEXTS);
 
-    r->goal = 2 + rnd(LONGEST - 2);
+    r->goal = 2 + random_below(LONGEST - 2);
     for (uint32_t i = 0; i < LONGEST; i++) {
-        r->token[i] = i < same ? w->text[text][i] : (int32_t) rnd(3);
+        r->token[i] = i < same ? w->text[text][i] : (int32_t) random_below(3);
     }
     memset(&r->key, 0, sizeof(r->key));
-    r->key.len = 1 + rnd(2);
-    r->reuse = rnd(8) != 0;
+    r->key.len = 1 + random_below(2);
+    r->reuse = random_below(8) != 0;
 }
 
 static void
@@ -178,7 +172,7 @@ do_start(world_t *w, run_t *r)
     uint64_t left;
 
     make_prompt(w, r);
-    r->dense = rnd(4) != 0;
+    r->dense = random_below(4) != 0;
     r->out = false;
     r->n = 0;
     r->reuse = r->reuse && r->dense;
@@ -192,7 +186,7 @@ do_start(world_t *w, run_t *r)
     tr_kv_find(w->kv, &r->key, r->token, r->goal - 1, &found);
     REQUIRE(found.tokens < r->goal);
     REQUIRE(tr_kv_free_pages(w->kv) <= left); /* what is pinned is not free */
-    if (rnd(6) == 0) {
+    if (random_below(6) == 0) {
         tr_kv_drop_found(w->kv, &found);
         REQUIRE(tr_kv_free_pages(w->kv) == left);
     }
@@ -218,7 +212,7 @@ do_close(world_t *w, run_t *r)
 static void
 do_dense(world_t *w, run_t *r)
 {
-    uint32_t what = rnd(10), to;
+    uint32_t what = random_below(10), to;
 
     if (what == 0) { /* aborted */
         do_close(w, r);
@@ -230,7 +224,7 @@ do_dense(world_t *w, run_t *r)
         uint32_t had = tr_kv_slot(w->kv, r->slot)->uncompressed_pages, want;
         tr_status_t rc;
 
-        to = r->n + 1 + rnd(r->goal - r->n);
+        to = r->n + 1 + random_below(r->goal - r->n);
         want = (to + w->page_tokens - 1) / w->page_tokens;
         rc = tr_kv_reserve(w->kv, r->slot, to);
         /* it is refused exactly when there are too few */
@@ -240,7 +234,7 @@ do_dense(world_t *w, run_t *r)
             write_tokens(w, r, r->n, to);
             r->n = to;
             tr_kv_keep(w->kv, r->slot, r->token, r->n, false);
-        } else if (rnd(2) == 0) {
+        } else if (random_below(2) == 0) {
             do_close(w, r);
         }
     }
@@ -252,11 +246,11 @@ do_compressed(world_t *w, run_t *r)
     if (r->out) {
         if (tr_kv_swap_in(w->kv, r->slot) == TR_OK) {
             r->out = false;
-        } else if (rnd(3) == 0) {
+        } else if (random_below(3) == 0) {
             do_close(w, r);
         }
     } else if (r->n < r->goal) {
-        uint32_t to = r->n + 1 + rnd(r->goal - r->n);
+        uint32_t to = r->n + 1 + random_below(r->goal - r->n);
 
         if (tr_kv_reserve(w->kv, r->slot, to) == TR_OK) {
             r->n = to;
@@ -264,12 +258,13 @@ do_compressed(world_t *w, run_t *r)
             do_close(w, r);
         }
     } else if (tr_kv_uncompressed(w->kv, r->slot)) {
-        if (tr_kv_compress(w->kv, r->slot, r->n) != TR_OK && rnd(3) == 0) {
+        if (tr_kv_compress(w->kv, r->slot, r->n) != TR_OK
+            && random_below(3) == 0) {
             do_close(w, r);
         }
-    } else if (rnd(3) == 0) {
+    } else if (random_below(3) == 0) {
         r->out = tr_kv_swap_out(w->kv, r->slot) == TR_OK;
-    } else if (rnd(3) == 0 || r->n == LONGEST) {
+    } else if (random_below(3) == 0 || r->n == LONGEST) {
         do_close(w, r);
     } else if (tr_kv_reserve(w->kv, r->slot, r->n + 1) == TR_OK) {
         r->goal = ++r->n;
@@ -280,7 +275,7 @@ static void
 do_fork(world_t *w, run_t *from, run_t *to)
 {
     uint64_t shares;
-    uint32_t len = 1 + rnd(from->n);
+    uint32_t len = 1 + random_below(from->n);
 
     shares = tr_kv_fork_shares(w->kv, from->slot, len);
     *to = *from;
@@ -297,24 +292,25 @@ do_fork(world_t *w, run_t *from, run_t *to)
     w->forks++;
     /* they part: a block that both go on with is not shared */
     for (uint32_t i = len; i < LONGEST; i++) {
-        to->token[i] = (int32_t) rnd(3);
+        to->token[i] = (int32_t) random_below(3);
     }
 }
 
 static void
 step(world_t *w)
 {
-    run_t *r = &w->run[rnd(SLOTS)], *other = &w->run[rnd(SLOTS)];
+    run_t *r = &w->run[random_below(SLOTS)],
+          *other = &w->run[random_below(SLOTS)];
 
-    w->now += rnd(3);
+    w->now += random_below(3);
     tr_kv_time(w->kv, w->now);
-    if (rnd(30) == 0) {
-        tr_kv_expire(w->kv, w->now > 60 ? w->now - rnd(60) : 0);
+    if (random_below(30) == 0) {
+        tr_kv_expire(w->kv, w->now > 60 ? w->now - random_below(60) : 0);
     } else if (r->slot < 0) {
         do_start(w, r);
     } else if (!r->dense) {
         do_compressed(w, r);
-    } else if (other->slot < 0 && r->n != 0 && rnd(6) == 0) {
+    } else if (other->slot < 0 && r->n != 0 && random_below(6) == 0) {
         do_fork(w, r, other);
     } else {
         do_dense(w, r);
@@ -341,13 +337,13 @@ play(uint32_t blocks)
     create(w, blocks, true);
     for (uint32_t t = 0; t < TEXTS; t++) {
         for (uint32_t i = 0; i < LONGEST; i++) {
-            w->text[t][i] = i < 40 ? 1 : (int32_t) rnd(5);
+            w->text[t][i] = i < 40 ? 1 : (int32_t) random_below(5);
         }
     }
     for (uint64_t i = 0; i < n; i++) {
         step(w);
         REQUIRE(tr_kv_sound(w->kv));
-        verify(w, &w->run[rnd(SLOTS)]);
+        verify(w, &w->run[random_below(SLOTS)]);
     }
     for (uint32_t i = 0; i < SLOTS; i++) {
         if (w->run[i].slot >= 0) {
@@ -373,7 +369,7 @@ random_operations(void **unused)
 
     (void) unused;
     seed = given != NULL ? strtoull(given, NULL, 10) : 7;
-    state = seed;
+    random_state = seed;
     play(14);
 }
 
@@ -384,7 +380,7 @@ roomy_operations(void **unused)
 
     (void) unused;
     seed = given != NULL ? strtoull(given, NULL, 10) : 8;
-    state = seed;
+    random_state = seed;
     play(24);
 }
 

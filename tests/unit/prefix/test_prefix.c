@@ -18,6 +18,8 @@
 
 #include <cmocka.h>
 
+#include "tests/unit/fixtures/random.h"
+
 #define BLOCK 4u
 #define PAGES 3u /* of a block */
 #define BLOCKS 40u
@@ -35,15 +37,6 @@ static uint64_t seed;
                      (unsigned long long) seed);    \
         }                                           \
     } while (0)
-
-static uint64_t state;
-
-static uint32_t
-rnd(uint32_t n)
-{
-    state = state * 6364136223846793005ull + 1442695040888963407ull;
-    return (uint32_t) (state >> 33) % n;
-}
 
 /* ---- the model ---------------------------------------------------------- */
 
@@ -204,16 +197,16 @@ verify(const world_t *w)
 static uint32_t
 make_tokens(const world_t *w, int32_t *token)
 {
-    uint32_t n = 1 + rnd(LONGEST), from = 0;
-    const block_t *b = &w->block[rnd(BLOCKS)];
+    uint32_t n = 1 + random_below(LONGEST), from = 0;
+    const block_t *b = &w->block[random_below(BLOCKS)];
 
-    if (b->there && rnd(4) != 0) {
-        from = rnd(b->n + 1);
+    if (b->there && random_below(4) != 0) {
+        from = random_below(b->n + 1);
         from = from < n ? from : n;
         memcpy(token, b->token, from * sizeof(*token));
     }
     for (uint32_t i = from; i < n; i++) {
-        token[i] = (int32_t) rnd(rnd(2) == 0 ? 2 : 50);
+        token[i] = (int32_t) random_below(random_below(2) == 0 ? 2 : 50);
     }
     return n;
 }
@@ -423,17 +416,18 @@ do_start(world_t *w, running_t *r)
 {
     tr_prefix_match_t m;
 
-    r->owner = rnd(OWNERS);
+    r->owner = random_below(OWNERS);
     r->goal = make_tokens(w, r->token);
     match(w, r->owner, r->token, r->goal - 1, &m);
     pin(w, m.node);
     pin(w, m.part);
-    if (rnd(5) == 0) { /* it was not admitted */
+    if (random_below(5) == 0) { /* it was not admitted */
         unpin(w, m.part);
         unpin(w, m.node);
         return;
     }
-    for (uint32_t i = rnd(3); i != 0; i--) { /* it takes pages of its own */
+    for (uint32_t i = random_below(3); i != 0;
+         i--) { /* it takes pages of its own */
         evict(w, r->owner);
     }
     unpin(w, m.part);
@@ -446,7 +440,7 @@ do_start(world_t *w, running_t *r)
 static void
 do_run(world_t *w, running_t *r)
 {
-    switch (rnd(8)) {
+    switch (random_below(8)) {
     case 0: /* aborted, or preempted */
         break;
     case 1: /* the end of an answer: all of it is kept */
@@ -462,7 +456,7 @@ do_run(world_t *w, running_t *r)
         break;
     default: /* a chunk is computed */
         if (r->n < r->goal) {
-            r->n += 1 + rnd(r->goal - r->n);
+            r->n += 1 + random_below(r->goal - r->n);
         }
         while ((r->blocks + 1) * BLOCK <= r->n && add_block(w, r, BLOCK)) {
         }
@@ -475,7 +469,7 @@ do_run(world_t *w, running_t *r)
 static void
 do_expire(world_t *w)
 {
-    uint64_t before = w->now - rnd(50);
+    uint64_t before = w->now - random_below(50);
 
     tr_prefix_expire(w->t, before);
     for (uint32_t i = 0; i < BLOCKS; i++) {
@@ -502,22 +496,22 @@ random_operations(void **unused)
     (void) unused;
     assert_non_null(w);
     seed = given != NULL ? strtoull(given, NULL, 10) : 20261126;
-    state = config.seed = seed;
+    random_state = config.seed = seed;
     w->t = tr_prefix_create(&config);
     assert_non_null(w->t);
     w->now = 100;
     for (uint64_t i = 0; i < n; i++) {
-        running_t *r = &w->running[rnd(RUNNING)];
-        uint32_t what = rnd(20), len;
+        running_t *r = &w->running[random_below(RUNNING)];
+        uint32_t what = random_below(20), len;
 
-        w->now += rnd(3);
+        w->now += random_below(3);
         if (what == 0) {
             do_expire(w);
         } else if (what < 3) {
-            evict(w, rnd(OWNERS + 1));
+            evict(w, random_below(OWNERS + 1));
         } else if (what < 6) {
             len = make_tokens(w, token);
-            match(w, rnd(OWNERS), token, len, &m);
+            match(w, random_below(OWNERS), token, len, &m);
         } else if (r->there) {
             do_run(w, r);
         } else {

@@ -17,18 +17,9 @@
 #include <time.h>
 
 #include "engine/redis/redis_outbox.h"
+#include "tests/unit/fixtures/random.h"
 
 #define MIB (1u << 20)
-
-static uint64_t random_state;
-
-static uint32_t
-random_below(uint32_t n)
-{
-    random_state = random_state * 6364136223846793005ull
-                   + 1442695040888963407ull;
-    return (uint32_t) ((random_state >> 33) % n);
-}
 
 /* ---- telling ------------------------------------------------------------ */
 

@@ -20,19 +20,10 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "tests/unit/fixtures/random.h"
 #include "tests/unit/fixtures/response_writer_fixture.h"
 
 static uint8_t buf[TR_RING_MAX / 4];
-static uint64_t random_state = 1;
-
-static uint32_t
-random_below(uint32_t n)
-{
-    random_state = random_state * 6364136223846793005ull
-                   + 1442695040888963407ull;
-    return (uint32_t) ((random_state >> 33) % n);
-}
-
 static void
 writer_refuses_sizes(void **state)
 {
@@ -430,5 +421,6 @@ main(void)
         cmocka_unit_test(writer_freed_at_once),
     };
 
+    random_state = 1;
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
