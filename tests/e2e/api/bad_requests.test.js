@@ -153,8 +153,6 @@ const chatTable = [
     'guided_grammar', /the rule 'root' is not there/],
   ['tool_choice: required', with_({ tool_choice: 'required' }), 'tool_choice',
     /tool/],
-  ['tools: the model has no form', with_({ tools: [{ type: 'function',
-    function: { name: 'f' } }] }), 'tools', /no tool format/],
 ];
 
 const textTable = [
@@ -294,6 +292,20 @@ test('a request that the page pool can never hold: refused at once', async () =>
       chat('Hello!'))).status, 200);
   } finally {
     await small.stop();
+  }
+});
+
+test('tools for a model that has no form of them', async () => {
+  const without = await Stack.start({ engine: { tool_dialect: 'none' } });
+  try {
+    const r = await post(`${without.url}/v1/chat/completions`, chat('Hello!', {
+      tools: [{ type: 'function', function: { name: 'f' } }],
+    }));
+    assert.equal(r.status, 400, r.text);
+    assert.equal(r.json().error.param, 'tools');
+    assert.match(r.json().error.message, /no tool format/);
+  } finally {
+    await without.stop();
   }
 });
 

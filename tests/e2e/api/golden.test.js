@@ -1,13 +1,14 @@
 'use strict';
 //
 // models/pocket through the whole product: chat and completions answer with
-// the continuations that the reference implementation gave (golden.json).
+// the continuations that the reference implementation gave (golden.json), also
+// where these call tools or think first.
 
 const { test, before, after } = require('node:test');
 const assert = require('node:assert/strict');
 const { Stack } = require('../lib/stack');
 const { post, stream } = require('../lib/http');
-const { goldens } = require('../lib/prompts');
+const { goldens, agentGoldens } = require('../lib/prompts');
 
 let stack;
 
@@ -38,6 +39,49 @@ goldens.forEach((golden, i) => {
     assert.equal(s.text(), golden.continuation);
   });
 });
+
+// What the API's message says, as the model wrote it.
+function written(message) {
+  const calls = (message.tool_calls || []).map(({ function: f }) =>
+    `<tool_call>\n{"name": "${f.name}", "arguments": ${f.arguments}}\n`
+    + '</tool_call>');
+  const reasoning = message.reasoning_content === undefined ? ''
+    : `${message.reasoning_content}\n</think>\n\n`;
+  return reasoning + (message.content || '') + calls.join('\n');
+}
+
+agentGoldens.forEach((golden, i) => {
+  test(`golden ${i} of an agent`, async () => {
+    const messages = golden.messages.map((m) => ({
+      ...m,
+      ...(m.role === 'tool' ? { tool_call_id: 'call_0' } : {}),
+      ...(m.tool_calls ? { tool_calls: m.tool_calls.map((c) => ({
+        ...c, id: 'call_0',
+        function: { ...c.function,
+          arguments: asPython(c.function.arguments) },
+      })) } : {}),
+    }));
+    const r = await post(`${stack.url}/v1/chat/completions`, {
+      model: 'pocket', messages, temperature: 0, max_tokens: 200,
+      ...(golden.tools ? { tools: golden.tools } : {}),
+      chat_template_kwargs: {
+        enable_thinking: Boolean(golden.enable_thinking),
+      },
+    });
+    assert.equal(r.status, 200, r.text);
+    const body = r.json();
+    assert.equal(body.usage.prompt_tokens, golden.ids.length);
+    assert.ok(written(body.choices[0].message)
+      .startsWith(golden.continuation.slice(0, 150)),
+      JSON.stringify(body.choices[0].message));
+  });
+});
+
+// An object of strings, as Python's json.dumps writes it.
+function asPython(object) {
+  return `{${Object.entries(object).map(([k, v]) =>
+    `${JSON.stringify(k)}: ${JSON.stringify(v)}`).join(', ')}}`;
+}
 
 test('the demo answers right', async () => {
   const document = `Here are some notes.

@@ -127,8 +127,8 @@ test('each kind gives what it says, in every choice and in a stream',
       assert.equal(s.events.flatMap((e) => e.choices)
         .map((c) => c.finish_reason).find(Boolean), 'stop');
       assert.match(s.text(), wanted);
-      // of six, a repetition may be as long as max_tokens
-      assert.ok(finished >= 4, `${finished} of 6 with `
+      // of six: the greedy three are alike, and may repeat until max_tokens
+      assert.ok(finished >= 3, `${finished} of 6 with `
         + `${JSON.stringify(fields)}`);
     }
   });

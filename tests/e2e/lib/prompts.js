@@ -7,8 +7,13 @@ const fs = require('node:fs');
 const path = require('node:path');
 const { POCKET } = require('./stack');
 
-const goldens = JSON.parse(
+const all = JSON.parse(
   fs.readFileSync(path.join(POCKET, 'golden.json'), 'utf8')).prompts;
+
+// Plain conversations, and those with tools or reasoning.
+const special = (g) => Boolean(g.tools || g.enable_thinking);
+const goldens = all.filter((g) => !special(g));
+const agentGoldens = all.filter(special);
 
 const names = ['Mira', 'Fern', 'Ada', 'Hazel', 'Ivy', 'Juno', 'Lena', 'Nora',
   'Tobin', 'Alder', 'Bram', 'Cole', 'Dario', 'Emil', 'Finn', 'Gus'];
@@ -36,4 +41,4 @@ function endless(i, tokens, more = {}) {
   });
 }
 
-module.exports = { goldens, story, chat, endless };
+module.exports = { goldens, agentGoldens, story, chat, endless };

@@ -19,8 +19,8 @@
 
 /* Some of the golden prompts' words, as ids; random ones would make a model of
  * this size undecided between near-equal logits. */
-static const int32_t words[] = { 0, 2, 2845, 3, 781, 2816, 5,
-                                 4, 2, 2848, 3, 781, 2816, 5 };
+static const int32_t words[] = { 0, 2, 3213, 3, 872, 3013, 11,
+                                 4, 2, 3217, 3, 872, 3013, 11 };
 
 static tr_config_t
 settings(const char *backend)
@@ -69,8 +69,8 @@ open_executor(const char *backend, const char *policy)
 static void
 make_gens(gen_t *gens, uint32_t n, uint64_t *rng)
 {
-    static const int32_t stop[] = { 2815, 2816 };
-    static const tr_logit_bias_t bias[] = { { 2815, -8 }, { 900, 3 } };
+    static const int32_t stop[] = { 3013, 3014 };
+    static const tr_logit_bias_t bias[] = { { 3013, -8 }, { 900, 3 } };
 
     for (uint32_t i = 0; i < n; i++) {
         gen_t *g = &gens[i];

@@ -48,8 +48,8 @@ say(report_t *r, outcome_t outcome, const char *text)
 static tr_status_t
 generate(tr_executor_t *e, int32_t out[5])
 {
-    static const int32_t prompt[] = { 0, 2, 2845, 3,    781, 2816,
-                                      5, 4, 2,    2848, 3,   781 };
+    static const int32_t prompt[] = { 0,  2, 3213, 3,    872, 3013,
+                                      11, 4, 2,    3217, 3,   872 };
     tr_sampling_params_t params = gen_greedy();
     tr_sampler_t sampler;
     tr_sampled_t sampled;
@@ -84,7 +84,7 @@ child(const char *fail, report_t *r)
     tr_executor_t *e = NULL;
     tr_config_t c;
     tr_error_t err = { .text = "" };
-    int32_t good[5] = { 2815, 0, 0, 0, 0 }, out[5];
+    int32_t good[5] = { 3013, 0, 0, 0, 0 }, out[5];
     int lost = 0, failures = 0;
 
     setenv("TOKENRING_SOFT_FAIL", fail, 1);

@@ -24,10 +24,10 @@
 #define POCKET "models/pocket"
 
 /* The first golden prompt and its continuation (models/pocket/golden.json). */
-static const int32_t prompt[] = { 0, 2, 2845, 3,    781, 2816,
-                                  5, 4, 2,    2848, 3,   781 };
+static const int32_t prompt[] = { 0,  2, 3213, 3,    872, 3013,
+                                  11, 4, 2,    3217, 3,   872 };
 #define N_PROMPT 12u
-#define FIRST 2815
+#define FIRST 3013
 
 static tr_config_t
 settings(void)
@@ -38,6 +38,7 @@ settings(void)
     snprintf(c.model, sizeof(c.model), "%s", POCKET);
     c.threads = 2;
     c.kv_memory = 32u << 20;
+    c.swap_memory = 32u << 20;
     c.max_num_seqs = 8;
     c.max_batch_tokens = 64;
     c.max_model_len = 256;
