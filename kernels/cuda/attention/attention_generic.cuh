@@ -148,6 +148,15 @@ tile_attend(block_t b, const generic_head_t *head, const generic_tile_t *t,
     lanes_sync(b);
 }
 
+/* What a query head's sink adds to the sum of weights. */
+TR_DEVICE float
+sink_share(const generic_args_t *a, uint32_t head, float max)
+{
+    const float *sinks = a->kv.sinks == NULL ? NULL : a->kv.sinks[a->layer];
+
+    return sinks == NULL ? 0 : expf(sinks[head] - max);
+}
+
 /* The whole of a row is in smem->all. */
 TR_DEVICE void
 row_finish(block_t b, const generic_args_t *a, const generic_sum_t *all,
@@ -157,14 +166,16 @@ row_finish(block_t b, const generic_args_t *a, const generic_sum_t *all,
 
     for (uint32_t e = b.lane; e < heads * dim; e += b.lanes) {
         uint32_t h = e / dim, d = e % dim;
+        float sum = all->sum[h] + sink_share(a, first + h, all->max[h]);
 
         out_store(a, row, first + h, d,
-                  all->sum[h] == 0 ? 0 : div_rn(all->out[h][d], all->sum[h]));
+                  sum == 0 ? 0 : div_rn(all->out[h][d], sum));
     }
     for (uint32_t h = b.lane; h < heads; h += b.lanes) {
+        float sum = all->sum[h] + sink_share(a, first + h, all->max[h]);
+
         a->lse[(size_t) row * a->queries.heads + first + h] = all->max[h]
-                                                              + logf(
-                                                                  all->sum[h]);
+                                                              + logf(sum);
     }
 }
 
@@ -212,7 +223,7 @@ generic_attend(const generic_args_t *a, block_t b, attend_smem_t *smem,
         for (uint32_t i = p * size; i < end; i++) {
             generic_tile_t t;
 
-            if (head_tile(&head, i, &t)) {
+            if (head_tile(&head, i, &t) && t.used != 0) {
                 tile_attend(b, &head, &t, smem, heads);
             }
         }

@@ -43,6 +43,7 @@ typedef struct {
     const uint32_t *count;
     uint32_t first, end; /* rows of the sequence */
     uint32_t n, n_uncompressed;
+    uint32_t unseen; /* uncompressed tokens before the query's reach */
 } generic_head_t;
 
 /* 16 tokens of a page, or fewer. */
@@ -113,7 +114,7 @@ head_open(generic_head_t *h, const generic_args_t *a, uint32_t s,
     h->uncompressed = h->table;
     h->count = a->kv.count + head * TR_KV_TIERS_MAX;
     h->n = a->rows.row_pos[h->first];
-    h->n_uncompressed = 0;
+    h->n_uncompressed = h->unseen = 0;
     return h->n >= h->seq->base
            || (h->end - h->first == 1 && h->n + 1 == h->seq->base);
 }
@@ -131,6 +132,15 @@ quest_chooses(const generic_head_t *h)
            && h->a->layer >= q->read_layer && !q->scored && l->minmax != 0;
 }
 
+TR_DEVICE uint32_t
+unseen_of(const generic_head_t *h)
+{
+    uint32_t reach = tr_kv_reach(&h->a->kv, h->a->layer);
+
+    return reach != 0 && h->n_uncompressed > reach ? h->n_uncompressed - reach
+                                                   : 0;
+}
+
 /* The query is that of `row`. */
 TR_DEVICE void
 head_query(generic_head_t *h, uint32_t s, uint32_t kv_head, uint32_t row)
@@ -140,6 +150,7 @@ head_query(generic_head_t *h, uint32_t s, uint32_t kv_head, uint32_t row)
 
     h->n = a->rows.row_pos[row];
     h->n_uncompressed = h->n >= h->seq->base ? h->n - h->seq->base + 1 : 0;
+    h->unseen = unseen_of(h);
     h->uncompressed = h->table;
     if (quest_chooses(h)) {
         h->uncompressed = a->chosen
@@ -233,6 +244,11 @@ head_tile(const generic_head_t *h, uint32_t i, generic_tile_t *t)
     n = (n < slots ? n : slots) - t->index;
     n = n < TILE_TOKENS ? n : TILE_TOKENS;
     t->used = (1u << n) - 1;
+    if (run == RUN_UNCOMPRESSED && t->index < h->unseen) {
+        uint32_t below = h->unseen - t->index;
+
+        t->used = below < TILE_TOKENS ? t->used >> below << below : 0;
+    }
     for (uint32_t k = 0; run == RUN_WINDOW && k < n; k++) {
         uint32_t age = (t->index + k + q->window - q->window_from % q->window)
                        % q->window;

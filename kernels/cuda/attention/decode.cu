@@ -32,13 +32,15 @@
 #define SLOTS_LEAST 2u
 #define ENDED 16u /* bytes behind the rings: how many warps left their parts */
 
-template <int D, int Q, int KEY, int VALUE>
+template <int D, int Q, int KEY, int VALUE, bool REACH>
 static __device__ __forceinline__ void
 attend_run(const decode_args_t &a, ring_t &ring, cursor_t &c, const run_t &run,
            const bytes_t<D, Q> &bytes, state_t<D, Q> &s)
 {
     const uint32_t end = run.token + run.rest;
     const bool traced = run.what & RUN_TRACED;
+    const uint32_t unseen = REACH ? __ldg(&a.work.head[run.head].window_from)
+                                  : 0;
     query_t<D, Q, KEY> query;
     pace_t pace = run.pace;
     uint32_t rest = run.rest;
@@ -52,14 +54,16 @@ attend_run(const decode_args_t &a, ring_t &ring, cursor_t &c, const run_t &run,
     s.trace = run.trace;
     do {
         uint32_t n = pace.take(unit_tiles(KEY, VALUE));
-        unit_t u = { run.head, run.segment(), end - rest,
-                     min(n * tile_tokens(KEY), rest), n };
+        unit_t u = { run.head,   run.segment(),
+                     end - rest, min(n * tile_tokens(KEY), rest),
+                     n,          unseen };
 
         produce<D>(a, c, ring);
         bar_wait(ring.bars + ring.at * 8, ring.parity);
-        attend_unit<D, Q, KEY, VALUE>(a, query, u,
-                                      ring.slots + ring.at * slot_bytes(D),
-                                      traced, ring.stay, s);
+        attend_unit<D, Q, KEY, VALUE, REACH>(a, query, u,
+                                             ring.slots
+                                                 + ring.at * slot_bytes(D),
+                                             traced, ring.stay, s);
         rest -= u.exist;
         if (pace.left == 0) {
             pace.turn_page();
@@ -151,7 +155,7 @@ raise_scores(const decode_args_t &a)
     }
 }
 
-template <int D, int Q, bool UNCOMPRESSED>
+template <int D, int Q, decode_mode_t MODE>
 static __device__ __forceinline__ void
 attend_range(const decode_args_t &a, uint8_t *shared)
 {
@@ -198,8 +202,9 @@ attend_range(const decode_args_t &a, uint8_t *shared)
             any = true;
             state_init<D, Q>(s);
         }
-        if constexpr (UNCOMPRESSED) {
-            attend_run<D, Q, 16, 16>(a, ring, c, run, bytes, s);
+        if constexpr (MODE != DECODE_ALL) {
+            attend_run<D, Q, 16, 16, MODE == DECODE_REACH>(a, ring, c, run,
+                                                           bytes, s);
             continue;
         }
         const decode_layout_t &l = a.layouts.of[run.layout()];
@@ -207,9 +212,9 @@ attend_range(const decode_args_t &a, uint8_t *shared)
         if (l.key_bits != 16) {
             load_bytes(a, run, bytes);
         }
-#define ATTEND(KEY, VALUE)                                       \
-    case KEY << 8 | VALUE:                                       \
-        attend_run<D, Q, KEY, VALUE>(a, ring, c, run, bytes, s); \
+#define ATTEND(KEY, VALUE)                                              \
+    case KEY << 8 | VALUE:                                              \
+        attend_run<D, Q, KEY, VALUE, false>(a, ring, c, run, bytes, s); \
         break;
         switch (l.key_bits << 8 | l.value_bits) {
             FOR_ALL_BITS(ATTEND)
@@ -218,7 +223,7 @@ attend_range(const decode_args_t &a, uint8_t *shared)
     }
 }
 
-template <int D, int Q, bool UNCOMPRESSED>
+template <int D, int Q, decode_mode_t MODE>
 static __global__ void __launch_bounds__(WARPS * 32, 1)
     attend_kernel(const __grid_constant__ decode_args_t a)
 {
@@ -230,11 +235,11 @@ static __global__ void __launch_bounds__(WARPS * 32, 1)
         *ended = 0;
     }
     __syncthreads();
-    attend_range<D, Q, UNCOMPRESSED>(a, shared);
+    attend_range<D, Q, MODE>(a, shared);
     if (a.ended != NULL) {
         tell_ended(a, ended);
     }
-    if constexpr (!UNCOMPRESSED) {
+    if constexpr (MODE == DECODE_ALL) {
         raise_scores<Q>(a);
     }
 }
@@ -243,16 +248,25 @@ static __global__ void __launch_bounds__(WARPS * 32, 1)
 
 typedef void (*attend_t)(const decode_args_t);
 
-template <bool UNCOMPRESSED>
+template <decode_mode_t MODE>
 static attend_t
-attend_with(uint32_t dim, uint32_t group)
+attend_of(uint32_t dim, uint32_t group)
 {
     if (dim == 64) {
-        return group <= QUAD ? attend_kernel<64, 1, UNCOMPRESSED>
-                             : attend_kernel<64, 2, UNCOMPRESSED>;
+        return group <= QUAD ? attend_kernel<64, 1, MODE>
+                             : attend_kernel<64, 2, MODE>;
     }
-    return group <= QUAD ? attend_kernel<128, 1, UNCOMPRESSED>
-                         : attend_kernel<128, 2, UNCOMPRESSED>;
+    return group <= QUAD ? attend_kernel<128, 1, MODE>
+                         : attend_kernel<128, 2, MODE>;
+}
+
+static attend_t
+attend_with(decode_mode_t mode, uint32_t dim, uint32_t group)
+{
+    return mode == DECODE_ALL ? attend_of<DECODE_ALL>(dim, group)
+           : mode == DECODE_UNCOMPRESSED
+               ? attend_of<DECODE_UNCOMPRESSED>(dim, group)
+               : attend_of<DECODE_REACH>(dim, group);
 }
 
 /* Of a ring: as many as all warps can have. */
@@ -281,12 +295,10 @@ decode_warps(const tr_device_props_t *d, uint32_t head_dim)
 void
 decode_open(const tr_device_props_t *d)
 {
-    for (uint32_t i = 0; i < 8; i++) {
+    for (uint32_t i = 0; i < 12; i++) {
         uint32_t dim = i & 1 ? 64 : 128, group = i & 2 ? 8 : 4;
-        const void *kernel = (const void *) (i & 4 ? attend_with<false>(dim,
-                                                                        group)
-                                                   : attend_with<true>(dim,
-                                                                       group));
+        const void *kernel = (const void *) attend_with((decode_mode_t) (i / 4),
+                                                        dim, group);
 
         cudaFuncSetAttribute(kernel,
                              cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -376,15 +388,20 @@ tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     uint32_t warps;
     decode_args_t a;
     bool uncompressed;
+    decode_mode_t mode;
     int rc;
 
     if (rows->n_seqs == 0) {
         return TR_KERNEL_OK;
     }
+    uncompressed = kv->n_layouts == 1 && !kv->layout[0].level.scored;
+    mode = !uncompressed       ? DECODE_ALL
+           : kv->reach == NULL ? DECODE_UNCOMPRESSED
+                               : DECODE_REACH;
     if (!decode_args(s->device, kv, layer, rows, size, work, &a)
-        || queries->heads != size->heads || queries->ldq % 8 != 0
-        || queries->ldo % 8 != 0 || !aligned(queries->q)
-        || !aligned(queries->out)) {
+        || (!uncompressed && kv->reach != NULL) || queries->heads != size->heads
+        || queries->ldq % 8 != 0 || queries->ldo % 8 != 0
+        || !aligned(queries->q) || !aligned(queries->out)) {
         return TR_KERNEL_BADARG;
     }
     a.q = queries->q;
@@ -394,11 +411,9 @@ tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     a.q_type = queries->q_type;
     a.out_type = queries->out_type;
     a.scale = queries->scale * 1.4426950408889634f;
-    uncompressed = kv->n_layouts == 1 && !kv->layout[0].level.scored;
     warps = attend_warps(s->device, kv->head_dim);
     rc = launch_with(s, true, warps * ring_bytes(kv->head_dim, a.slots) + ENDED,
-                     uncompressed ? attend_with<true>(kv->head_dim, a.group)
-                                  : attend_with<false>(kv->head_dim, a.group),
+                     attend_with(mode, kv->head_dim, a.group),
                      dim3(s->device->blocks), warps * 32, a);
     if (rc != TR_KERNEL_OK || s->device->unfinished) {
         return rc;

@@ -78,6 +78,9 @@ typedef struct {
     uint32_t head; /* tr_kv_head: row of tables, counts and candidates */
     uint32_t row;  /* of q and out */
     uint32_t n;    /* position of the query */
+    /* where layers have a reach (all is uncompressed then) in place of the last
+     * two: uncompressed pages that are passed over, and how many tokens of what
+     * is left the query does not see */
     uint32_t base, window, window_from;
     uint32_t tokens[SEGMENTS];
     uint8_t layout[SEGMENTS];
@@ -91,6 +94,7 @@ static_assert(sizeof(decode_head_t) == 64, "16 words");
 /* Words of it. */
 #define WORD_HEAD 0
 #define WORD_ROW 1
+#define WORD_SKIPPED 4
 #define WORD_TOKENS 6
 #define WORD_LAYOUT 12
 #define WORD_FLAGS 13 /* from bit 16 on */
@@ -98,6 +102,7 @@ static_assert(sizeof(decode_head_t) == 64, "16 words");
 #define WORD_BEFORE 15
 
 static_assert(offsetof(decode_head_t, row) == 4 * WORD_ROW
+                  && offsetof(decode_head_t, window) == 4 * WORD_SKIPPED
                   && offsetof(decode_head_t, tokens) == 4 * WORD_TOKENS
                   && offsetof(decode_head_t, layout) == 4 * WORD_LAYOUT
                   && offsetof(decode_head_t, flags) == 4 * WORD_FLAGS + 2
@@ -223,6 +228,10 @@ int decode_reduce(const tr_cuda_stream_t *s, const decode_args_t *a,
 /* Blocks that settle a layer's candidates: one a head where there are few, else
  * of so many warps that have one each. */
 uint32_t decode_candidate_blocks(const decode_args_t *a, uint32_t warps);
+
+/* What is done of a layer: every segment; uncompressed pages without scores; of
+ * these what a layer's reach lets a query see. */
+typedef enum { DECODE_ALL, DECODE_UNCOMPRESSED, DECODE_REACH } decode_mode_t;
 
 /* Tiles of a segment. */
 static __host__ __device__ __forceinline__ uint32_t

@@ -132,15 +132,16 @@ change_units(state_t<D, Q> &s)
 struct unit_t {
     uint32_t head, segment, token, exist; /* tokens: the first, and how many */
     uint32_t tiles;
+    uint32_t unseen; /* of a layer with a reach: tokens below are not seen */
 };
 
 /* Which of the tokens of tile i of a unit exist. */
 static __device__ __forceinline__ uint32_t
 existing(const decode_args_t &a, uint32_t head, uint32_t segment,
-         uint32_t token, uint32_t exist)
+         uint32_t token, uint32_t exist, uint32_t unseen)
 {
     uint32_t lane = threadIdx.x % 32;
-    bool here = lane < exist;
+    bool here = lane < exist && token + lane >= unseen;
 
     if (segment == SEG_WINDOW && here) {
         const decode_head_t *h = a.work.head + head;
@@ -153,7 +154,7 @@ existing(const decode_args_t &a, uint32_t head, uint32_t segment,
 
 /* The unit in a slot.  y: logits in units of to_logit, then weights without the
  * value's scale. */
-template <int D, int Q, int KEY, int VALUE>
+template <int D, int Q, int KEY, int VALUE, bool REACH>
 static __device__ __forceinline__ void
 attend_unit(const decode_args_t &a, const query_t<D, Q, KEY> &query,
             const unit_t &u, uint32_t slot, bool traced, uint64_t stay,
@@ -206,14 +207,16 @@ attend_unit(const decode_args_t &a, const query_t<D, Q, KEY> &query,
             }
         }
     }
-    if (u.exist < U * tile_tokens(KEY) || u.segment == SEG_WINDOW) {
+    if (u.exist < U * tile_tokens(KEY) || u.segment == SEG_WINDOW
+        || (REACH && u.token < u.unseen)) {
 #pragma unroll
         for (int n = 0; n < U; n++) {
             uint32_t before = n * tile_tokens(KEY);
             uint32_t mask = existing(a, u.head, u.segment, u.token + before,
                                      u.exist > before ? min(u.exist - before,
                                                             tile_tokens(KEY))
-                                                      : 0);
+                                                      : 0,
+                                     REACH ? u.unseen : 0);
 
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {

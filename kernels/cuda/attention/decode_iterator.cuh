@@ -153,12 +153,14 @@ load_ids(const decode_args_t &a, cursor_t &c, uint32_t pages)
 {
     uint32_t i = c.page_index + threadIdx.x % 32;
     uint32_t head = of_lane(c.words, WORD_HEAD);
+    uint32_t skipped = a.kv.reach == NULL ? 0 : of_lane(c.words, WORD_SKIPPED);
 
     c.ids_from = c.page_index;
     c.ids = 0;
     if (i < c.page_index + pages) {
         c.ids = (uint32_t) __ldg(a.kv.tables + (size_t) head * a.kv.table_len
-                                 + decode_entry(a.kv, c.what & 15, i));
+                                 + decode_entry(a.kv, c.what & 15, i)
+                                 + skipped);
     }
 }
 

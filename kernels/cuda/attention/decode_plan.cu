@@ -208,6 +208,14 @@ describe(const plan_args_t &a, uint32_t layer, uint32_t i, decode_head_t &h)
     h.layout[SEG_WINDOW] = s.window_layout;
     h.tokens[SEG_UNCOMPRESSED] = n >= s.base ? n - s.base + 1 : 0;
     h.layout[SEG_UNCOMPRESSED] = 0;
+    if (a.kv.reach != NULL) { /* base is 0 */
+        uint32_t reach = a.kv.reach[layer], per = a.layouts.of[0].tokens;
+        uint32_t unseen = reach != 0 && n >= reach ? n - reach + 1 : 0;
+
+        h.window = unseen / per;
+        h.window_from = unseen % per;
+        h.tokens[SEG_UNCOMPRESSED] -= h.window * per;
+    }
 #pragma unroll
     for (uint32_t k = 0; k < SEGMENTS; k++) {
         const decode_layout_t &l = a.layouts.of[h.layout[k]];

@@ -85,6 +85,7 @@ typedef struct {
     uint32_t step; /* floats from a part's output to the next one's */
     uint32_t n;    /* parts; 0: the head has none */
     float *total;  /* for the scores */
+    float sink;    /* of the query head, in log2 units, where there are any */
 } parts_t;
 
 /* Query head `at` of the step, the lane's elements from `first` on: by what the
@@ -106,6 +107,11 @@ find_parts(const decode_args_t &a, uint32_t at, uint32_t first)
     j.outs = a.work.part_out + (size_t) place * j.step + k * D + first;
     j.to = s.row * a.ldo + s.kv_head * j.step + k * D + first;
     j.total = a.left.total + head * GROUP + k;
+    j.sink = -INFINITY;
+    if (a.kv.sinks != NULL && a.kv.sinks[a.layer] != NULL) {
+        j.sink = a.kv.sinks[a.layer][s.kv_head * a.group + k]
+                 * 1.4426950408889634f;
+    }
     return j;
 }
 
@@ -231,9 +237,12 @@ static __device__ __forceinline__ void
 store_reduced(const decode_args_t &a, const parts_t &j, const found_t &f,
               bool leads)
 {
-    store_out(a, j.to, f.x, __fdividef(1, f.weights));
+    /* beyond 2^126 the quotient is 0, as it should be nearly */
+    const float weights = f.weights + exp2_fast(j.sink - f.most);
+
+    store_out(a, j.to, f.x, __fdividef(1, weights));
     if (leads) { /* has the head's first element */
-        *j.total = f.most + __log2f(f.weights);
+        *j.total = f.most + __log2f(weights);
     }
 }
 

@@ -56,6 +56,27 @@ typedef struct {
     CUtensorMap key, value;
 } prompt_maps_t;
 
+/* As far back as any prompt goes. */
+#define REACH_ALL (1u << 30)
+
+/* How many positions a query of the layer sees, its own included. */
+static __device__ __forceinline__ uint32_t
+prompt_reach(const prompt_args_t &a)
+{
+    uint32_t reach = tr_kv_reach(&a.kv, a.layer);
+
+    return reach == 0 || reach > REACH_ALL ? REACH_ALL : reach;
+}
+
+/* The first key tile of N tokens that a tile of rows sees something of, in
+ * tokens. */
+template <int N>
+static __device__ __forceinline__ uint32_t
+prompt_from(const prompt_tile_t &t, uint32_t reach)
+{
+    return t.pos < reach ? 0 : (t.pos - reach + 1) / N * N;
+}
+
 /* Place in an image of row r, 16-byte chunk c of its dimensions, `columns`
  * times 64. */
 static __host__ __device__ __forceinline__ uint32_t

@@ -28,12 +28,16 @@ typedef struct {
     uint32_t last[2]; /* position of the last key seen */
 } attend_rows_t;
 
+/* Below any product: a row may see nothing of its first tiles, and then what is
+ * masked is less than its maximum. */
+#define NOTHING_SEEN (-0x1p40f)
+
 /* Products become weights relative to the rows' maxima; `fall` is what these
- * went down to relative to the new ones. */
-template <int N>
+ * went down to relative to the new ones.  SLIDES: a row sees `reach` keys. */
+template <int N, bool SLIDES>
 static __device__ __forceinline__ void
 attend_weigh(float (&s)[N / 2], attend_rows_t &rows, float (&fall)[2],
-             bool masked, uint32_t first)
+             bool masked, uint32_t first, uint32_t reach)
 {
     float reference[2];
     bool far = false;
@@ -42,8 +46,11 @@ attend_weigh(float (&s)[N / 2], attend_rows_t &rows, float (&fall)[2],
         first += threadIdx.x % 4 * 2;
 #pragma unroll
         for (int i = 0; i < N / 2; i++) {
-            s[i] = first + i / 4 * 8 + i % 2 > rows.last[i / 2 % 2] ? -INFINITY
-                                                                    : s[i];
+            uint32_t key = first + i / 4 * 8 + i % 2;
+            uint32_t last = rows.last[i / 2 % 2];
+
+            s[i] = key > last || (SLIDES && key + reach <= last) ? -INFINITY
+                                                                 : s[i];
         }
     }
 #pragma unroll
@@ -141,7 +148,19 @@ store_two(void *out, size_t at, float x, float y)
     }
 }
 
-template <int D>
+/* What a query head's sink adds to the sum of a row's weights. */
+static __device__ __forceinline__ float
+attend_sink(const prompt_args_t &a, uint32_t head, const attend_rows_t &rows,
+            int r)
+{
+    const float *sinks = a.kv.sinks == NULL ? NULL : a.kv.sinks[a.layer];
+
+    return sinks == NULL ? 0
+                         : exp2_fast(sinks[head] * 1.44269504f
+                                     - rows.max[r] * rows.factor[r]);
+}
+
+template <int D, bool SLIDES>
 static __device__ __forceinline__ void
 attend_store(const prompt_args_t &a, const prompt_tile_t &t, uint32_t half,
              uint32_t head, const float (&o)[D / 2], const attend_rows_t &rows)
@@ -158,6 +177,9 @@ attend_store(const prompt_args_t &a, const prompt_tile_t &t, uint32_t half,
 
         sum += __shfl_xor_sync(TR_ALL_LANES, sum, 1);
         sum += __shfl_xor_sync(TR_ALL_LANES, sum, 2);
+        if (SLIDES) {
+            sum += attend_sink(a, head, rows, r);
+        }
         if (row >= t.rows) {
             continue;
         }
@@ -182,6 +204,7 @@ attend_store(const prompt_args_t &a, const prompt_tile_t &t, uint32_t half,
     }
 }
 
+template <bool SLIDES>
 static __device__ __forceinline__ attend_rows_t
 attend_rows(const prompt_args_t &a, const prompt_tile_t &t, uint32_t half,
             uint32_t head)
@@ -195,7 +218,7 @@ attend_rows(const prompt_args_t &a, const prompt_tile_t &t, uint32_t half,
         uint32_t place = 16 * warp + 8 * r + lane / 4;
         uint32_t row = group * HALF + image_query(place);
 
-        rows.max[r] = -INFINITY;
+        rows.max[r] = SLIDES ? NOTHING_SEEN : -INFINITY;
         rows.sum[r] = 0;
         rows.factor[r] = image_info(a, half + group, head)[place].factor;
         rows.last[r] = t.pos + (row < t.rows ? row : t.rows - 1);
@@ -222,16 +245,27 @@ turn_pass(uint32_t group)
     }
 }
 
-template <int D, int N, int STAGES, class E, bool BOXES, bool ALTERNATE>
+/* Do rows from `lowest` on see a part only of the N keys from `first` on? */
+template <int N, bool SLIDES>
+static __device__ __forceinline__ bool
+attend_masked(uint32_t first, uint32_t lowest, uint32_t reach)
+{
+    return first + N - 1 > lowest || (SLIDES && first + reach < lowest + HALF);
+}
+
+template <int D, int N, int STAGES, class E, bool BOXES, bool ALTERNATE,
+          bool SLIDES>
 static __device__ __forceinline__ void
 attend_compute(const prompt_args_t &a, const attend_smem_t<D, N, STAGES> &smem,
                const prompt_tile_t &t, uint32_t half, uint32_t head)
 {
     const uint32_t TILE = attend_smem_t<D, N, STAGES>::TILE;
+    const uint32_t reach = SLIDES ? prompt_reach(a) : 0;
+    const uint32_t from = SLIDES ? prompt_from<N>(t, reach) : 0;
     uint32_t group = threadIdx.x / GROUP - 1, keys = t.pos + t.rows;
-    uint32_t tiles = (keys + N - 1) / N, lowest = t.pos + group * HALF;
+    uint32_t tiles = (keys - from + N - 1) / N, lowest = t.pos + group * HALF;
     uint32_t q = smem.q + group * attend_smem_t<D, N, STAGES>::IMAGE, last, n;
-    attend_rows_t rows = attend_rows(a, t, half, head);
+    attend_rows_t rows = attend_rows<SLIDES>(a, t, half, head);
     float o[D / 2], s[N / 2], fall[2];
     uint32_t p[N / 16][4];
 
@@ -252,7 +286,9 @@ attend_compute(const prompt_args_t &a, const attend_smem_t<D, N, STAGES> &smem,
     E::template wait<0>();
     wgmma_touch(s);
     ring_release(smem.key_empty);
-    attend_weigh<N>(s, rows, fall, N - 1 > lowest, 0);
+    attend_weigh<N, SLIDES>(s, rows, fall,
+                            attend_masked<N, SLIDES>(from, lowest, reach), from,
+                            reach);
     attend_pack<N>(p, s);
     for (uint32_t i = 1; i < tiles; i++) {
         uint32_t v = ring_stage<STAGES>(i - 1);
@@ -273,7 +309,10 @@ attend_compute(const prompt_args_t &a, const attend_smem_t<D, N, STAGES> &smem,
         E::template wait<1>();
         wgmma_touch(s);
         ring_release(smem.key_empty + 8 * n);
-        attend_weigh<N>(s, rows, fall, i * N + N - 1 > lowest, i * N);
+        attend_weigh<N, SLIDES>(s, rows, fall,
+                                attend_masked<N, SLIDES>(from + i * N, lowest,
+                                                         reach),
+                                from + i * N, reach);
         E::template wait<0>();
         wgmma_touch(o);
         ring_release(smem.value_empty + 8 * v);
@@ -294,10 +333,11 @@ attend_compute(const prompt_args_t &a, const attend_smem_t<D, N, STAGES> &smem,
     E::end();
     E::template wait<0>();
     wgmma_touch(o);
-    attend_store<D>(a, t, half, head, o, rows);
+    attend_store<D, SLIDES>(a, t, half, head, o, rows);
 }
 
-template <int D, int N, int STAGES, class E, bool BOXES, bool ALTERNATE>
+template <int D, int N, int STAGES, class E, bool BOXES, bool ALTERNATE,
+          bool SLIDES>
 static __global__ void __launch_bounds__(THREADS, 1)
     attend_kernel(const __grid_constant__ prompt_args_t a,
                   const __grid_constant__ prompt_maps_t maps)
@@ -327,11 +367,13 @@ static __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     if (threadIdx.x < FEED) {
         registers_less<40>();
-        attend_fetch<D, N, STAGES, BOXES>(a, maps, smem, t, pages, 2 * i, head);
+        attend_fetch<D, N, STAGES, BOXES>(
+            a, maps, smem, t, pages,
+            SLIDES ? prompt_from<N>(t, prompt_reach(a)) : 0, 2 * i, head);
     } else {
         registers_more<232>();
-        attend_compute<D, N, STAGES, E, BOXES, ALTERNATE>(a, smem, t, 2 * i,
-                                                          head);
+        attend_compute<D, N, STAGES, E, BOXES, ALTERNATE, SLIDES>(a, smem, t,
+                                                                  2 * i, head);
     }
 }
 
@@ -342,7 +384,9 @@ static int
 launch(cudaStream_t stream, const prompt_args_t *a, const prompt_maps_t *maps,
        uint32_t tiles)
 {
-    auto kernel = attend_kernel<D, N, STAGES, E, BOXES, ALTERNATE>;
+    auto kernel = a->kv.reach == NULL && a->kv.sinks == NULL
+                      ? attend_kernel<D, N, STAGES, E, BOXES, ALTERNATE, false>
+                      : attend_kernel<D, N, STAGES, E, BOXES, ALTERNATE, true>;
     uint32_t bytes = attend_smem_t<D, N, STAGES>::BYTES;
 
     cudaFuncSetAttribute((const void *) kernel,

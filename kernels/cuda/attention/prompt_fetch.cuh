@@ -39,19 +39,20 @@ template <int D, int N, int STAGES> struct attend_smem_t {
 template <int D, int N, int S>
 static __device__ __forceinline__ void
 fetch_boxes(const prompt_args_t &a, const CUtensorMap *map,
-            const int32_t *pages, uint32_t keys, uint32_t at, uint32_t full,
-            uint32_t empty)
+            const int32_t *pages, uint32_t from, uint32_t keys, uint32_t at,
+            uint32_t full, uint32_t empty)
 {
-    uint32_t lane = threadIdx.x % 32, token = lane * a.box, page, stage = 0;
+    uint32_t lane = threadIdx.x % 32, token = from + lane * a.box, page;
+    uint32_t stage = 0;
     uint32_t phase = 1;
-    bool mine = token < N;
+    bool mine = lane * a.box < N;
     int32_t id = 0;
 
     page = token / a.page_tokens;
     if (mine && token < keys) {
         id = __ldg(pages + page);
     }
-    for (uint32_t first = 0; first < keys; first += N) {
+    for (uint32_t first = from; first < keys; first += N) {
         uint32_t left = keys - first < N ? keys - first : N;
         uint32_t boxes = (left + a.box - 1) / a.box;
         uint32_t group = (token - page * a.page_tokens) / 8;
@@ -103,7 +104,7 @@ template <int D, int N, int S, bool BOXES>
 static __device__ __forceinline__ void
 attend_fetch(const prompt_args_t &a, const prompt_maps_t &maps,
              const attend_smem_t<D, N, S> &s, const prompt_tile_t &t,
-             const int32_t *pages, uint32_t half, uint32_t head)
+             const int32_t *pages, uint32_t from, uint32_t half, uint32_t head)
 {
     typedef attend_smem_t<D, N, S> smem;
     uint32_t keys = t.pos + t.rows, i = 0, warp = threadIdx.x / 32;
@@ -118,10 +119,10 @@ attend_fetch(const prompt_args_t &a, const prompt_maps_t &maps,
         }
         __syncwarp();
         if (warp == 0) {
-            fetch_boxes<D, N, S>(a, &maps.key, pages, keys, s.key, s.key_full,
-                                 s.key_empty);
+            fetch_boxes<D, N, S>(a, &maps.key, pages, from, keys, s.key,
+                                 s.key_full, s.key_empty);
         } else if (warp == 1) {
-            fetch_boxes<D, N, S>(a, &maps.value, pages, keys, s.value,
+            fetch_boxes<D, N, S>(a, &maps.value, pages, from, keys, s.value,
                                  s.value_full, s.value_empty);
         }
         return;
@@ -131,7 +132,7 @@ attend_fetch(const prompt_args_t &a, const prompt_maps_t &maps,
         copy16(s.q + smem::IMAGE + j, image_at(a, half + 1, head) + j, 16);
     }
     /* the first keys' barrier waits for these copies, too */
-    for (uint32_t first = 0; first < keys; first += N, i++) {
+    for (uint32_t first = from; first < keys; first += N, i++) {
         uint32_t n = ring_stage<S>(i), free = ring_phase<S>(i) ^ 1;
 
         bar_wait(s.key_empty + 8 * n, free);

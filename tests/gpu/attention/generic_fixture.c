@@ -137,6 +137,10 @@ choose_sequence(case_t *c, uint32_t s)
         q->read_layer = random_below(2);
         q->read_pages = 1 + random_below(5);
     }
+    if (c->slides) {
+        q->scored = false;
+        q->read_pages = 0;
+    }
     b->uncompressed[s] = uncompressed;
 }
 
@@ -253,6 +257,46 @@ make_rows(case_t *c)
     send_as(c);
 }
 
+/* What layers see, and sinks of some of them; of a third of the cases each. */
+static void
+choose_reach(case_t *c)
+{
+    fixture_t *b = &c->fixture;
+    uint32_t layers = b->host.layers;
+    size_t numbers = (size_t) layers * c->heads;
+    float *sinks = malloc(numbers * sizeof(*sinks));
+    const float **there = malloc(layers * sizeof(*there));
+
+    c->reach = malloc(layers * sizeof(*c->reach));
+    c->sinks = malloc(layers * sizeof(*c->sinks));
+    c->there[0] = fixture_room(layers * sizeof(*c->reach));
+    c->there[1] = fixture_room(layers * sizeof(*there));
+    c->there[2] = fixture_room(numbers * sizeof(*sinks));
+    for (size_t i = 0; i < numbers; i++) {
+        sinks[i] = (float) (random_normal() * 3);
+    }
+    for (uint32_t l = 0; l < layers; l++) {
+        bool has = random_below(3) > 0;
+
+        c->reach[l] = random_below(4) ? 1 + random_below(60) : 0;
+        c->sinks[l] = has ? sinks + (size_t) l * c->heads : NULL;
+        there[l] = has ? (float *) c->there[2] + (size_t) l * c->heads : NULL;
+    }
+    fixture_put(c->there[0], c->reach, layers * sizeof(*c->reach));
+    fixture_put(c->there[1], there, layers * sizeof(*there));
+    fixture_put(c->there[2], sinks, numbers * sizeof(*sinks));
+    if (c->slides) {
+        b->host.reach = c->reach;
+        b->other.reach = c->there[0];
+    }
+    if (random_below(3) == 0) {
+        b->host.sinks = c->sinks;
+        b->other.sinks = c->there[1];
+    }
+    c->sink_numbers = sinks;
+    free(there);
+}
+
 void
 case_open(case_t *c, const fixture_side_t *side)
 {
@@ -270,6 +314,8 @@ case_open(case_t *c, const fixture_side_t *side)
     c->ldq += random_below(2) * 8;
     c->ldo += random_below(2) * 8;
     c->scale = (float) (1 / sqrt(b->host.head_dim));
+    c->slides = b->plan.n == 1 && random_below(3) > 0;
+    choose_reach(c);
     c->q = calloc(ROWS_MAX * c->ldq, 4);
     c->typed = calloc(ROWS_MAX * c->ldq, 4);
     for (uint32_t s = 0; s < FIXTURE_SLOTS; s++) {
@@ -305,5 +351,11 @@ case_close(case_t *c)
     free(c->typed);
     free(c->before);
     free(c->candidate);
+    free(c->reach);
+    free(c->sinks);
+    free(c->sink_numbers);
+    for (size_t i = 0; i < 3; i++) {
+        fixture_room_free(c->there[i]);
+    }
     fixture_close(&c->fixture);
 }

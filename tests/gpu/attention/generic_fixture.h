@@ -24,6 +24,11 @@ typedef struct {
     void *typed;     /* q as it is sent */
     uint8_t *before; /* the pool */
     tr_kv_candidate_t *candidate;
+    bool slides;     /* layers see a part of what is uncompressed, as all is */
+    uint32_t *reach; /* [layers] */
+    const float **sinks; /* [layers] of [heads] */
+    float *sink_numbers;
+    void *there[3]; /* the same, and the sinks' numbers, there */
 } case_t;
 
 /* Sequences of all kinds: uncompressed, tiers with and without a window, all

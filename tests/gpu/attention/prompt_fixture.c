@@ -104,6 +104,8 @@ make_rows(case_t *c)
     c->kv_heads = 1 + random_below(2);
     c->group = 1 + random_below(8);
     c->layer = random_below(layers);
+    c->reach = random_below(3) ? 0
+                               : 1 + random_below(random_below(2) ? 40 : 400);
     c->slot = room(seqs * 4);
     c->seq_row = room((seqs + 1) * 4);
     c->pos = room(SEQS_MAX * LEN_MAX * 4);
@@ -135,7 +137,7 @@ make_rows(case_t *c)
         }
         q = &c->seq[seqs - s];
         memset(q, 0, sizeof(*q));
-        q->scored = random_below(5) != 0;
+        q->scored = c->reach == 0 && random_below(5) != 0;
         q->base = random_below(10) == 0 ? first / 2 : 0;
         q->recent_from = random_below(3) == 0   ? 0
                          : random_below(2) == 0 ? random_below(len)
@@ -251,6 +253,32 @@ make_queries(case_t *c, double size, double scale)
     c->out = room(c->out_bytes);
 }
 
+/* What the layer sees, and its sinks; of other layers nothing is known. */
+static void
+make_slide(case_t *c)
+{
+    uint32_t layers = c->host.layers, reach[2] = { ~0u, ~0u };
+    uint32_t heads = c->queries.heads;
+    void *sinks[2] = { NULL, NULL }, **d = c->device_mem;
+
+    d[10] = d[11] = d[12] = NULL;
+    if (c->reach != 0) {
+        reach[c->layer] = c->reach;
+        d[10] = to_device(reach, layers * 4);
+        c->device.reach = d[10];
+    }
+    if (random_below(3) == 0) {
+        c->sinks = room(heads * 4);
+        for (uint32_t h = 0; h < heads; h++) {
+            c->sinks[h] = (float) (random_normal() * 3);
+        }
+        d[11] = to_device(c->sinks, heads * 4);
+        sinks[c->layer] = d[11];
+        d[12] = to_device(sinks, layers * sizeof(*sinks));
+        c->device.sinks = d[12];
+    }
+}
+
 static void
 make_device(case_t *c)
 {
@@ -280,6 +308,7 @@ make_device(case_t *c)
     c->device.pool = d[0];
     c->device.tables = d[1];
     c->device.seq = d[2];
+    make_slide(c);
     c->device_rows = (tr_rows_t){ c->rows.n_rows, seqs, d[3], d[4], d[5] };
     c->queries.q = d[6];
     c->queries.out = d[7];
@@ -329,12 +358,14 @@ want_close(want_t *w)
 
 /* One row of one head: weights, output. */
 static void
-want_head(const case_t *c, want_t *w, const double *q, uint32_t keys, double *p,
-          double *out, double *norm, double *span)
+want_head(const case_t *c, want_t *w, uint32_t head, const double *q,
+          uint32_t keys, double *p, double *out, double *norm, double *span)
 {
-    double most = -INFINITY, sum = 0;
+    uint32_t from = c->reach != 0 && keys > c->reach ? keys - c->reach : 0;
+    double most = c->sinks == NULL ? -INFINITY : c->sinks[head], sum = 0;
 
-    for (uint32_t k = 0; k < keys; k++) {
+    memset(p, 0, from * 8);
+    for (uint32_t k = from; k < keys; k++) {
         double x = 0, y = 0;
 
         for (uint32_t d = 0; d < c->dim; d++) {
@@ -347,12 +378,13 @@ want_head(const case_t *c, want_t *w, const double *q, uint32_t keys, double *p,
         most = fmax(most, p[k]);
         *span = fmax(*span, y * c->queries.scale);
     }
-    for (uint32_t k = 0; k < keys; k++) {
+    sum = c->sinks == NULL ? 0 : exp(c->sinks[head] - most);
+    for (uint32_t k = from; k < keys; k++) {
         sum += p[k] = exp(p[k] - most);
     }
     memset(out, 0, c->dim * 8);
     *norm = 0;
-    for (uint32_t k = 0; k < keys; k++) {
+    for (uint32_t k = from; k < keys; k++) {
         double around = 0;
 
         p[k] /= sum;
@@ -381,7 +413,7 @@ want_tier(const case_t *c, uint32_t s, uint32_t kv_head, want_t *w)
         for (uint32_t h = 0; h < c->group; h++) {
             size_t at = (size_t) i * c->group + h;
 
-            want_head(c, w,
+            want_head(c, w, kv_head * c->group + h,
                       c->q + (first + i) * c->queries.ldq
                           + (kv_head * c->group + h) * c->dim,
                       keys, w->p + h * keys, w->out + at * c->dim, w->norm + at,
@@ -429,13 +461,14 @@ case_open(case_t *c)
 void
 case_close(case_t *c)
 {
-    for (uint32_t i = 0; i < 10; i++) {
+    for (uint32_t i = 0; i < 13; i++) {
         cudaFree(c->device_mem[i]);
     }
     for (uint32_t i = 0; i < c->rows.n_seqs * c->kv_heads; i++) {
         want_close(&c->want[i]);
     }
     free(c->want);
+    free(c->sinks);
     free(c->pos);
     free(c->seq_row);
     free(c->slot);

@@ -39,7 +39,10 @@ typedef struct {
     float *out;
     size_t out_bytes;
     double out_error, score_error;
-    void *device_mem[10];
+    void *device_mem[13];
+    /* of the layer; reach 0: all, sinks NULL: none */
+    uint32_t reach;
+    float *sinks; /* [heads] */
 } case_t;
 
 /* With all that is on the device, too; exits when CUDA says no. */

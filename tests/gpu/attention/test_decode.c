@@ -69,6 +69,13 @@ choose_shape(cache_shape_t *w, uint32_t round)
         }
         w->uncompressed_scored = false;
     }
+    if (random_below(3) == 0) { /* sliding windows, which only these have */
+        w->n_levels = 0;
+        w->uncompressed_scored = false;
+        w->reach = true;
+        w->max_window = 0;
+    }
+    w->sinks = random_below(3) == 0;
 }
 
 /* All layers, with a plan, or with the one that is there. */
@@ -187,8 +194,8 @@ one_round(const tr_device_props_t *device, cudaStream_t stream, uint32_t round,
             printf(" %u/%u", shape.level[i].key_bits,
                    shape.level[i].value_bits);
         }
-        printf(", wild %d, blocks %u, dependent %d\n", shape.wild, d.blocks,
-               d.dependent);
+        printf(", wild %d, reach %d, sinks %d, blocks %u, dependent %d\n",
+               shape.wild, shape.reach, shape.sinks, d.blocks, d.dependent);
     }
     cuda_ok(cudaFree(work), "free");
     cache_free(&c);

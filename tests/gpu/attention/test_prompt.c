@@ -263,9 +263,10 @@ main(int argc, char **argv)
             }
             if (!try_path(&c, (tr_prompt_path_t) w)) {
                 printf("FAILED: test_prompt 1 %llu %u (%s; head size %u, group "
-                       "%u, pages of %u)\n",
+                       "%u, pages of %u, reach %u, sinks %d)\n",
                        (unsigned long long) (seed + i), w, path_name[w], c.dim,
-                       c.group, c.plan.layout->tokens);
+                       c.group, c.plan.layout->tokens, c.reach,
+                       c.sinks != NULL);
                 failed[w]++;
                 all++;
             }
