@@ -129,9 +129,9 @@ $(CUDA_PROMPT): $B/cuda/%: $B/cuda/obj/%.o $B/cuda/obj/prompt_fixture.o \
 
 # The rest of the model, and sampling.
 CUDA_MODEL := $B/cuda/test_model $B/cuda/test_sample $B/cuda/test_small_gemm \
-              $B/cuda/bench_model
+              $B/cuda/test_experts $B/cuda/bench_model
 CUDA_ARRAYS := $(patsubst %,$B/cuda/obj/%.o,arrays model_reference \
-    sample_reference)
+    sample_reference experts_reference)
 cuda: $(CUDA_MODEL)
 
 $(CUDA_MODEL): $B/cuda/%: $B/cuda/obj/%.o $(CUDA_ARRAYS) $(CUDA_GPU) \

@@ -23,7 +23,8 @@ SIMT_XFLAGS  := $(addprefix -Xcompiler=,-include,tests/simt/device.h \
     -ffp-contract=off \
     -fno-extern-tls-init -Wno-psabi)
 
-SIMT_TESTS_90 := decode small_gemm prompt store generic model sample manager
+SIMT_TESTS_90 := decode small_gemm prompt store generic model experts sample \
+                 manager
 SIMT_TESTS_80 := decode prompt
 
 # $(1): the code.  kernel<<<..>>>(..) is no C++.  What stands beside a .cu file is
@@ -58,6 +59,7 @@ $(foreach c,$(SIMT_CODES),$(eval $(call simt_code,$(c))))
 SIMT_WITH_decode  := $(CUDA_GPU)
 SIMT_WITH_small_gemm := $(CUDA_ARRAYS) $(CUDA_GPU)
 SIMT_WITH_model   := $(CUDA_ARRAYS) $(CUDA_GPU)
+SIMT_WITH_experts := $(CUDA_ARRAYS) $(CUDA_GPU)
 SIMT_WITH_sample  := $(CUDA_ARRAYS) $(CUDA_GPU)
 SIMT_WITH_prompt  := $B/cuda/obj/prompt_fixture.o $(CUDA_GPU)
 SIMT_WITH_store   := $(CUDA_STORE) $(CUDA_GPU) $(CUDA_CPU)

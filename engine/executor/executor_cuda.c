@@ -77,6 +77,7 @@ open_model(tr_executor_cuda_t *x, const tr_config_t *config, tr_error_t *err)
         .dummy_seed = config->dummy_seed,
         .equalise = config->kv_equalise,
         .rotate = tr_rotate_bits(config->kv_rotate),
+        .slides = tr_executor_slides(config),
         .cuda = x->cuda,
         .stream = &x->stream,
     };

@@ -14,11 +14,13 @@
  *                  streams but later, as a device does; for end-to-end tests
  *
  * Every entry is declared and described here, by subject, as the function
- * tr_cuda_<entry>; those of the manager of pages are in device_manager.h.
+ * tr_cuda_<entry>; those of the manager of pages are in device_manager.h, those of
+ * experts in device_experts.h.
  *
  *   device and memory    open, info, memory, streams, copies, events, graphs
  *   matrix products      matmul (cuBLASLt), small_gemm
  *   layers               embedding, norms, RoPE, activation, conversions
+ *   experts              who goes to whom, grouped products, their sum
  *   attention            decode, prompt, and the fallback for everything else
  *   KV cache             append, moves, compress, swap
  *   sampling             logits to tokens
@@ -26,7 +28,8 @@
  * Launchers take a stream, check what they can see from the host, return
  * TR_KERNEL_OK, TR_KERNEL_BADARG or TR_CUDA_FAILED (tr_cuda_reason says why),
  * and neither allocate nor synchronise; they can be captured into a CUDA graph.
- * Arrays are device memory unless said otherwise, and borrowed until the launch
+ * Arrays are device memory unless said otherwise (of a view: reach and sinks,
+ * too, and what sinks point to), and borrowed until the launch
  * has run; a view's layouts are read on the host during the call.  Functions
  * said to be "host" may wait for the device: they belong to opening and
  * closing, never to a step.
@@ -35,6 +38,7 @@
 #define TR_CUDA_DEVICE_H
 
 #include "kernels/act.h"
+#include "kernels/cuda/device_experts.h"
 #include "kernels/cuda/device_manager.h"
 #include "kernels/cuda/launch_types.h"
 
@@ -452,7 +456,9 @@ typedef struct {
     float scale;
 } tr_cuda_queries_t;
 
-/* tr_kernels_t.attention for sequences of one row, as far as `out` goes. Head
+/* tr_kernels_t.attention for sequences of one row, as far as `out` goes, with
+ * sinks, and with a reach where uncompressed pages without scores are the only
+ * layout. Head
  * sizes 64 and 128, up to 8 query heads a KV head, levels with one metadata
  * group by token (all bits), positions of one width; anything else is
  * TR_KERNEL_BADARG.  All pages are read (read_pages is not looked at).  Queries
@@ -524,7 +530,7 @@ typedef struct {
  * about 2 * head_dim + 8 for each row and query head. */
 size_t tr_cuda_prompt_work(const tr_cuda_prompt_size_t *size);
 
-/* out, and the scores of scored sequences.  Head sizes 64 and 128, up to 8
+/* out, and the scores of scored sequences; none of layers with a reach.  Head sizes 64 and 128, up to 8
  * query heads a KV head, a positive scale; anything else is TR_KERNEL_BADARG.
  * Sequences with seq_slot < 0, with one row, or with base > 0 are left out:
  * their outputs and scores are not touched.  Queries are rounded to FP16,
@@ -724,7 +730,7 @@ size_t tr_cuda_sample_work(const tr_device_props_t *d, uint32_t rows,
 /* ---- the table ----------------------------------------------------------- */
 
 /* Changes with the order or the signature of any entry. */
-#define TR_DEVICE_VERSION 11u
+#define TR_DEVICE_VERSION 12u
 
 /* All entries, in the order of the table. */
 /* clang-format off */
@@ -741,6 +747,7 @@ size_t tr_cuda_sample_work(const tr_device_props_t *d, uint32_t rows,
     F(embed) F(rope_angles) F(norm) F(row_norm) F(act_mul) F(scale_cap)    \
     F(fill_random)                                                         \
     F(convert) F(select) F(sample) F(sample_work)                          \
+    F(route) F(order) F(experts) F(sum_experts)                            \
     F(decode_work) F(decode_plan) F(decode) F(decode_score)                \
     F(attention_work) F(attention)                                         \
     F(prompt_work) F(prompt)                                               \

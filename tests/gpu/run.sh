@@ -71,7 +71,7 @@ sanitize() { # TOOL NAME ARGUMENTS..
 say "## $(date -u +%Y-%m-%d), $(git -C "$here" rev-parse --short=12 HEAD 2>/dev/null || echo "commit ${COMMIT:-unknown}"): $parts"
 if wanted check; then
     check "runtime" "$bin/test_runtime" "$lib" "${RUNTIME_ROUNDS:-60}"
-    for name in decode store generic model sample small_gemm; do
+    for name in decode store generic model experts sample small_gemm; do
         check "$name" "$bin/test_$name" "${ROUNDS:-200}"
     done
     check "manager" "$bin/test_manager" "${MANAGER_ROUNDS:-40}"
@@ -82,7 +82,7 @@ if wanted sanitize && ! command -v compute-sanitizer >/dev/null; then
     say "left out: compute-sanitizer was not found"
 elif wanted sanitize; then
     for tool in memcheck racecheck initcheck synccheck; do
-        for name in decode store generic model sample; do
+        for name in decode store generic model experts sample; do
             sanitize "$tool" $name "${SANITIZER_ROUNDS:-12}"
         done
         [ "$tool" != memcheck ] || sanitize "$tool" runtime "$lib" 3 calm

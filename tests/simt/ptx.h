@@ -75,6 +75,28 @@ mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 }
 
 static inline void
+simt_bf16_floats(float *to, uint32_t pair)
+{
+    const uint32_t bits[2] = { pair << 16, pair & 0xffff0000u };
+
+    memcpy(to, bits, sizeof(bits));
+}
+
+static inline void
+mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    simt_halves_t h;
+
+    simt_bf16_floats(h.a[0], a[0]);
+    simt_bf16_floats(h.a[1], a[1]);
+    simt_bf16_floats(h.a[0] + 2, a[2]);
+    simt_bf16_floats(h.a[1] + 2, a[3]);
+    simt_bf16_floats(h.b, b0);
+    simt_bf16_floats(h.b + 2, b1);
+    simt_mma<16>(c, h);
+}
+
+static inline void
 mma_short(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t b)
 {
     simt_halves_t h;

@@ -32,6 +32,7 @@ try 90/test_store 12
 try 90/test_generic 10
 try 90/test_manager 10
 try 90/test_model 40
+try 90/test_experts 20
 try 90/test_sample 15
 echo "1..$n"
 exit $failed

@@ -73,6 +73,13 @@ size_attention(tr_model_cuda_t *m, const tr_model_cuda_limits_t *limits)
     m->generic_size.max_seqs = seqs;
 }
 
+/* Of a dense MLP, or of the expert that all rows go to. */
+static uint32_t
+widest_mlp(const tr_recipe_t *r)
+{
+    return r->intermediate > r->moe.shared ? r->intermediate : r->moe.shared;
+}
+
 /* Lays out the workspace; with base NULL only counts. */
 static size_t
 layout(tr_model_cuda_t *m, uint8_t *base)
@@ -91,8 +98,8 @@ layout(tr_model_cuda_t *m, uint8_t *base)
     m->ld_hidden = tr_pad(c->hidden, 8);
     m->ld_qkv = tr_pad(tr_part_shape(c, TR_PART_QKV, 0).rows, 8);
     m->ld_attn = tr_pad(q, 8);
-    m->ld_gate_up = tr_pad(2 * (size_t) c->intermediate, 8);
-    m->ld_mlp = tr_pad(c->intermediate, 8);
+    m->ld_gate_up = tr_pad(2 * (size_t) widest_mlp(c), 8);
+    m->ld_mlp = tr_pad(widest_mlp(c), 8);
     m->ld_logits = tr_pad(c->vocab, 8);
     TAKE(hidden, rows * m->ld_hidden * 4);
     for (uint32_t i = 0; i <= TR_CUDA_ANGLES_NONE; i++) {
@@ -113,6 +120,23 @@ layout(tr_model_cuda_t *m, uint8_t *base)
     TAKE(delta, rows * m->ld_hidden * 2);
     TAKE(gate_up, rows * m->ld_gate_up * 2);
     TAKE(mlp, rows * m->ld_mlp * 2);
+    if (c->moe.route.experts != 0) {
+        size_t places = (size_t) m->max_rows * c->moe.route.top_k;
+
+        m->experts.ld_logits = tr_pad(c->moe.route.experts, 8);
+        m->experts.ld_gate_up = tr_pad(2 * (size_t) c->moe.width, 8);
+        m->experts.ld_mlp = tr_pad(c->moe.width, 8);
+        TAKE(experts.logits, rows * m->experts.ld_logits * 4);
+        TAKE(experts.expert, places * 4);
+        TAKE(experts.place, places * 4);
+        TAKE(experts.weight, places * 4);
+        TAKE(experts.first, (c->moe.route.experts + (size_t) 1) * 4);
+        TAKE(experts.row, places * 4);
+        TAKE(experts.gate_up, places * m->experts.ld_gate_up * 2);
+        TAKE(experts.mlp, places * m->experts.ld_mlp * 2);
+        TAKE(experts.output, places * m->ld_hidden * 2);
+        TAKE(experts.shared, rows * m->ld_hidden * 2);
+    }
     TAKE(logits, logit_rows * m->ld_logits * 4);
     TAKE(history.token, (size_t) m->slots * m->max_len * sizeof(int32_t));
     m->history.len = m->max_len;
@@ -147,19 +171,23 @@ tr_model_cuda_no_memory(const tr_model_cuda_t *m, const char *what,
 
 /* ---- products ----------------------------------------------------------- */
 
-/* Chooses algorithms of a part's products: y = x w^T, w that of any layer. */
+/* Chooses algorithms of a part's products: y = x w^T, w that of any layer; of one
+ * that no layer has there are none. */
 static int
 choose_part(tr_model_cuda_t *m, tr_part_t part, const void *x, size_t ldx,
             void *y, size_t ldy, bool timed)
 {
     const void *w[TIMED_LAYERS];
-    uint32_t n = m->config.recipe.layers < TIMED_LAYERS
-                     ? m->config.recipe.layers
-                     : TIMED_LAYERS;
+    uint32_t n = 0;
     tr_cuda_product_t p;
 
-    for (uint32_t l = 0; l < n; l++) {
-        w[l] = m->layers[l].part[part];
+    for (uint32_t l = 0; l < m->config.recipe.layers && n < TIMED_LAYERS; l++) {
+        if (m->layers[l].part[part] != NULL) {
+            w[n++] = m->layers[l].part[part];
+        }
+    }
+    if (n == 0) {
+        return 0;
     }
     p = tr_model_cuda_product(m, part, w[0], x, ldx, m->max_rows, y, ldy);
     return m->cuda->matmul_choose(m->products, m->stream, &p, w, timed ? n : 0);
@@ -193,6 +221,12 @@ choose(tr_model_cuda_t *m, bool timed, tr_error_t *err)
         { TR_PART_O, m->attn, m->ld_attn, m->delta, m->ld_hidden },
         { TR_PART_GATE_UP, m->normed, m->ld_hidden, m->gate_up, m->ld_gate_up },
         { TR_PART_DOWN, m->mlp, m->ld_mlp, m->delta, m->ld_hidden },
+        { TR_PART_ROUTER, m->normed, m->ld_hidden, m->experts.logits,
+          m->experts.ld_logits },
+        { TR_PART_SHARED_GATE_UP, m->normed, m->ld_hidden, m->gate_up,
+          m->ld_gate_up },
+        { TR_PART_SHARED_DOWN, m->mlp, m->ld_mlp, m->experts.shared,
+          m->ld_hidden },
     };
     int rc = cuda->matmul_open(m->stream->device, m->max_rows, &m->products);
 
@@ -293,6 +327,12 @@ check_shape(const tr_recipe_t *c, tr_error_t *err)
                             "%u: expected multiples of 8",
                             c->hidden, c->intermediate);
     }
+    if (c->moe.width % 8 != 0 || c->moe.shared % 8 != 0) {
+        return tr_error_set(err, TR_ERR_UNSUPPORTED, "model",
+                            "backend cuda: experts of %u, a shared one of %u: "
+                            "expected multiples of 8",
+                            c->moe.width, c->moe.shared);
+    }
     return TR_OK;
 }
 
@@ -301,7 +341,8 @@ tr_model_cuda_check(const tr_recipe_t *r, uint32_t rotate, tr_error_t *err)
 {
     static const tr_recipe_support_t support = {
         .name = "cuda",
-        .can = TR_CAN_NORMS | TR_CAN_ROPES | TR_CAN_SCALES,
+        .can = TR_CAN_NORMS | TR_CAN_ROPES | TR_CAN_SCALES | TR_CAN_REACH
+               | TR_CAN_EXPERTS,
         .biases = TR_BIAS_QKV | TR_BIAS_O,
         .qk_norms = 1u << TR_QK_NORM_NONE | 1u << TR_QK_NORM_HEAD
                     | 1u << TR_QK_NORM_ROW,
@@ -342,7 +383,9 @@ tr_model_cuda_open(const tr_model_cuda_options_t *options,
     rc = tr_model_config_load(options->dir, options->ignore_config, &m->config,
                               err);
     if (rc == TR_OK) {
-        tr_recipe_bound(&m->config.recipe);
+        if (!options->slides) {
+            tr_recipe_bound(&m->config.recipe);
+        }
         m->rotate = options->rotate;
         rc = tr_model_cuda_check(&m->config.recipe, m->rotate, err);
     }

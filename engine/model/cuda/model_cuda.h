@@ -43,6 +43,19 @@ typedef struct {
     float *of_queries;     /* the same unless queries have a temperature */
 } tr_cuda_table_t;
 
+/* Workspace of layers with experts; a place is a row of one choice, in the order
+ * of experts. */
+typedef struct {
+    size_t ld_logits, ld_gate_up, ld_mlp;
+    float *logits;                /* [rows] of the router */
+    uint32_t *expert, *place;     /* [rows][top_k] */
+    float *weight;                /* the same */
+    uint32_t *first;              /* [experts + 1] */
+    uint32_t *row;                /* [places] */
+    void *gate_up, *mlp, *output; /* [places] of T */
+    void *shared;                 /* [rows] of T */
+} tr_cuda_experts_work_t;
+
 /* What of a step runs beside its stream: from tokens to the first product, and
  * the last layer's scores. */
 typedef struct {
@@ -60,6 +73,8 @@ typedef struct {
 
     tr_cuda_parts_t root, *layers; /* parts of the model, and of each layer */
     tr_cuda_table_t rope[TR_ROPE_TABLES + 1];
+    uint32_t *reach;         /* [layers]; NULL: every layer sees all */
+    const float **sinks;     /* [layers]; NULL: none has any */
     tr_equalise_t *equalise; /* host: what the weights have taken, or
                                     * NULL */
     uint32_t rotate;         /* bits (rotate.h) */
@@ -75,7 +90,8 @@ typedef struct {
     float *squares; /* [TR_CUDA_SMALL_GEMM_ROWS][TR_CUDA_SMALL_GEMM_PARTS] */
     uint32_t *meet; /* of chains of products */
     void *normed, *qkv, *attn, *delta, *gate_up, *mlp; /* of T */
-    tr_cuda_history_t history;                         /* [slots][max_len] */
+    tr_cuda_experts_work_t experts;
+    tr_cuda_history_t history; /* [slots][max_len] */
     int32_t *seq_slot[3]; /* [max_seqs] by path (below), where they differ */
     tr_cuda_matmul_t *products, *head_products;
     void *decode_work, *prompt_work, *generic_work, *sample_work;
@@ -100,6 +116,8 @@ typedef struct {
     uint64_t dummy_seed;
     bool equalise;   /* kv_equalise; weights of files alone */
     uint32_t rotate; /* kv_rotate: bits (rotate.h) */
+    bool slides;     /* all of the cache is uncompressed, so that layers may
+                      * see a part of it; else tr_recipe_bound */
     const tr_device_t *cuda;
     const tr_cuda_stream_t *stream;
 } tr_model_cuda_options_t;
@@ -185,20 +203,35 @@ tr_model_cuda_fast(const tr_recipe_t *c)
            && c->query_heads / c->kv_heads <= 8;
 }
 
-/* y = x * w^T, w of a part's shape (in any layer); that of the embedding is
- * that of the head, whose results are FP32. */
+/* The first layer that has a part; 0 of the model's. */
+static inline uint32_t
+tr_model_cuda_with(const tr_recipe_t *r, tr_part_t part)
+{
+    uint32_t l = 0;
+
+    while (tr_part_layered(part) && l + 1 < r->layers
+           && tr_part_shape(r, part, l).rows == 0) {
+        l++;
+    }
+    return l;
+}
+
+/* y = x * w^T, w of a part's shape (in any layer that has it); that of the
+ * embedding is that of the head, whose results are FP32, as the router's are. */
 static inline tr_cuda_product_t
 tr_model_cuda_product(const tr_model_cuda_t *m, tr_part_t part, const void *w,
                       const void *x, size_t ldx, uint32_t rows, void *y,
                       size_t ldy)
 {
-    tr_part_shape_t shape = tr_part_shape(&m->config.recipe, part, 0);
+    const tr_recipe_t *r = &m->config.recipe;
+    tr_part_shape_t shape = tr_part_shape(r, part, tr_model_cuda_with(r, part));
+    bool wide = part == TR_PART_EMBED || part == TR_PART_ROUTER;
 
     return (tr_cuda_product_t){ .rows = rows,
                                 .n = shape.rows,
                                 .k = shape.columns,
                                 .type = m->type,
-                                .out = part == TR_PART_EMBED ? TR_F32 : m->type,
+                                .out = wide ? TR_F32 : m->type,
                                 .x = x,
                                 .w = w,
                                 .y = y,
@@ -268,6 +301,14 @@ bool tr_model_cuda_launched(tr_model_cuda_t *m, int rc, const char *what);
  * many norms stand for attention. */
 bool tr_model_cuda_products(tr_model_cuda_t *m, uint32_t layer, uint32_t rows,
                             uint32_t norms);
+
+/* A product, launched in a stream. */
+bool tr_model_cuda_multiply(tr_model_cuda_t *m, const tr_cuda_stream_t *stream,
+                            tr_part_t part, const void *w, const void *x,
+                            size_t ldx, uint32_t rows, void *y, size_t ldy);
+
+/* model_cuda_experts.c: what a layer's experts make of normed, into delta. */
+bool tr_model_cuda_experts(tr_model_cuda_t *m, uint32_t layer, uint32_t rows);
 
 /* model_cuda_weights.c: takes the memory of the weights and fills it. */
 tr_status_t tr_model_cuda_load(tr_model_cuda_t *m,

@@ -129,7 +129,8 @@ chains(const tr_recipe_t *r)
     bool all = r->residual_scale == 1;
 
     for (uint32_t l = 0; l < r->layers; l++) {
-        all = all && r->layer[l].norms == (TR_NORM_PRE_ATTN | TR_NORM_PRE_MLP)
+        all = all && !r->layer[l].experts
+              && r->layer[l].norms == (TR_NORM_PRE_ATTN | TR_NORM_PRE_MLP)
               && tr_cuda_has_act(TR_CUDA_SMALL_GEMM_ACTS,
                                  (tr_act_t) r->layer[l].act);
     }

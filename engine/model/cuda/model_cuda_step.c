@@ -7,7 +7,8 @@
  *   layer: norm (adds what the layer before gave), product qkv, bias, norms and
  *          rotation of heads with their append to the cache, attention, product
  *          o; norm (adds o), product gate_up, activation, product down.  What is
- *          added may be normalised and scaled first, as the recipe says
+ *          added may be normalised and scaled first, as the recipe says; in
+ *          place of the last three there may be experts (model_cuda_experts.c)
  *          With few rows these are one kernel beside append and attention
  *          (model_cuda_small_gemm.c).
  *   wanted rows, TR_CUDA_LOGIT_ROWS at a time: norm, product with the head,
@@ -39,10 +40,10 @@ launched(tr_model_cuda_t *m, int rc, const char *what)
     return tr_model_cuda_launched(m, rc, what);
 }
 
-static bool
-multiply(tr_model_cuda_t *m, const tr_cuda_stream_t *stream, tr_part_t part,
-         const void *w, const void *x, size_t ldx, uint32_t rows, void *y,
-         size_t ldy)
+bool
+tr_model_cuda_multiply(tr_model_cuda_t *m, const tr_cuda_stream_t *stream,
+                       tr_part_t part, const void *w, const void *x, size_t ldx,
+                       uint32_t rows, void *y, size_t ldy)
 {
     tr_cuda_product_t p = tr_model_cuda_product(m, part, w, x, ldx, rows, y,
                                                 ldy);
@@ -139,8 +140,9 @@ static bool
 multiply_qkv(tr_model_cuda_t *m, const tr_cuda_stream_t *stream, uint32_t layer,
              uint32_t n)
 {
-    return multiply(m, stream, TR_PART_QKV, m->layers[layer].part[TR_PART_QKV],
-                    m->normed, m->ld_hidden, n, m->qkv, m->ld_qkv);
+    return tr_model_cuda_multiply(m, stream, TR_PART_QKV,
+                                  m->layers[layer].part[TR_PART_QKV], m->normed,
+                                  m->ld_hidden, n, m->qkv, m->ld_qkv);
 }
 
 /* Of all layers but the first (tr_model_cuda_begin, prepare). */
@@ -153,6 +155,26 @@ before_attention(tr_model_cuda_t *m, uint32_t layer, uint32_t n)
 }
 
 static bool
+dense_mlp(tr_model_cuda_t *m, uint32_t layer, uint32_t n)
+{
+    void *const *w = m->layers[layer].part;
+    tr_act_t act = (tr_act_t) m->config.recipe.layer[layer].act;
+
+    return tr_model_cuda_multiply(m, m->stream, TR_PART_GATE_UP,
+                                  w[TR_PART_GATE_UP], m->normed, m->ld_hidden,
+                                  n, m->gate_up, m->ld_gate_up)
+           && launched(m,
+                       m->cuda->act_mul(m->stream, act, m->gate_up,
+                                        m->ld_gate_up, n,
+                                        m->config.recipe.intermediate, m->type,
+                                        m->mlp, m->ld_mlp),
+                       "act_mul")
+           && tr_model_cuda_multiply(m, m->stream, TR_PART_DOWN,
+                                     w[TR_PART_DOWN], m->mlp, m->ld_mlp, n,
+                                     m->delta, m->ld_hidden);
+}
+
+static bool
 after_attention(tr_model_cuda_t *m, uint32_t layer, uint32_t n)
 {
     void *const *w = m->layers[layer].part;
@@ -160,20 +182,13 @@ after_attention(tr_model_cuda_t *m, uint32_t layer, uint32_t n)
     if (m->small_gemm) {
         return tr_model_cuda_small_gemm_rest(m, layer, n);
     }
-    return multiply(m, m->stream, TR_PART_O, w[TR_PART_O], m->attn, m->ld_attn,
-                    n, m->delta, m->ld_hidden)
+    return tr_model_cuda_multiply(m, m->stream, TR_PART_O, w[TR_PART_O],
+                                  m->attn, m->ld_attn, n, m->delta,
+                                  m->ld_hidden)
            && norm_mlp(m, layer, n)
-           && multiply(m, m->stream, TR_PART_GATE_UP, w[TR_PART_GATE_UP],
-                       m->normed, m->ld_hidden, n, m->gate_up, m->ld_gate_up)
-           && launched(m,
-                       m->cuda->act_mul(m->stream,
-                                        m->config.recipe.layer[layer].act,
-                                        m->gate_up, m->ld_gate_up, n,
-                                        m->config.recipe.intermediate, m->type,
-                                        m->mlp, m->ld_mlp),
-                       "act_mul")
-           && multiply(m, m->stream, TR_PART_DOWN, w[TR_PART_DOWN], m->mlp,
-                       m->ld_mlp, n, m->delta, m->ld_hidden);
+           && (m->config.recipe.layer[layer].experts
+                   ? tr_model_cuda_experts(m, layer, n)
+                   : dense_mlp(m, layer, n));
 }
 
 bool
@@ -194,7 +209,7 @@ tr_model_cuda_products(tr_model_cuda_t *m, uint32_t layer, uint32_t rows,
 
 /* What the launches of a step share. */
 typedef struct {
-    const tr_kv_view_t *kv;
+    tr_kv_view_t kv;
     tr_kv_view_t fast; /* with the layouts that the fast kernels know */
     tr_kv_layout_t layout[TR_KV_LAYOUTS_MAX];
     tr_rows_t rows; /* all sequences, for the cache */
@@ -225,7 +240,7 @@ attend_generic(tr_model_cuda_t *m, const run_t *r, uint32_t layer,
         rows.seq_slot = r->slots[TR_ATTENTION_GENERIC] + i;
         rows.seq_row += i;
         launched(m,
-                 m->cuda->attention(m->stream, r->kv, layer, &rows, q,
+                 m->cuda->attention(m->stream, &r->kv, layer, &rows, q,
                                     &m->generic_size, m->generic_work),
                  "attention");
         i += rows.n_seqs;
@@ -301,7 +316,7 @@ append(tr_model_cuda_t *m, const run_t *r, uint32_t l)
     }
     return m->failed == NULL
            && launched(m,
-                       m->cuda->kv_append(m->stream, r->kv, l, &r->rows, &keys,
+                       m->cuda->kv_append(m->stream, &r->kv, l, &r->rows, &keys,
                                           NULL),
                        "kv_append");
 }
@@ -345,8 +360,9 @@ make_logits(tr_model_cuda_t *m, const tr_cuda_step_t *s, uint32_t at,
         last.post_weight = m->layers[c->layers - 1].part[TR_PART_POST_MLP_NORM];
     }
     return launched(m, m->cuda->norm(m->stream, &last), "norm")
-           && multiply(m, m->stream, TR_PART_EMBED, tr_model_cuda_head(m),
-                       m->normed, m->ld_hidden, n, m->logits, m->ld_logits)
+           && tr_model_cuda_multiply(m, m->stream, TR_PART_EMBED,
+                                     tr_model_cuda_head(m), m->normed,
+                                     m->ld_hidden, n, m->logits, m->ld_logits)
            && ((c->logit_scale == 1 && c->final_softcap == 0)
                || launched(m,
                            m->cuda->scale_cap(m->stream, m->logits,
@@ -430,12 +446,12 @@ tr_model_cuda_path(const tr_model_cuda_t *m, const tr_kv_policy_t *policy,
 static void
 take_fast_layouts(run_t *r)
 {
-    for (uint32_t i = 0; i < r->kv->n_layouts; i++) {
-        bool fast = level_is_fast(&r->kv->layout[i].level);
+    for (uint32_t i = 0; i < r->kv.n_layouts; i++) {
+        bool fast = level_is_fast(&r->kv.layout[i].level);
 
-        r->layout[i] = r->kv->layout[fast ? i : 0];
+        r->layout[i] = r->kv.layout[fast ? i : 0];
     }
-    r->fast = *r->kv;
+    r->fast = r->kv;
     r->fast.layout = r->layout;
 }
 
@@ -534,7 +550,7 @@ prepare(tr_model_cuda_t *m, const run_t *r)
                                                 m->decode_work),
                            "decode_plan"))
            && launched(m,
-                       m->cuda->kv_moves(m->stream, r->kv, &r->rows, planned,
+                       m->cuda->kv_moves(m->stream, &r->kv, &r->rows, planned,
                                          NULL),
                        "kv_moves");
 }
@@ -543,7 +559,7 @@ int
 tr_model_cuda_step(tr_model_cuda_t *m, const tr_kv_view_t *kv,
                    const int32_t *seq_slot, const tr_cuda_step_t *step)
 {
-    run_t r = { .kv = kv,
+    run_t r = { .kv = *kv,
                 .rows = { .n_rows = step->n_rows,
                           .n_seqs = step->n_seqs,
                           .row_pos = step->row_pos,
@@ -551,6 +567,8 @@ tr_model_cuda_step(tr_model_cuda_t *m, const tr_kv_view_t *kv,
                           .seq_row = step->seq_row },
                 .step = step };
 
+    r.kv.reach = m->reach;
+    r.kv.sinks = m->sinks;
     if (m->failed == NULL) {
         take_fast_layouts(&r);
         if (select_ways(m, seq_slot, &r)) {

@@ -67,6 +67,17 @@ take_parts(const tr_recipe_t *r, uint8_t *base, size_t *at,
     }
 }
 
+static bool
+has_sinks(const tr_recipe_t *r)
+{
+    bool any = false;
+
+    for (uint32_t l = 0; l < r->layers; l++) {
+        any = any || r->layer[l].sinks;
+    }
+    return any;
+}
+
 /* Gives every part its place; without a base only counts. */
 static size_t
 layout(tr_model_cuda_t *m, uint8_t *base)
@@ -85,6 +96,12 @@ layout(tr_model_cuda_t *m, uint8_t *base)
     }
     for (uint32_t l = 0; l < r->layers; l++) {
         take_parts(r, base, &at, &m->layers[l], true, l);
+    }
+    if (tr_recipe_reach(r) != 0) {
+        take(base, &at, r->layers * sizeof(*m->reach), (void **) &m->reach);
+    }
+    if (has_sinks(r)) {
+        take(base, &at, r->layers * sizeof(*m->sinks), (void **) &m->sinks);
     }
     return at;
 }
@@ -397,6 +414,36 @@ load_table(loader_t *l, uint32_t i)
     return rc == TR_OK ? load_half(l, t->amp, amp) : rc;
 }
 
+/* What of each layer attention is told. */
+static tr_status_t
+load_layers(loader_t *l)
+{
+    const tr_recipe_t *r = &l->m->config.recipe;
+    uint32_t *reach = l->m->reach != NULL ? (uint32_t *) next_stage(l) : NULL;
+    const float **sinks;
+    tr_status_t rc = TR_OK;
+
+    for (uint32_t i = 0; i < r->layers && reach != NULL; i++) {
+        reach[i] = r->layer[i].reach;
+    }
+    if (l->m->reach != NULL) {
+        rc = reach == NULL ? failed(l)
+                           : send(l, l->m->reach, TR_F32, TR_F32, r->layers);
+    }
+    if (rc != TR_OK || l->m->sinks == NULL) {
+        return rc;
+    }
+    sinks = (const float **) next_stage(l);
+    if (sinks == NULL) {
+        return failed(l);
+    }
+    for (uint32_t i = 0; i < r->layers; i++) {
+        sinks[i] = l->m->layers[i].part[TR_PART_SINKS];
+    }
+    return send(l, l->m->sinks, TR_F32, TR_F32,
+                r->layers * sizeof(*sinks) / sizeof(float));
+}
+
 static tr_status_t
 load_all(loader_t *l)
 {
@@ -407,6 +454,7 @@ load_all(loader_t *l)
     for (uint32_t i = 0; i <= TR_CUDA_ANGLES_NONE && rc == TR_OK; i++) {
         rc = l->m->rope[i].used ? load_table(l, i) : rc;
     }
+    rc = rc == TR_OK ? load_layers(l) : rc;
     while (rc == TR_OK && tr_model_tensor_next(&l->m->config, &at, &t)) {
         rc = t.part < TR_PART_MATRICES ? load_matrix(l, &t)
                                        : load_vector(l, &t);

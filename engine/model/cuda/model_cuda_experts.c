@@ -1,0 +1,143 @@
+/*
+ * model_cuda.h: layers with experts (kernels/cuda/device.h).
+ *
+ *   product of the router; who goes to whom; rows in the order of experts;
+ *   products gate and up of each expert's rows, activation, product down; the
+ *   weighted sum, which becomes the layer's delta.  Where a model has an expert
+ *   that all rows go to, its products come first.
+ *
+ * Every launch depends on the number of rows alone, so that a step with experts
+ * is a graph as others are.
+ */
+#include "model_cuda.h"
+
+static tr_cuda_experts_t
+product_of(const tr_model_cuda_t *m, uint32_t layer, tr_part_t part,
+           tr_part_t bias, uint32_t places)
+{
+    const tr_cuda_experts_work_t *t = &m->experts;
+    tr_part_shape_t shape = tr_part_shape(&m->config.recipe, part, layer);
+    uint32_t experts = m->config.recipe.moe.route.experts;
+
+    return (tr_cuda_experts_t){ .places = places,
+                                .experts = experts,
+                                .n = shape.rows / experts,
+                                .k = shape.columns,
+                                .first = t->first,
+                                .w = m->layers[layer].part[part],
+                                .bias = m->layers[layer].part[bias],
+                                .type = m->type };
+}
+
+/* Whom rows go to, and their places. */
+static bool
+choose(tr_model_cuda_t *m, uint32_t layer, uint32_t rows)
+{
+    const tr_moe_t *moe = &m->config.recipe.moe;
+    const tr_cuda_experts_work_t *t = &m->experts;
+    void *const *w = m->layers[layer].part;
+    const tr_cuda_route_t route = { .route = moe->route,
+                                    .rows = rows,
+                                    .logits = t->logits,
+                                    .ld = t->ld_logits,
+                                    .logit_bias = w[TR_PART_ROUTER_BIAS],
+                                    .choice_bias = w[TR_PART_CHOICE_BIAS],
+                                    .expert = t->expert,
+                                    .weight = t->weight };
+    const tr_cuda_order_t order = { .rows = rows,
+                                    .top_k = moe->route.top_k,
+                                    .experts = moe->route.experts,
+                                    .expert = t->expert,
+                                    .first = t->first,
+                                    .place = t->place,
+                                    .row = t->row };
+
+    return tr_model_cuda_multiply(m, m->stream, TR_PART_ROUTER,
+                                  w[TR_PART_ROUTER], m->normed, m->ld_hidden,
+                                  rows, t->logits, t->ld_logits)
+           && tr_model_cuda_launched(m, m->cuda->route(m->stream, &route),
+                                     "route")
+           && tr_model_cuda_launched(m, m->cuda->order(m->stream, &order),
+                                     "order");
+}
+
+static bool
+act_mul(tr_model_cuda_t *m, uint32_t layer, const void *x, size_t ldx,
+        uint32_t rows, uint32_t n, void *out, size_t ldo)
+{
+    tr_act_t act = (tr_act_t) m->config.recipe.layer[layer].act;
+
+    return tr_model_cuda_launched(m,
+                                  m->cuda->act_mul(m->stream, act, x, ldx, rows,
+                                                   n, m->type, out, ldo),
+                                  "act_mul");
+}
+
+/* The experts' results, in their order. */
+static bool
+multiply(tr_model_cuda_t *m, uint32_t layer, uint32_t places)
+{
+    const tr_cuda_experts_work_t *t = &m->experts;
+    tr_cuda_experts_t up = product_of(m, layer, TR_PART_EXPERT_GATE_UP,
+                                      TR_PART_EXPERT_GATE_UP_BIAS, places);
+    tr_cuda_experts_t down = product_of(m, layer, TR_PART_EXPERT_DOWN,
+                                        TR_PART_EXPERT_DOWN_BIAS, places);
+
+    up.row = t->row;
+    up.x = m->normed;
+    up.ldx = m->ld_hidden;
+    up.y = t->gate_up;
+    up.ldy = t->ld_gate_up;
+    down.x = t->mlp;
+    down.ldx = t->ld_mlp;
+    down.y = t->output;
+    down.ldy = m->ld_hidden;
+    return tr_model_cuda_launched(m, m->cuda->experts(m->stream, &up),
+                                  "experts")
+           && act_mul(m, layer, t->gate_up, t->ld_gate_up, places,
+                      m->config.recipe.moe.width, t->mlp, t->ld_mlp)
+           && tr_model_cuda_launched(m, m->cuda->experts(m->stream, &down),
+                                     "experts");
+}
+
+/* The one that all rows go to. */
+static bool
+multiply_shared(tr_model_cuda_t *m, uint32_t layer, uint32_t rows)
+{
+    void *const *w = m->layers[layer].part;
+
+    return tr_model_cuda_multiply(m, m->stream, TR_PART_SHARED_GATE_UP,
+                                  w[TR_PART_SHARED_GATE_UP], m->normed,
+                                  m->ld_hidden, rows, m->gate_up, m->ld_gate_up)
+           && act_mul(m, layer, m->gate_up, m->ld_gate_up, rows,
+                      m->config.recipe.moe.shared, m->mlp, m->ld_mlp)
+           && tr_model_cuda_multiply(m, m->stream, TR_PART_SHARED_DOWN,
+                                     w[TR_PART_SHARED_DOWN], m->mlp, m->ld_mlp,
+                                     rows, m->experts.shared, m->ld_hidden);
+}
+
+bool
+tr_model_cuda_experts(tr_model_cuda_t *m, uint32_t layer, uint32_t rows)
+{
+    const tr_recipe_t *r = &m->config.recipe;
+    const tr_cuda_experts_work_t *t = &m->experts;
+    bool shared = r->moe.shared != 0;
+    const tr_cuda_sum_experts_t sum = { .rows = rows,
+                                        .top_k = r->moe.route.top_k,
+                                        .n = r->hidden,
+                                        .x = t->output,
+                                        .ldx = m->ld_hidden,
+                                        .place = t->place,
+                                        .weight = t->weight,
+                                        .shared = shared ? t->shared : NULL,
+                                        .lds = m->ld_hidden,
+                                        .out = m->delta,
+                                        .ldo = m->ld_hidden,
+                                        .type = m->type };
+
+    return (!shared || multiply_shared(m, layer, rows))
+           && choose(m, layer, rows)
+           && multiply(m, layer, rows * r->moe.route.top_k)
+           && tr_model_cuda_launched(m, m->cuda->sum_experts(m->stream, &sum),
+                                     "sum_experts");
+}

@@ -1,0 +1,101 @@
+/*
+ * device_experts.h: layers with experts, as part of the device's interface
+ * (device.h).  An MLP of experts, of a step's rows (kernels/route.h):
+ *
+ *   route        chooses top_k experts a row, from the router's logits
+ *   order        every (row, choice) gets a place in the order of experts
+ *   experts      x w^T, w that of a place's expert: gate and up of the rows,
+ *   act_mul
+ *   experts      then down, in that order
+ *   sum_experts  a row's results, by their weights, in the order of its choice
+ *
+ * Nothing is read by the host, so all of it can be captured.  A row's bits do
+ * not depend on other rows.
+ */
+#ifndef TR_CUDA_DEVICE_EXPERTS_H
+#define TR_CUDA_DEVICE_EXPERTS_H
+
+#include "kernels/cuda/launch_types.h"
+#include "kernels/dtype.h"
+#include "kernels/operands.h"
+#include "kernels/route.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+static inline bool
+tr_cuda_route_allowed(const tr_route_t *r)
+{
+    return r->experts > 0 && r->experts <= TR_EXPERTS_MAX && r->top_k > 0
+           && r->top_k <= TR_TOP_K_MAX && r->groups > 0
+           && r->experts % r->groups == 0 && r->top_groups > 0
+           && r->top_groups <= r->groups
+           && r->top_k <= r->experts / r->groups * r->top_groups;
+}
+
+typedef struct {
+    tr_route_t route;
+    uint32_t rows;
+    const float *logits; /* [rows][ld] */
+    size_t ld;
+    const float *logit_bias;  /* [experts], added to logits; NULL: none */
+    const float *choice_bias; /* [experts], counts in the choice alone; NULL:
+                               * none */
+    uint32_t *expert;         /* [rows][top_k], best first */
+    float *weight;            /* the same */
+} tr_cuda_route_t;
+
+/* tr_kernels_t.route; the sum of scores has another order. */
+int tr_cuda_route(const tr_cuda_stream_t *s, const tr_cuda_route_t *a);
+
+typedef struct {
+    uint32_t rows, top_k, experts;
+    const uint32_t *expert; /* [rows][top_k] */
+    uint32_t *first;        /* [experts + 1] places of each: [e], [e + 1) */
+    uint32_t *place;        /* [rows][top_k] */
+    uint32_t *row;          /* [rows * top_k] whose place it is */
+} tr_cuda_order_t;
+
+/* Rows of an expert stay in their order. */
+int tr_cuda_order(const tr_cuda_stream_t *s, const tr_cuda_order_t *a);
+
+typedef struct {
+    uint32_t places, experts, n, k;
+    const uint32_t *first; /* [experts + 1] */
+    const uint32_t *row;   /* [places] row of x; NULL: the place */
+    const void *x;         /* [..][ldx] of T */
+    size_t ldx;            /* elements; a multiple of 8 */
+    const void *w;         /* [experts][n][k], k a multiple of 8 */
+    const float *bias;     /* [experts][n]; NULL: none */
+    void *y;               /* [places][ldy] of T */
+    size_t ldy;
+    tr_dtype_t type; /* T */
+} tr_cuda_experts_t;
+
+/* y[p] = x w^T + bias, FP32 sums.  x and w at multiples of 16 bytes.
+ * Bytes moved: weights of experts that have rows, once for 8 rows of theirs, or
+ * for 64 where an expert has 16 on the average. */
+int tr_cuda_experts(const tr_cuda_stream_t *s, const tr_cuda_experts_t *a);
+
+typedef struct {
+    uint32_t rows, top_k, n;
+    const void *x; /* [rows * top_k][ldx] of T */
+    size_t ldx;
+    const uint32_t *place; /* [rows][top_k] row of x */
+    const float *weight;   /* the same */
+    const void *shared;    /* [rows][lds] of T, added; NULL: none */
+    size_t lds;
+    void *out; /* [rows][ldo] of T */
+    size_t ldo;
+    tr_dtype_t type;
+} tr_cuda_sum_experts_t;
+
+int tr_cuda_sum_experts(const tr_cuda_stream_t *s,
+                        const tr_cuda_sum_experts_t *a);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,351 @@
+/*
+ * Layers with experts on the device against plain C (experts_reference.h): the
+ * choice of experts in all its ways, the order of rows, grouped products of few
+ * and of many rows, biases, the sum; a row alone gives the bits that it gives
+ * among others.
+ *
+ *   test_experts [rounds [seed]]
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "experts_reference.h"
+#include "tests/gpu/fixtures/arrays.h"
+
+static side_t side;
+static unsigned long long compared;
+
+static array_t
+numbers(size_t n, tr_dtype_t type, double scale)
+{
+    array_t a = array_new(n, tr_dtype_size(type), false);
+
+    for (size_t i = 0; i < n; i++) {
+        tr_float_store(array_host(&a), i, type,
+                       (float) (random_normal() * scale));
+    }
+    array_send(&a);
+    return a;
+}
+
+/* All n elements within a step of their type and `slack` of the largest; what
+ * nobody wrote is the same on both sides. */
+static bool
+close_to(const array_t *a, size_t n, tr_dtype_t type, double slack,
+         const char *what)
+{
+    uint8_t *got = array_fetch(a);
+    double step = type == TR_F32 ? 0 : type == TR_F16 ? 0x1p-10 : 0x1p-7;
+    double most = 0;
+    bool ok = true;
+
+    for (size_t i = 0; i < n; i++) {
+        double z = fabs((double) tr_float_load(array_host(a), i, type));
+
+        most = z > most ? z : most; /* not NaN */
+    }
+    for (size_t i = 0; i < n && ok; i++) {
+        double x = (double) tr_float_load(array_host(a), i, type);
+        double y = (double) tr_float_load(got, i, type);
+
+        if (isnan(x) ? !isnan(y)
+                     : !(fabs(x - y) <= fabs(x) * step + most * slack)) {
+            printf("%s: element %zu is %g, expected %g\n", what, i, y, x);
+            ok = false;
+        }
+    }
+    compared += n;
+    free(got);
+    return ok;
+}
+
+/* ---- the router ---------------------------------------------------------- */
+
+/* Are two of the scores that decide so near that rounding may swap them?  Logits
+ * are multiples of 1/64, so that equal ones occur and others are apart. */
+static array_t
+logits_of(uint32_t rows, uint32_t experts, size_t ld)
+{
+    array_t a = array_new(rows * ld, 4, false);
+
+    for (uint32_t r = 0; r < rows; r++) {
+        for (uint32_t e = 0; e < experts; e++) {
+            ((float *) array_host(
+                &a))[r * ld + e] = (float) (random_below(512)) / 64 - 4;
+        }
+    }
+    array_send(&a);
+    return a;
+}
+
+static tr_route_t
+any_route(void)
+{
+    static const uint32_t counts[] = { 1, 4, 8, 32, 60, 64, 128, 160, 256 };
+    uint32_t experts = counts[random_below(9)], groups = 1, top_groups = 1;
+    uint32_t most;
+
+    if (random_below(3) == 0 && experts % 4 == 0) {
+        groups = experts % 8 == 0 && random_below(2) ? 8 : 4;
+        top_groups = 1 + random_below(groups);
+    }
+    most = experts / groups * top_groups;
+    most = most < TR_TOP_K_MAX ? most : TR_TOP_K_MAX;
+    return (tr_route_t){ .experts = experts,
+                         .top_k = 1 + random_below(most < 8 ? most : 8),
+                         .groups = groups,
+                         .top_groups = top_groups,
+                         .score = (tr_route_score_t) random_below(3),
+                         .renorm = random_below(2),
+                         .scale = random_below(2) ? 1 : 2.5f };
+}
+
+static bool
+check_route(void)
+{
+    tr_cuda_route_t a = { .route = any_route(), .rows = 1 + random_below(9) };
+    uint32_t n = a.rows * a.route.top_k, experts = a.route.experts;
+    bool biased = random_below(2), steered = random_below(2), ok;
+    array_t logits, bias, choice, expert = array_new(n, 4, false);
+    array_t weight = array_new(n, 4, false);
+
+    a.ld = experts + random_below(9);
+    logits = logits_of(a.rows, experts, a.ld);
+    bias = logits_of(1, experts, experts);
+    choice = logits_of(1, experts, experts);
+#define ROUTE(of)                                                         \
+    a.logits = of(&logits), a.logit_bias = biased ? of(&bias) : NULL,     \
+    a.choice_bias = steered ? of(&choice) : NULL, a.expert = of(&expert), \
+    a.weight = of(&weight)
+    ROUTE(array_there);
+    side_launch(&side, tr_cuda_route(&side.stream, &a), "route");
+    ROUTE(array_host);
+    tr_ref_route(&a);
+    ok = array_same(&expert, "expert")
+         && close_to(&weight, n, TR_F32, 1e-5, "weight");
+    if (!ok) {
+        printf("experts %u, top %u, groups %u of %u, score %d, biases %d %d\n",
+               experts, a.route.top_k, a.route.top_groups, a.route.groups,
+               a.route.score, biased, steered);
+    }
+    array_free(&logits);
+    array_free(&bias);
+    array_free(&choice);
+    array_free(&expert);
+    array_free(&weight);
+    return ok;
+}
+
+/* ---- an MLP's products --------------------------------------------------- */
+
+typedef struct {
+    uint32_t rows, top_k, experts, n, k;
+    tr_dtype_t type;
+    size_t ldx, ldy;
+    bool biased;
+    array_t expert, first, place, row, x, w, bias, y;
+} case_t;
+
+static void
+case_open(case_t *c)
+{
+    uint32_t places;
+
+    c->experts = 1 + random_below(random_below(2) ? 9 : 70);
+    c->top_k = 1 + random_below(c->experts < 4 ? c->experts : 4);
+    c->rows = 1 + random_below(random_below(3) ? 12 : 150);
+    if (random_below(3) == 0) { /* many for each */
+        c->experts = c->top_k = 1 + random_below(3);
+    }
+    places = c->rows * c->top_k;
+    c->n = 1 + random_below(200);
+    c->k = 8 * (1 + random_below(40));
+    c->type = random_below(2) ? TR_F16 : TR_BF16;
+    c->ldx = c->k + 8 * random_below(3);
+    c->ldy = c->n + random_below(9);
+    c->biased = random_below(2);
+    c->expert = array_new(places, 4, false);
+    for (uint32_t i = 0; i < places; i++) {
+        ((uint32_t *) array_host(&c->expert))[i] = random_below(c->experts);
+    }
+    array_send(&c->expert);
+    c->first = array_new(c->experts + 1, 4, false);
+    c->place = array_new(places, 4, false);
+    c->row = array_new(places, 4, false);
+    c->x = numbers((size_t) places * c->ldx, c->type, 1);
+    c->w = numbers((size_t) c->experts * c->n * c->k, c->type, 0.2);
+    c->bias = numbers((size_t) c->experts * c->n, TR_F32, 1);
+    c->y = array_new(places * c->ldy, 2, false);
+}
+
+static void
+case_close(case_t *c)
+{
+    array_free(&c->expert);
+    array_free(&c->first);
+    array_free(&c->place);
+    array_free(&c->row);
+    array_free(&c->x);
+    array_free(&c->w);
+    array_free(&c->bias);
+    array_free(&c->y);
+}
+
+static tr_cuda_order_t
+order_of(const case_t *c, void *(*of)(const array_t *) )
+{
+    return (tr_cuda_order_t){ c->rows,        c->top_k,      c->experts,
+                              of(&c->expert), of(&c->first), of(&c->place),
+                              of(&c->row) };
+}
+
+static tr_cuda_experts_t
+product_of(const case_t *c, bool by_row, void *(*of)(const array_t *) )
+{
+    return (tr_cuda_experts_t){ .places = c->rows * c->top_k,
+                                .experts = c->experts,
+                                .n = c->n,
+                                .k = c->k,
+                                .first = of(&c->first),
+                                .row = by_row ? of(&c->row) : NULL,
+                                .x = of(&c->x),
+                                .ldx = c->ldx,
+                                .w = of(&c->w),
+                                .bias = c->biased ? of(&c->bias) : NULL,
+                                .y = of(&c->y),
+                                .ldy = c->ldy,
+                                .type = c->type };
+}
+
+/* The place of a row alone, of its expert alone. */
+static bool
+place_alone(case_t *c, bool by_row)
+{
+    uint32_t p = random_below(c->rows * c->top_k), e;
+    uint8_t *before = array_fetch(&c->y), *after;
+    tr_cuda_experts_t a = product_of(c, by_row, array_there);
+    uint32_t *first = array_host(&c->first);
+    array_t alone = array_new(c->experts + 1, 4, false);
+    size_t at = p * c->ldy * 2;
+    bool same;
+
+    for (e = 0; first[e + 1] <= p; e++) {
+    }
+    for (uint32_t i = 0; i <= c->experts; i++) {
+        ((uint32_t *) array_host(&alone))[i] = i > e;
+    }
+    array_send(&alone);
+    a.places = 1;
+    a.first = array_there(&alone);
+    a.row = by_row ? a.row + p : NULL;
+    a.x = by_row ? a.x : (const uint16_t *) a.x + p * c->ldx;
+    a.y = (uint16_t *) a.y + p * c->ldy;
+    side_launch(&side, tr_cuda_experts(&side.stream, &a), "experts");
+    after = array_fetch(&c->y);
+    same = memcmp(before + at, after + at, c->n * 2ul) == 0;
+    if (!same) {
+        printf("experts: place %u alone has other bits\n", p);
+    }
+    array_free(&alone);
+    free(before);
+    free(after);
+    return same;
+}
+
+static bool
+check_experts(void)
+{
+    bool by_row = random_below(2), ok;
+    tr_cuda_order_t order;
+    tr_cuda_experts_t a;
+    case_t c;
+
+    case_open(&c);
+    order = order_of(&c, array_there);
+    side_launch(&side, tr_cuda_order(&side.stream, &order), "order");
+    order = order_of(&c, array_host);
+    tr_ref_order(&order);
+    ok = array_same(&c.first, "first") && array_same(&c.place, "place")
+         && array_same(&c.row, "row");
+    a = product_of(&c, by_row, array_there);
+    side_launch(&side, tr_cuda_experts(&side.stream, &a), "experts");
+    a = product_of(&c, by_row, array_host);
+    tr_ref_experts(&a);
+    ok = ok && close_to(&c.y, a.places * c.ldy, c.type, 1e-5, "experts")
+         && place_alone(&c, by_row);
+    if (!ok) {
+        printf("rows %u, top %u of %u, n %u, k %u, type %d, bias %d, by row "
+               "%d\n",
+               c.rows, c.top_k, c.experts, c.n, c.k, c.type, c.biased, by_row);
+    }
+    case_close(&c);
+    return ok;
+}
+
+/* ---- the sum ------------------------------------------------------------- */
+
+static bool
+check_sum(void)
+{
+    tr_cuda_sum_experts_t a = { .rows = 1 + random_below(9),
+                                .top_k = 1 + random_below(8),
+                                .n = 1 + random_below(900),
+                                .type = random_below(2) ? TR_F16 : TR_BF16 };
+    uint32_t places = a.rows * a.top_k;
+    bool shared = random_below(2), ok;
+    array_t x, more, out, place = array_new(places, 4, false);
+    array_t weight = numbers(places, TR_F32, 1);
+
+    a.n = random_below(3) ? (a.n + 7) / 8 * 8 : a.n;
+    a.ldx = a.n + random_below(3) * 4;
+    a.lds = a.n + random_below(3) * 4;
+    a.ldo = a.n + random_below(3) * 4;
+    x = numbers(places * a.ldx, a.type, 1);
+    more = numbers(a.rows * a.lds, a.type, 1);
+    out = array_new(a.rows * a.ldo, 2, false);
+    for (uint32_t i = 0; i < places; i++) { /* any order of them all */
+        uint32_t *p = array_host(&place), j = random_below(i + 1);
+
+        p[i] = p[j];
+        p[j] = i;
+    }
+    array_send(&place);
+#define SUM(of)                                                 \
+    a.x = of(&x), a.place = of(&place), a.weight = of(&weight), \
+    a.shared = shared ? of(&more) : NULL, a.out = of(&out)
+    SUM(array_there);
+    side_launch(&side, tr_cuda_sum_experts(&side.stream, &a), "sum_experts");
+    SUM(array_host);
+    tr_ref_sum_experts(&a);
+    ok = close_to(&out, a.rows * a.ldo, a.type, 1e-6, "sum_experts");
+    array_free(&x);
+    array_free(&more);
+    array_free(&out);
+    array_free(&place);
+    array_free(&weight);
+    return ok;
+}
+
+int
+main(int argc, char **argv)
+{
+    uint32_t rounds, failed = 0;
+    uint64_t seed;
+
+    side_open(&side);
+    rounds = argc > 1 ? (uint32_t) atoi(argv[1]) : 100;
+    seed = argc > 2 ? strtoull(argv[2], NULL, 10) : (uint64_t) time(NULL);
+    for (uint32_t r = 0; r < rounds; r++) {
+        random_seed(seed + r);
+        if (!check_route() || !check_experts() || !check_sum()) {
+            printf("FAILED: test_experts 1 %llu\n",
+                   (unsigned long long) (seed + r));
+            failed++;
+        }
+    }
+    printf("experts: %u rounds from seed %llu, %u failed; %llu numbers\n",
+           rounds, (unsigned long long) seed, failed, compared);
+    return failed != 0;
+}
