@@ -129,8 +129,9 @@ $(UNIT_BIN): $B/libcli.a $B/libtokenring.a
 	$Q$(CC) $(CFLAGS) -pthread -o $@ $(filter %.o,$^) $(filter %.a,$^) \
 	    -lcmocka $(LIBS) -lcurl $(WRAP) $(LDFLAGS)
 
-# A part of the module that needs no NGINX.
-$B/tests/test_scan: $B/obj/ngx_module/core/ngx_http_tokenring_scan.o
+# Parts of the module that need no NGINX.
+$B/tests/test_scan $B/tests/test_budget: $B/tests/test_%: \
+    $B/obj/ngx_module/core/ngx_http_tokenring_%.o
 
 # Counts what the scheduler asks of response writers.
 $B/tests/test_scheduler: WRAP = -Wl,--wrap=tr_response_writer_has_room

@@ -16,6 +16,8 @@
  *     _choose.c     which engine gets a request [_engine.h]
  *     _models.c     models by name: which one a request is for
  *     _scan.c       the model in a body
+ *     _tenants.c    whose a request is, and what it may use
+ *     _budget.c     so many units in a time
  *     _channel.c    slots, doorbells, draining what the engine says
  *     _handler.c    the content handler: routes, admission [_request.h]
  *     _body.c       the request body, from the client

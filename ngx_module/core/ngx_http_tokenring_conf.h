@@ -17,6 +17,9 @@ typedef struct {
     ngx_array_t                     engines; /* ngx_http_tokenring_engine_t * */
     ngx_array_t                     models;  /* ngx_http_tokenring_models_t * */
     ngx_uint_t                      nconns;
+    ngx_array_t                     plans;   /* ngx_http_tokenring_plan_t * */
+    ngx_shm_zone_t                 *tenants; /* NULL: no limits */
+    ngx_uint_t                      limited; /* tokenring_limits was given */
     ngx_array_t                     redises; /* ngx_http_tokenring_redis_t * */
     ngx_uint_t                      redis;   /* tokenring_redis was given */
     ngx_http_tokenring_loc_conf_t  *resumable; /* the first; NULL: none */
@@ -32,6 +35,8 @@ struct ngx_http_tokenring_loc_conf_s {
     ngx_http_complex_value_t       *pass;
     ngx_http_complex_value_t       *model;   /* instead of the body's */
     size_t                          body_memory; /* of a worker */
+    ngx_http_complex_value_t       *tenant;  /* whose a request is */
+    ngx_http_complex_value_t       *limits;  /* the name of its plan */
     size_t                          buffer_size;
     size_t                          retry_buffer;
     ngx_uint_t                      migrate;     /* moves at most, 0: none */

@@ -180,6 +180,10 @@ ngx_http_tokenring_gateway_metrics(ngx_http_tokenring_text_t *out)
         "Requests ended because their body came too slowly.\n"
         "# TYPE tokenring_gateway_slow_uploads_total counter\n"
         "tokenring_gateway_slow_uploads_total %uA\n"
+        "# HELP tokenring_gateway_limited_total "
+        "Requests refused because their tenant was at a limit of its plan.\n"
+        "# TYPE tokenring_gateway_limited_total counter\n"
+        "tokenring_gateway_limited_total %uA\n"
         "# HELP tokenring_gateway_engine_losses_total "
         "Connections to engines that were lost.\n"
         "# TYPE tokenring_gateway_engine_losses_total counter\n"
@@ -200,7 +204,8 @@ ngx_http_tokenring_gateway_metrics(ngx_http_tokenring_text_t *out)
         "Channels closed because an engine broke the protocol.\n"
         "# TYPE tokenring_gateway_protocol_errors_total counter\n"
         "tokenring_gateway_protocol_errors_total %uA\n",
-        active, shared->pauses, shared->slow_uploads, shared->engine_losses,
+        active, shared->pauses, shared->slow_uploads, shared->limited,
+        shared->engine_losses,
         shared->retries, shared->migrations, shared->unmovable,
         shared->protocol_errors);
 }

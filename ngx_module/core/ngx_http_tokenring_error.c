@@ -14,9 +14,6 @@
 #include "ngx_http_tokenring_send.h"
 
 
-static ngx_int_t ngx_http_tokenring_send_error_body(ngx_http_request_t *r,
-    ngx_uint_t status, const char *type, const char *code, ngx_str_t *param,
-    ngx_str_t *message, ngx_uint_t retry_after);
 static void ngx_http_tokenring_log_error(ngx_http_request_t *r,
     tr_status_info_t *info, const char *message);
 
@@ -249,7 +246,7 @@ ngx_http_tokenring_error_handler(ngx_http_request_t *r)
 }
 
 
-static ngx_int_t
+ngx_int_t
 ngx_http_tokenring_send_error_body(ngx_http_request_t *r, ngx_uint_t status,
     const char *type, const char *code, ngx_str_t *param, ngx_str_t *message,
     ngx_uint_t retry_after)

@@ -39,6 +39,11 @@ ngx_int_t ngx_http_tokenring_send_error(ngx_http_request_t *r,
 /* the error that stands in ctx */
 ngx_int_t ngx_http_tokenring_send_failure(ngx_http_tokenring_ctx_t *ctx);
 
+/* one that has no tr_status_t; retry_after in seconds, 0: no header */
+ngx_int_t ngx_http_tokenring_send_error_body(ngx_http_request_t *r,
+    ngx_uint_t status, const char *type, const char *code, ngx_str_t *param,
+    ngx_str_t *message, ngx_uint_t retry_after);
+
 /* one of NGINX's own, such as a body that could not be read */
 ngx_int_t ngx_http_tokenring_send_http_error(ngx_http_request_t *r,
     ngx_uint_t status);

@@ -289,6 +289,12 @@ ngx_http_tokenring_complete(ngx_http_request_t *r, ngx_uint_t endpoint)
     status = ngx_http_tokenring_resumable_init(ctx, &why);
 
     if (status == TR_OK) {
+
+        if (ngx_http_tokenring_admit_tenant(ctx, &rc) != NGX_OK) {
+            ngx_http_tokenring_cleanup(ctx);
+            return rc;
+        }
+
         rc = ngx_http_tokenring_pick_early(ctx);
 
         if (rc == NGX_OK) {

@@ -31,6 +31,7 @@ struct ngx_http_tokenring_shared_s {
     ngx_atomic_t                    protocol_errors;
     ngx_atomic_t                    pauses;
     ngx_atomic_t                    slow_uploads;
+    ngx_atomic_t                    limited;
     ngx_atomic_t                    migrations;
     ngx_atomic_t                    unmovable;
     ngx_http_tokenring_process_t    processes[NGX_MAX_PROCESSES];

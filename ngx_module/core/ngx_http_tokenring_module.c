@@ -14,6 +14,7 @@
 #include "ngx_http_tokenring_models.h"
 #include "ngx_http_tokenring_request.h"
 #include "ngx_http_tokenring_status.h"
+#include "ngx_http_tokenring_tenants.h"
 #include "ngx_http_tokenring_redis.h"
 #include "ngx_http_tokenring_dashboard.h"
 
@@ -102,6 +103,34 @@ static ngx_command_t  ngx_http_tokenring_commands[] = {
       ngx_http_tokenring_set_error,
       NGX_HTTP_LOC_CONF_OFFSET,
       0,
+      NULL },
+
+    { ngx_string("tokenring_plan"),
+      NGX_HTTP_MAIN_CONF|NGX_CONF_1MORE,
+      ngx_http_tokenring_set_plan,
+      NGX_HTTP_MAIN_CONF_OFFSET,
+      0,
+      NULL },
+
+    { ngx_string("tokenring_tenants"),
+      NGX_HTTP_MAIN_CONF|NGX_CONF_TAKE1,
+      ngx_http_tokenring_set_tenants,
+      NGX_HTTP_MAIN_CONF_OFFSET,
+      0,
+      NULL },
+
+    { ngx_string("tokenring_tenant"),
+      NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF|NGX_CONF_TAKE1,
+      ngx_http_set_complex_value_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_tokenring_loc_conf_t, tenant),
+      NULL },
+
+    { ngx_string("tokenring_limits"),
+      NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF|NGX_CONF_TAKE1,
+      ngx_http_tokenring_set_limits,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_tokenring_loc_conf_t, limits),
       NULL },
 
     { ngx_string("tokenring_model"),
@@ -283,6 +312,10 @@ ngx_http_tokenring_postconfiguration(ngx_conf_t *cf)
 
     engines = tmcf->engines.elts;
 
+    if (ngx_http_tokenring_init_tenants(cf) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
     if (tmcf->engines.nelts == 0) {
         return ngx_http_tokenring_init_groups(cf);
     }
@@ -355,6 +388,9 @@ ngx_http_tokenring_create_main_conf(ngx_conf_t *cf)
         || ngx_array_init(&conf->models, cf->pool, 1,
                           sizeof(ngx_http_tokenring_models_t *))
            != NGX_OK
+        || ngx_array_init(&conf->plans, cf->pool, 2,
+                          sizeof(ngx_http_tokenring_plan_t *))
+           != NGX_OK
         || ngx_array_init(&conf->redises, cf->pool, 1,
                           sizeof(ngx_http_tokenring_redis_t *))
            != NGX_OK)
@@ -384,6 +420,8 @@ ngx_http_tokenring_create_loc_conf(ngx_conf_t *cf)
      *     conf->models = NULL;
      *     conf->pass = NULL;
      *     conf->model = NULL;
+     *     conf->tenant = NULL;
+     *     conf->limits = NULL;
      *     conf->shown = NULL;
      *     conf->errors = 0;
      *     conf->key = NULL;
@@ -454,6 +492,14 @@ ngx_http_tokenring_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
 
     if (conf->model == NULL) {
         conf->model = prev->model;
+    }
+
+    if (conf->tenant == NULL) {
+        conf->tenant = prev->tenant;
+    }
+
+    if (conf->limits == NULL) {
+        conf->limits = prev->limits;
     }
 
     clcf = ngx_http_conf_get_module_loc_conf(cf, ngx_http_core_module);

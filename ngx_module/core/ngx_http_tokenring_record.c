@@ -14,6 +14,9 @@
 #include "ngx_http_tokenring_render.h"
 
 
+/* tokens of an answer that are charged together */
+#define NGX_HTTP_TOKENRING_CHARGE        64
+
 /* what a correct engine never exceeds */
 #define NGX_HTTP_TOKENRING_CHOICES_MAX   4096
 #define NGX_HTTP_TOKENRING_RESPONSE_MAX  (64 * 1024 * 1024)
@@ -260,6 +263,7 @@ ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     }
 
     ngx_http_tokenring_move_keep(ctx, &head);
+    ngx_http_tokenring_charge(ctx);
 
     if (ctx->gone) {
         return NGX_OK;
@@ -421,6 +425,13 @@ ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     }
 
     ctx->completion_tokens += head.tokens;
+
+    if (ctx->use
+        && ctx->completion_tokens >= ctx->use->out + NGX_HTTP_TOKENRING_CHARGE)
+    {
+        ngx_http_tokenring_charge(ctx);
+    }
+
     ctx->last_us = ctx->conn ? ctx->conn->now : ngx_http_tokenring_clock();
 
     if (ctx->first_us == 0) {

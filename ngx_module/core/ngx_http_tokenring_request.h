@@ -16,6 +16,7 @@
 
 
 #include "ngx_http_tokenring_scan.h"
+#include "ngx_http_tokenring_tenants.h"
 #include "ngx_http_tokenring_text.h"
 
 #include <ngx_event.h>
@@ -257,6 +258,7 @@ struct ngx_http_tokenring_ctx_s {
     uint64_t                        first_us;
     uint64_t                        last_us;
     uint64_t                        completion_tokens;
+    ngx_http_tokenring_use_t       *use;     /* NULL: without a plan */
 
     ngx_http_tokenring_text_t       head;    /* of every chunk */
     ngx_str_t                       tail;    /* of a chunk with text only */

@@ -542,8 +542,8 @@ ngx_http_tokenring_add_header(ngx_http_request_t *r, const char *key,
 }
 
 
-/* the request's id, also by the name that Anthropic gives it, and the id under
- * which it is found in Redis */
+/* the request's id, also by the name that Anthropic gives it, what is left of
+ * its tenant's budgets, and the id under which it is found in Redis */
 
 ngx_int_t
 ngx_http_tokenring_add_ids(ngx_http_tokenring_ctx_t *ctx)
@@ -564,6 +564,10 @@ ngx_http_tokenring_add_ids(ngx_http_tokenring_ctx_t *ctx)
                                          &ctx->request_id)
            != NGX_OK)
     {
+        return NGX_ERROR;
+    }
+
+    if (ngx_http_tokenring_limit_headers(ctx) != NGX_OK) {
         return NGX_ERROR;
     }
 

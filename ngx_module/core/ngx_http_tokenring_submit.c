@@ -210,41 +210,6 @@ ngx_http_tokenring_body_put(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/* whose request it is, for fairness: the client's address, or the network that
- * one client of IPv6 has for itself */
-
-static uint64_t
-ngx_http_tokenring_tenant(ngx_http_tokenring_ctx_t *ctx)
-{
-    ngx_str_t             addr;
-    ngx_connection_t     *c;
-#if (NGX_HAVE_INET6)
-    struct sockaddr_in6  *sin6;
-#endif
-
-    c = ctx->request->connection;
-    addr = c->addr_text;
-
-#if (NGX_HAVE_INET6)
-
-    if (c->sockaddr->sa_family == AF_INET6) {
-        sin6 = (struct sockaddr_in6 *) c->sockaddr;
-        addr.data = sin6->sin6_addr.s6_addr;
-        addr.len = 8;
-
-        if (IN6_IS_ADDR_V4MAPPED(&sin6->sin6_addr)) {
-            addr.data += 12;
-            addr.len = 4;
-        }
-    }
-
-#endif
-
-    return (uint64_t) ngx_murmur_hash2(addr.data, addr.len) << 32
-           | ngx_crc32_short(addr.data, addr.len);
-}
-
-
 /* one record of what has arrived */
 
 static tr_status_t
@@ -255,6 +220,7 @@ ngx_http_tokenring_body_part(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t *last)
     unsigned             n;
     ngx_chain_t         *cl;
     tr_status_t          rc;
+    u_char               tenant[NGX_HTTP_TOKENRING_TENANT];
     tr_ring_piece_t      pieces[NGX_HTTP_TOKENRING_PIECES];
     tr_wire_submit_t     head;
     ngx_http_request_t  *r;
@@ -291,7 +257,8 @@ ngx_http_tokenring_body_part(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t *last)
         ngx_memcpy(head.completion, ctx->completion.data,
                    TR_COMPLETION_LEN);
         ngx_http_tokenring_resumable_submit(ctx, &head);
-        head.tenant = ngx_http_tokenring_tenant(ctx);
+        ngx_http_tokenring_tenant(ctx, tenant);
+        ngx_memcpy(&head.tenant, tenant, sizeof(head.tenant));
         ngx_http_tokenring_cache_key(ctx, head.cache_key);
 
         pieces[n].base = &head;

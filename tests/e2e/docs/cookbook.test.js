@@ -43,7 +43,9 @@ async function cook(t, text, { engine = { backend: 'null', null_rate: 500 },
     .replaceAll(/unix:\/run\/tokenring\/(\w+)\.sock/g, (_, name) =>
       `unix:${sockets[name]}`)
     .replace(/listen (8080|443)\b/g, `listen 127.0.0.1:${port}`)
-    .replaceAll('/etc/nginx/llm-keys', path.join(stack.dir, 'keys'));
+    .replaceAll('/etc/nginx/llm-keys', path.join(stack.dir, 'keys'))
+    .replaceAll('/etc/nginx/llm-plans', path.join(stack.dir, 'plans'));
+  fs.writeFileSync(path.join(stack.dir, 'plans'), 'batch basic;\n');
   fs.writeFileSync(path.join(stack.dir, 'keys'),
     block('Keys per user', 'keys') + '"Bearer sk-batch" batch;\n',
     { mode: 0o600 });
@@ -100,6 +102,21 @@ test('limits per key', async (t) => {
     r.status === 429).length;
   assert.ok(await burst(BOB) > 0, 'more than 50 at once are too many');
   assert.equal(await burst({ Authorization: 'Bearer sk-batch' }), 0);
+});
+
+test('plans per key', async (t) => {
+  const { url } = await cook(t, block('Limits per key', 'nginx', 'plans'));
+  const left = async (headers) => {
+    const r = await ask(url, headers);
+    assert.equal(r.status, 200, r.text);
+    return [r.headers['x-ratelimit-limit-requests'],
+      r.headers['x-ratelimit-remaining-requests']];
+  };
+  assert.deepEqual(await left(KEY), ['20', '19']);
+  assert.deepEqual(await left(BOB), ['20', '19']);
+  assert.deepEqual(await left({ Authorization: 'Bearer sk-batch' }),
+    ['60', '59']);
+  assert.equal((await ask(url)).status, 401);
 });
 
 test('TLS and HTTP/2', async (t) => {

@@ -1,0 +1,214 @@
+/*
+ * The arithmetic of budgets, in integers: a unit of a continuous budget is
+ * worth as many parts as its period has milliseconds, and each millisecond
+ * brings as many parts as the limit has units.  So nothing is ever rounded.
+ */
+
+#include "ngx_http_tokenring_budget.h"
+
+
+#define NGX_HTTP_TOKENRING_DAY  86400u
+
+/* more is never owed: no sum of it overflows */
+#define NGX_HTTP_TOKENRING_DEBT_MAX  4000000000000000000ll
+
+
+static int64_t ngx_http_tokenring_budget_full(
+    const ngx_http_tokenring_rate_t *rate);
+static int64_t ngx_http_tokenring_budget_parts(
+    const ngx_http_tokenring_rate_t *rate);
+
+
+int
+ngx_http_tokenring_rate_parse(const unsigned char *p, size_t n,
+    ngx_http_tokenring_rate_t *rate)
+{
+    size_t    i;
+    uint64_t  limit;
+
+    limit = 0;
+
+    for (i = 0; i < n && p[i] >= '0' && p[i] <= '9'; i++) {
+        limit = limit * 10 + (p[i] - '0');
+
+        if (limit > NGX_HTTP_TOKENRING_LIMIT_MAX) {
+            return -1;
+        }
+    }
+
+    if (i == 0 || i == n) {
+        return -1;
+    }
+
+    switch (p[i]) {
+
+    case 'k':
+        limit *= 1000;
+        i++;
+        break;
+
+    case 'm':
+        limit *= 1000000;
+        i++;
+        break;
+
+    case 'g':
+        limit *= 1000000000;
+        i++;
+        break;
+
+    default:
+        break;
+    }
+
+    if (limit == 0 || limit > NGX_HTTP_TOKENRING_LIMIT_MAX
+        || n - i != 2 || p[i] != '/')
+    {
+        return -1;
+    }
+
+    rate->limit = limit;
+
+    switch (p[i + 1]) {
+
+    case 's':
+        rate->period = 1000;
+        return 0;
+
+    case 'm':
+        rate->period = 60 * 1000;
+        return 0;
+
+    case 'h':
+        rate->period = 3600 * 1000;
+        return 0;
+
+    case 'd':
+        rate->period = 0;
+        return 0;
+
+    default:
+        return -1;
+    }
+}
+
+
+static int64_t
+ngx_http_tokenring_budget_parts(const ngx_http_tokenring_rate_t *rate)
+{
+    return rate->period ? (int64_t) rate->period : 1;
+}
+
+
+static int64_t
+ngx_http_tokenring_budget_full(const ngx_http_tokenring_rate_t *rate)
+{
+    return (int64_t) rate->limit * ngx_http_tokenring_budget_parts(rate);
+}
+
+
+void
+ngx_http_tokenring_budget_init(ngx_http_tokenring_budget_t *b,
+    const ngx_http_tokenring_rate_t *rate,
+    const ngx_http_tokenring_clock_t *clock)
+{
+    b->left = ngx_http_tokenring_budget_full(rate);
+    b->since = rate->period ? clock->now
+                            : clock->unix_s / NGX_HTTP_TOKENRING_DAY;
+}
+
+
+void
+ngx_http_tokenring_budget_refill(ngx_http_tokenring_budget_t *b,
+    const ngx_http_tokenring_rate_t *rate,
+    const ngx_http_tokenring_clock_t *clock)
+{
+    int64_t   full;
+    uint64_t  day, gone;
+
+    full = ngx_http_tokenring_budget_full(rate);
+
+    if (rate->period == 0) {
+        day = clock->unix_s / NGX_HTTP_TOKENRING_DAY;
+
+        if (day > b->since) {
+            b->left = full;
+            b->since = day;
+        }
+
+        return;
+    }
+
+    /* another process may have looked at the clock a little later */
+
+    if (clock->now <= b->since) {
+        return;
+    }
+
+    gone = clock->now - b->since;
+    b->since = clock->now;
+
+    if (gone > (uint64_t) (full - b->left) / rate->limit) {
+        b->left = full;
+
+    } else {
+        b->left += (int64_t) (gone * rate->limit);
+    }
+}
+
+
+int64_t
+ngx_http_tokenring_budget_left(const ngx_http_tokenring_budget_t *b,
+    const ngx_http_tokenring_rate_t *rate)
+{
+    int64_t  parts;
+
+    parts = ngx_http_tokenring_budget_parts(rate);
+
+    return (b->left >= 0) ? b->left / parts : -((-b->left + parts - 1) / parts);
+}
+
+
+void
+ngx_http_tokenring_budget_take(ngx_http_tokenring_budget_t *b,
+    const ngx_http_tokenring_rate_t *rate, int64_t n)
+{
+    int64_t  parts, full;
+
+    parts = ngx_http_tokenring_budget_parts(rate);
+    full = ngx_http_tokenring_budget_full(rate);
+
+    if (n > 0 && n > (b->left + NGX_HTTP_TOKENRING_DEBT_MAX) / parts) {
+        b->left = -NGX_HTTP_TOKENRING_DEBT_MAX;
+        return;
+    }
+
+    if (n < 0 && -n >= (full - b->left) / parts) {
+        b->left = full;
+        return;
+    }
+
+    b->left -= n * parts;
+}
+
+
+uint64_t
+ngx_http_tokenring_budget_wait(const ngx_http_tokenring_budget_t *b,
+    const ngx_http_tokenring_rate_t *rate,
+    const ngx_http_tokenring_clock_t *clock, uint64_t n)
+{
+    int64_t  want;
+
+    want = (int64_t) n * ngx_http_tokenring_budget_parts(rate);
+
+    if (b->left >= want) {
+        return 0;
+    }
+
+    if (rate->period == 0) {
+        return (NGX_HTTP_TOKENRING_DAY
+                - clock->unix_s % NGX_HTTP_TOKENRING_DAY) * 1000;
+    }
+
+    return ((uint64_t) (want - b->left) + rate->limit - 1) / rate->limit;
+}

@@ -1,0 +1,98 @@
+/*
+ * Tenants: whose a request is, and what its plan lets it use.
+ *
+ * What each tenant has used stands in shared memory, for all workers and over
+ * reloads, by a hash of the tenant's name.  Plans live in the cycle's pool.
+ */
+
+#ifndef _NGX_HTTP_TOKENRING_TENANTS_H_INCLUDED_
+#define _NGX_HTTP_TOKENRING_TENANTS_H_INCLUDED_
+
+
+#include "ngx_http_tokenring.h"
+#include "ngx_http_tokenring_budget.h"
+
+
+/* budgets of a plan */
+#define NGX_HTTP_TOKENRING_BUDGETS  8
+
+/* bytes of the hash of a tenant's name */
+#define NGX_HTTP_TOKENRING_TENANT   16
+
+
+typedef enum {
+    NGX_HTTP_TOKENRING_UNIT_REQUESTS = 0,
+    NGX_HTTP_TOKENRING_UNIT_IN,
+    NGX_HTTP_TOKENRING_UNIT_OUT,
+    NGX_HTTP_TOKENRING_UNIT_TOKENS       /* both */
+} ngx_http_tokenring_unit_e;
+
+
+typedef struct {
+    ngx_http_tokenring_unit_e       unit;
+    ngx_http_tokenring_rate_t       rate;
+    ngx_str_t                       text;    /* as it was configured */
+} ngx_http_tokenring_limit_t;
+
+
+typedef struct {
+    ngx_str_t                       name;
+    uint32_t                        hash;    /* of its budgets */
+    ngx_uint_t                      n;
+    ngx_http_tokenring_limit_t      limits[NGX_HTTP_TOKENRING_BUDGETS];
+    unsigned                        defined:1;
+    u_char                         *file;    /* where it was first named */
+    ngx_uint_t                      line;
+} ngx_http_tokenring_plan_t;
+
+
+/* a request whose tenant has a plan */
+
+typedef struct {
+    ngx_http_tokenring_plan_t      *plan;
+    u_char                          tenant[NGX_HTTP_TOKENRING_TENANT];
+    uint64_t                        in;      /* tokens, charged up to now */
+    uint64_t                        out;
+} ngx_http_tokenring_use_t;
+
+
+/* _tenants_conf.c */
+
+/* the directives tokenring_plan, tokenring_tenants, tokenring_limits */
+char *ngx_http_tokenring_set_plan(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+char *ngx_http_tokenring_set_tenants(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+char *ngx_http_tokenring_set_limits(ngx_conf_t *cf, ngx_command_t *cmd,
+    void *conf);
+
+/* the configuration is complete */
+ngx_int_t ngx_http_tokenring_init_tenants(ngx_conf_t *cf);
+
+
+/* _tenants.c */
+
+/* of the zone's shared memory */
+ngx_int_t ngx_http_tokenring_tenants_init(ngx_shm_zone_t *zone, void *data);
+
+/* whose a request is, hashed: what tokenring_tenant says, or else the client's
+ * address */
+void ngx_http_tokenring_tenant(ngx_http_tokenring_ctx_t *ctx,
+    u_char hash[NGX_HTTP_TOKENRING_TENANT]);
+
+/*
+ * A new request, whose body was not read: takes it from the budget of requests.
+ * NGX_OK: it may go on; NGX_DECLINED: it was refused, and the content handler
+ * returns *rc.
+ */
+ngx_int_t ngx_http_tokenring_admit_tenant(ngx_http_tokenring_ctx_t *ctx,
+    ngx_int_t *rc);
+
+/* takes what it has used up to now, if it has a plan; at its end, too */
+void ngx_http_tokenring_charge(ngx_http_tokenring_ctx_t *ctx);
+
+/* x-ratelimit-*: what is left; NGX_ERROR: no memory */
+ngx_int_t ngx_http_tokenring_limit_headers(ngx_http_tokenring_ctx_t *ctx);
+
+
+#endif /* _NGX_HTTP_TOKENRING_TENANTS_H_INCLUDED_ */

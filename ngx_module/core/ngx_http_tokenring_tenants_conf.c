@@ -1,0 +1,288 @@
+/*
+ * tokenring_plan, tokenring_tenants and tokenring_limits.
+ *
+ * A plan may be named, by tokenring_limits, before it is defined; that all are
+ * is checked when the configuration is complete.  Of a variable's value that
+ * cannot be checked: a request with a plan that does not exist is refused.
+ */
+
+#include "ngx_http_tokenring_conf.h"
+#include "ngx_http_tokenring_tenants.h"
+
+
+#define NGX_HTTP_TOKENRING_TENANTS_SIZE  (8 * 1024 * 1024)
+
+
+static ngx_http_tokenring_plan_t *ngx_http_tokenring_find_plan(ngx_conf_t *cf,
+    ngx_str_t *name);
+static ngx_int_t ngx_http_tokenring_plan_limit(ngx_http_tokenring_plan_t *plan,
+    ngx_str_t *text);
+
+
+static struct {
+    const char                   *name;
+    size_t                        len;
+    ngx_http_tokenring_unit_e     unit;
+} ngx_http_tokenring_units[] = {
+    { "requests=", 9, NGX_HTTP_TOKENRING_UNIT_REQUESTS },
+    { "in=", 3, NGX_HTTP_TOKENRING_UNIT_IN },
+    { "out=", 4, NGX_HTTP_TOKENRING_UNIT_OUT },
+    { "tokens=", 7, NGX_HTTP_TOKENRING_UNIT_TOKENS },
+    { NULL, 0, NGX_HTTP_TOKENRING_UNIT_REQUESTS }
+};
+
+
+static ngx_http_tokenring_plan_t *
+ngx_http_tokenring_find_plan(ngx_conf_t *cf, ngx_str_t *name)
+{
+    ngx_uint_t                        i;
+    ngx_http_tokenring_plan_t        *plan, **plans;
+    ngx_http_tokenring_main_conf_t   *tmcf;
+
+    tmcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_tokenring_module);
+
+    plans = tmcf->plans.elts;
+
+    for (i = 0; i < tmcf->plans.nelts; i++) {
+        if (plans[i]->name.len == name->len
+            && ngx_strncmp(plans[i]->name.data, name->data, name->len) == 0)
+        {
+            return plans[i];
+        }
+    }
+
+    plan = ngx_pcalloc(cf->pool, sizeof(ngx_http_tokenring_plan_t));
+    if (plan == NULL) {
+        return NULL;
+    }
+
+    plan->name = *name;
+    plan->file = cf->conf_file->file.name.data;
+    plan->line = cf->conf_file->line;
+
+    plans = ngx_array_push(&tmcf->plans);
+    if (plans == NULL) {
+        return NULL;
+    }
+
+    *plans = plan;
+
+    return plan;
+}
+
+
+/* tokenring_plan NAME [requests=N/TIME] [in=N/TIME] [out=N/TIME]
+ * [tokens=N/TIME] ...; */
+
+char *
+ngx_http_tokenring_set_plan(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_str_t                  *value;
+    ngx_uint_t                  i;
+    ngx_http_tokenring_plan_t  *plan;
+
+    value = cf->args->elts;
+
+    if (value[1].len == 0) {
+        return "has an empty name";
+    }
+
+    plan = ngx_http_tokenring_find_plan(cf, &value[1]);
+    if (plan == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    if (plan->defined) {
+        return "is duplicate";
+    }
+
+    plan->defined = 1;
+
+    if (cf->args->nelts - 2 > NGX_HTTP_TOKENRING_BUDGETS) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "too many limits of plan \"%V\", expected no more "
+                           "than %d", &value[1], NGX_HTTP_TOKENRING_BUDGETS);
+        return NGX_CONF_ERROR;
+    }
+
+    for (i = 2; i < cf->args->nelts; i++) {
+        if (ngx_http_tokenring_plan_limit(plan, &value[i]) != NGX_OK) {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "invalid limit \"%V\", expected requests=, in=, "
+                               "out= or tokens= and a number per time such as "
+                               "200k/m, with /s, /m, /h or /d", &value[i]);
+            return NGX_CONF_ERROR;
+        }
+    }
+
+    return NGX_CONF_OK;
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_plan_limit(ngx_http_tokenring_plan_t *plan, ngx_str_t *text)
+{
+    ngx_uint_t                   i;
+    ngx_http_tokenring_limit_t  *limit;
+
+    for (i = 0; ngx_http_tokenring_units[i].name; i++) {
+        if (ngx_strncmp(text->data, ngx_http_tokenring_units[i].name,
+                        ngx_http_tokenring_units[i].len)
+            == 0)
+        {
+            break;
+        }
+    }
+
+    limit = &plan->limits[plan->n];
+
+    if (ngx_http_tokenring_units[i].name == NULL
+        || ngx_http_tokenring_rate_parse(
+                                 text->data + ngx_http_tokenring_units[i].len,
+                                 text->len - ngx_http_tokenring_units[i].len,
+                                 &limit->rate)
+           != 0)
+    {
+        return NGX_ERROR;
+    }
+
+    limit->unit = ngx_http_tokenring_units[i].unit;
+    limit->text = *text;
+
+    plan->n++;
+    plan->hash = plan->hash * 31 + ngx_crc32_short(text->data, text->len) + 1;
+
+    return NGX_OK;
+}
+
+
+/* tokenring_tenants zone=NAME:SIZE; */
+
+char *
+ngx_http_tokenring_set_tenants(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_http_tokenring_main_conf_t  *tmcf = conf;
+
+    u_char     *p;
+    ssize_t     size;
+    ngx_str_t  *value, name, s;
+
+    if (tmcf->tenants) {
+        return "is duplicate";
+    }
+
+    value = cf->args->elts;
+
+    if (ngx_strncmp(value[1].data, "zone=", 5) != 0) {
+        goto invalid;
+    }
+
+    name.data = value[1].data + 5;
+
+    p = (u_char *) ngx_strchr(name.data, ':');
+    if (p == NULL || p == name.data) {
+        goto invalid;
+    }
+
+    name.len = p - name.data;
+
+    s.data = p + 1;
+    s.len = value[1].data + value[1].len - s.data;
+
+    size = ngx_parse_size(&s);
+
+    if (size == NGX_ERROR || size < (ssize_t) (8 * ngx_pagesize)) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "invalid zone size in \"%V\", expected at least "
+                           "%uz", &value[1], 8 * ngx_pagesize);
+        return NGX_CONF_ERROR;
+    }
+
+    tmcf->tenants = ngx_shared_memory_add(cf, &name, size,
+                                          &ngx_http_tokenring_module);
+    if (tmcf->tenants == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    tmcf->tenants->init = ngx_http_tokenring_tenants_init;
+
+    return NGX_CONF_OK;
+
+invalid:
+
+    ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                       "invalid parameter \"%V\", expected zone=NAME:SIZE",
+                       &value[1]);
+    return NGX_CONF_ERROR;
+}
+
+
+char *
+ngx_http_tokenring_set_limits(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_http_tokenring_loc_conf_t  *tlcf = conf;
+
+    char                            *rv;
+    ngx_str_t                       *value;
+    ngx_http_tokenring_main_conf_t  *tmcf;
+
+    rv = ngx_http_set_complex_value_slot(cf, cmd, conf);
+    if (rv != NGX_CONF_OK) {
+        return rv;
+    }
+
+    value = cf->args->elts;
+
+    if (tlcf->limits->lengths == NULL && value[1].len
+        && ngx_http_tokenring_find_plan(cf, &value[1]) == NULL)
+    {
+        return NGX_CONF_ERROR;
+    }
+
+    tmcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_tokenring_module);
+
+    tmcf->limited = 1;
+
+    return NGX_CONF_OK;
+}
+
+
+ngx_int_t
+ngx_http_tokenring_init_tenants(ngx_conf_t *cf)
+{
+    ngx_str_t                         name;
+    ngx_uint_t                        i;
+    ngx_http_tokenring_plan_t       **plans;
+    ngx_http_tokenring_main_conf_t   *tmcf;
+
+    tmcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_tokenring_module);
+
+    plans = tmcf->plans.elts;
+
+    for (i = 0; i < tmcf->plans.nelts; i++) {
+        if (!plans[i]->defined) {
+            ngx_log_error(NGX_LOG_EMERG, cf->log, 0,
+                          "no tokenring_plan \"%V\" is defined, it is named in "
+                          "%s:%ui", &plans[i]->name, plans[i]->file,
+                          plans[i]->line);
+            return NGX_ERROR;
+        }
+    }
+
+    if (!tmcf->limited || tmcf->tenants) {
+        return NGX_OK;
+    }
+
+    ngx_str_set(&name, "tokenring_tenants");
+
+    tmcf->tenants = ngx_shared_memory_add(cf, &name,
+                                          NGX_HTTP_TOKENRING_TENANTS_SIZE,
+                                          &ngx_http_tokenring_module);
+    if (tmcf->tenants == NULL) {
+        return NGX_ERROR;
+    }
+
+    tmcf->tenants->init = ngx_http_tokenring_tenants_init;
+
+    return NGX_OK;
+}

@@ -1,0 +1,204 @@
+'use strict';
+//
+// Tenants and their plans (docs/directives.md, tokenring_plan): budgets of
+// requests and tokens, what clients are told of them, and that official clients
+// do as they are told.  Budgets of a minute refill while a test runs: what is
+// counted exactly has the hour or the day.
+
+const { test } = require('node:test');
+const assert = require('node:assert/strict');
+const OpenAI = require('openai');
+const { Stack, until, sleep } = require('../lib/stack');
+const { post, request, stream } = require('../lib/http');
+
+const NULL = { backend: 'null', null_rate: 500, kv_memory: '64m' };
+
+function withPlans(plans, body, options = {}) {
+  return async () => {
+    const stack = await Stack.start({
+      engine: NULL,
+      http: `${plans}
+        map $http_x_key $plan { default ""; "~^(?<name>[a-z]+)-" $name; }`,
+      location: 'tokenring_tenant $http_x_key; tokenring_limits $plan;',
+      ...options,
+    });
+    try {
+      await body(stack, (key, more = {}) => post(`${stack.url}/v1/completions`,
+        { prompt: 'one two three', max_tokens: 2, ...more },
+        key ? { 'X-Key': key } : {}));
+    } finally {
+      await stack.end();
+    }
+  };
+}
+
+// From 120ms, 1s, 6m0s, 1h2m3s.
+function seconds(text) {
+  const m = /^(?:(\d+)ms|(?:(\d+)h)?(?:(\d+)m)?(\d+)s)$/.exec(text);
+  assert.ok(m, text);
+  return m[1] ? Number(m[1]) / 1000
+    : Number(m[2] || 0) * 3600 + Number(m[3] || 0) * 60 + Number(m[4]);
+}
+
+function checkLimited(r, { type, code = 'rate_limit_exceeded', most }) {
+  assert.equal(r.status, 429, r.text);
+  const e = r.json().error;
+  assert.equal(e.type, type);
+  assert.equal(e.code, code);
+  assert.match(e.message, /^Rate limit reached: \d+ .* Please try again in /);
+  const ms = Number(r.headers['retry-after-ms']);
+  assert.ok(ms > 0 && ms <= most * 1000, `${ms} ms`);
+  assert.equal(Number(r.headers['retry-after']), Math.ceil(ms / 1000));
+  return ms;
+}
+
+test('requests: as many as the plan has, for each tenant, by all workers',
+  withPlans('tokenring_plan few requests=5/h;', async (stack, ask) => {
+    const left = [];
+    for (let i = 0; i < 5; i++) {
+      const r = await ask('few-a');
+      assert.equal(r.status, 200, r.text);
+      assert.equal(r.headers['x-ratelimit-limit-requests'], '5');
+      left.push(Number(r.headers['x-ratelimit-remaining-requests']));
+      const reset = seconds(r.headers['x-ratelimit-reset-requests']);
+      assert.ok(reset > 720 * i && reset <= 720 * (i + 1), `${reset} s`);
+    }
+    assert.deepEqual(left, [4, 3, 2, 1, 0]);
+    for (let i = 0; i < 3; i++) {
+      const r = await ask('few-a');
+      checkLimited(r, { type: 'requests', most: 720 });
+      assert.equal(r.headers['x-ratelimit-remaining-requests'], '0');
+      assert.equal(r.headers['x-should-retry'], undefined);
+    }
+    // Others are not concerned, nor is a tenant without a plan.
+    assert.equal((await ask('few-b')).status, 200);
+    const free = await ask(null);
+    assert.equal(free.status, 200);
+    assert.equal(free.headers['x-ratelimit-limit-requests'], undefined);
+    const all = await Promise.all(Array.from({ length: 20 }, () =>
+      ask('few-c')));
+    assert.equal(all.filter((r) => r.status === 200).length, 5);
+    assert.equal((await stack.metrics())
+      .value('tokenring_gateway_limited_total'), 18);
+    // What is no prompt costs nothing.
+    assert.equal((await request(`${stack.url}/v1/models`,
+      { headers: { 'X-Key': 'few-a' } })).status, 200);
+  }, { workers: 2 }));
+
+test('a budget comes back evenly, and openai waits as it is told', withPlans(
+  'tokenring_plan quick requests=120/m;', async (stack, ask) => {
+    const all = await Promise.all(Array.from({ length: 130 }, () =>
+      ask('quick-a')));
+    const limited = all.filter((r) => r.status === 429);
+    assert.ok(limited.length > 0);
+    const ms = Math.max(...limited.map((r) =>
+      checkLimited(r, { type: 'requests', most: 0.5 })));
+    await sleep(ms);
+    await until(async () => (await ask('quick-a')).status === 200, 'one more');
+
+    let tries = 0;
+    const client = new OpenAI({ apiKey: 'x', baseURL: `${stack.url}/v1`,
+      maxRetries: 5, defaultHeaders: { 'X-Key': 'quick-a' },
+      fetch: (...args) => { tries++; return fetch(...args); } });
+    await Promise.all(Array.from({ length: 4 }, () => ask('quick-a')));
+    const r = await client.completions.create(
+      { model: 'pocket', prompt: 'x', max_tokens: 1 });
+    assert.equal(r.choices.length, 1);
+    assert.ok(tries >= 1 && tries <= 6, `${tries} tries`);
+  }));
+
+test('tokens: prompts, answers, both, and what is owed', withPlans(`
+  tokenring_plan in in=100/h;
+  tokenring_plan out out=50/h;
+  tokenring_plan both tokens=1k/h requests=100/h;`, async (stack, ask) => {
+  const used = async (key, more) => {
+    const r = await ask(key, more);
+    assert.equal(r.status, 200, r.text);
+    return r.json().usage;
+  };
+  const left = (r) => Number(r.headers['x-ratelimit-remaining-tokens']);
+  // A prompt is taken before the answer's headers are sent.
+  let n = 100;
+  for (const words of [20, 40, 60]) {
+    const r = await ask('in-a', { prompt: 'one '.repeat(words) });
+    assert.equal(r.status, 200, r.text);
+    n -= r.json().usage.prompt_tokens;
+    assert.equal(left(r), Math.max(n, 0));
+  }
+  assert.ok(n < 0, 'it is overdrawn');
+  const owing = checkLimited(await ask('in-a'), { type: 'tokens', most: 3600 });
+  // Not before what is owed has come in, and one token.
+  assert.ok(Math.abs(owing - (1 - n) * 36000) < 30000, `${owing} ms`);
+
+  const out = await used('out-a', { max_tokens: 50, ignore_eos: true });
+  assert.equal(out.completion_tokens, 50);
+  checkLimited(await ask('out-a'), { type: 'tokens', most: 72 });
+
+  const one = await used('both-a', { max_tokens: 100, ignore_eos: true });
+  const r = await ask('both-a');
+  const two = r.json().usage;
+  assert.equal(r.headers['x-ratelimit-limit-tokens'], '1000');
+  assert.equal(r.headers['x-ratelimit-limit-requests'], '100');
+  assert.equal(left(r), 1000 - one.total_tokens - two.total_tokens);
+}));
+
+test('streams are charged while they run, and when they are cut', withPlans(
+  'tokenring_plan out out=200/h;', async (stack, ask) => {
+    const open = () => stream(`${stack.url}/v1/completions`,
+      { prompt: 'x', max_tokens: 4000, ignore_eos: true, stream: true },
+      { headers: { 'X-Key': 'out-a' } });
+    const s = open();
+    await s.begun();
+    await until(async () => (await ask('out-a', { max_tokens: 1 })).status
+      === 429, 'the stream has used it up');
+    s.hangUp();
+    await s.finished.catch(() => {});
+    await stack.active(0);
+    checkLimited(await ask('out-a'), { type: 'tokens', most: 80000 });
+  }));
+
+test('a day: no haste to try again', withPlans(
+  'tokenring_plan day tokens=5/d;', async (stack, ask) => {
+    assert.equal((await ask('day-a', { max_tokens: 5, ignore_eos: true }))
+      .status, 200);
+    const r = await ask('day-a');
+    checkLimited(r, { type: 'insufficient_quota', code: 'insufficient_quota',
+      most: 86400 });
+    assert.equal(r.headers['x-should-retry'], 'false');
+    let tries = 0;
+    const client = new OpenAI({ apiKey: 'x', baseURL: `${stack.url}/v1`,
+      defaultHeaders: { 'X-Key': 'day-a' },
+      fetch: (...args) => { tries++; return fetch(...args); } });
+    await assert.rejects(client.completions.create(
+      { model: 'pocket', prompt: 'x' }), (e) => e.status === 429
+        && e.code === 'insufficient_quota');
+    assert.equal(tries, 1);
+  }));
+
+test('a reload keeps what was used; another plan begins anew', withPlans(
+  'tokenring_plan few requests=2/h;', async (stack, ask) => {
+    assert.equal((await ask('few-a')).status, 200);
+    assert.equal((await ask('few-a')).status, 200);
+    await stack.reload();
+    assert.equal((await ask('few-a')).status, 429);
+    stack.configure({ http: stack.options.http.replace('2/h', '3/h') });
+    await stack.reload();
+    const r = await ask('few-a');
+    assert.equal(r.status, 200);
+    assert.equal(r.headers['x-ratelimit-remaining-requests'], '2');
+    // A plan that a variable names and nobody has defined.
+    assert.equal((await ask('other-a')).status, 500);
+    assert.ok(stack.errorLog().includes('no tokenring_plan "other"'));
+  }));
+
+test('more tenants than there is room for: the quiet ones are forgotten',
+  withPlans(`tokenring_tenants zone=small:64k;
+    tokenring_plan few requests=1/h;`, async (stack, ask) => {
+    const keys = Array.from({ length: 600 }, (_, i) => `few-${i}`);
+    for (let at = 0; at < keys.length; at += 50) {
+      const all = await Promise.all(keys.slice(at, at + 50).map((k) => ask(k)));
+      all.forEach((r) => assert.equal(r.status, 200, r.text));
+    }
+    assert.equal((await ask('few-599')).status, 429);
+    assert.equal((await ask('few-0')).status, 200);
+  }));
