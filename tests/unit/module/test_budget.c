@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "ngx_module/core/ngx_http_tokenring_budget.h"
+#include "tests/unit/fixtures/random.h"
 
 #define DAY 86400u
 
@@ -19,15 +20,11 @@ typedef ngx_http_tokenring_rate_t rate_t;
 typedef ngx_http_tokenring_budget_t budget_t;
 typedef ngx_http_tokenring_clock_t timer_at_t;
 
-static uint64_t seed = 0x2545f4914f6cdd1du;
-
 static uint64_t
 draw(uint64_t n)
 {
-    seed ^= seed << 13;
-    seed ^= seed >> 7;
-    seed ^= seed << 17;
-    return (seed >> 20) % n;
+    return ((uint64_t) random_below(1u << 30) << 30 | random_below(1u << 30))
+           % n;
 }
 
 static bool

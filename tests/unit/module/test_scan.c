@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "ngx_module/core/ngx_http_tokenring_scan.h"
+#include "tests/unit/fixtures/random.h"
 
 #define BODY_MAX 4096
 #define BODIES_MAX 100000000L
@@ -24,17 +25,6 @@ typedef struct {
     char text[BODY_MAX];
     size_t len;
 } body_t;
-
-static uint64_t seed = 0x9e3779b97f4a7c15u;
-
-static uint32_t
-draw(uint32_t n)
-{
-    seed ^= seed << 13;
-    seed ^= seed >> 7;
-    seed ^= seed << 17;
-    return (uint32_t) (seed >> 33) % n;
-}
 
 static void
 put(body_t *b, const char *text)
@@ -80,15 +70,15 @@ put_string(body_t *b)
     char text[400];
     size_t n;
 
-    if (draw(40) == 0) { /* about as long as a name may be */
-        n = 250 + draw(12);
+    if (random_below(40) == 0) { /* about as long as a name may be */
+        n = 250 + random_below(12);
         text[0] = '"';
         memset(text + 1, 'n', n);
         memcpy(text + 1 + n, "\"", 2);
         put(b, text);
         return;
     }
-    put(b, some[draw(sizeof(some) / sizeof(some[0]))]);
+    put(b, some[random_below(sizeof(some) / sizeof(some[0]))]);
 }
 
 static void
@@ -96,8 +86,8 @@ put_space(body_t *b)
 {
     static const char *const some[] = { " ", "\n", "\t", "\r\n  " };
 
-    if (draw(4) == 0) {
-        put(b, some[draw(4)]);
+    if (random_below(4) == 0) {
+        put(b, some[random_below(4)]);
     }
 }
 
@@ -106,12 +96,12 @@ put_value(body_t *b, unsigned depth)
 {
     static const char *const some[] = { "0",    "-12.5e+3", "true",
                                         "null", "false",    "null" };
-    bool object = draw(2) == 0;
-    uint32_t n = draw(5), i;
+    bool object = random_below(2) == 0;
+    uint32_t n = random_below(5), i;
 
     put_space(b);
-    if (depth > 0 && (depth > 5 || draw(3) != 0)) {
-        draw(2) != 0 ? put_string(b) : put(b, some[draw(6)]);
+    if (depth > 0 && (depth > 5 || random_below(3) != 0)) {
+        random_below(2) != 0 ? put_string(b) : put(b, some[random_below(6)]);
         put_space(b);
         return;
     }
@@ -136,14 +126,14 @@ static void
 damage(body_t *b)
 {
     static const char some[] = "\"\"\\{}[]:,model nu0\x80\xff\n";
-    uint32_t n = draw(4);
+    uint32_t n = random_below(4);
     size_t at;
 
     while (n-- != 0 && b->len > 1) {
-        at = draw((uint32_t) b->len);
-        switch (draw(3)) {
+        at = random_below((uint32_t) b->len);
+        switch (random_below(3)) {
         case 0:
-            b->text[at] = some[draw(sizeof(some) - 1)];
+            b->text[at] = some[random_below(sizeof(some) - 1)];
             break;
         case 1:
             memmove(b->text + at, b->text + at + 1, b->len - at - 1);
@@ -152,7 +142,7 @@ damage(body_t *b)
         default:
             if (b->len < sizeof(b->text)) {
                 memmove(b->text + at + 1, b->text + at, b->len - at);
-                b->text[at] = some[draw(sizeof(some) - 1)];
+                b->text[at] = some[random_below(sizeof(some) - 1)];
                 b->len++;
             }
         }
@@ -223,7 +213,7 @@ scan_at_random(const body_t *b, ngx_http_tokenring_scan_t *s)
 
     ngx_http_tokenring_scan_init(s);
     while (at < b->len) {
-        n = draw(draw(3) == 0 ? 300 : 4);
+        n = random_below(random_below(3) == 0 ? 300 : 4);
         n = n < b->len - at ? n : b->len - at;
         piece(s, b->text + at, n);
         at += n;
@@ -251,7 +241,7 @@ make_body(body_t *b)
 {
     b->len = 0;
     put_value(b, 0);
-    if (draw(3) != 0) {
+    if (random_below(3) != 0) {
         damage(b);
     }
 }
