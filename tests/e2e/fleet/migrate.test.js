@@ -131,6 +131,24 @@ test('two engines, killed in turns', () => disturbed({
   return k;
 }));
 
+test('beside another model: each stays with its own', () => disturbed({
+  engines: { second: CPU,
+    third: { backend: 'null', served_model_name: 'other' } },
+  location: 'tokenring_migrate 100 timeout=60s strict;',
+}, 8, async (stack, over) => {
+  const engines = [stack.engine, stack.others[0]];
+  let k = 0;
+  while (k < 4 && !over()) {
+    await underWay(stack, over, k);
+    if (over()) break;
+    await engines[k % 2].kill();
+    await engines[k % 2].start();
+    await until(() => over() || engines[k % 2].connects(), 'it is back');
+    k++;
+  }
+  return k;
+}));
+
 test('one engine that is killed and comes back', () => disturbed({
   location: 'tokenring_migrate 100 timeout=60s;',
 }, 8, async (stack, over) => {
