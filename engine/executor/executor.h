@@ -91,7 +91,7 @@ struct tr_executor {
     uint32_t ahead;
     bool masks; /* items may have masks */
     /* Threads that others may use between complete and submit. */
-    tr_stream_t team;
+    tr_stream_t pool;
     /* Of its tokenizer, set by who opened it, NULL: no item has a mask;
      * borrowed. */
     const tr_vocabulary_t *vocabulary;

@@ -295,7 +295,7 @@ tr_executor_model_open(const tr_config_t *config, tr_executor_t **out,
         x->base.complete = tr_executor_complete_computed;
         x->base.free = executor_free;
         x->base.masks = true;
-        x->base.team = x->model->stream;
+        x->base.pool = x->model->stream;
         rc = tr_executor_describe(&x->base, "cpu", &x->model->config, config,
                                   config->kv_memory, err);
     }

@@ -2,8 +2,9 @@
  * Reuse of computed prefixes (kv_cache.h, "reuse"): between the tree of prefixes
  * and the manager's pages, for the cache that is here.
  *
- * Only policies that leave everything at 16 bits share: what a dense page holds
- * is then keys and values alone, of tokens in order, the same for whoever asks.
+ * Only policies that leave everything at 16 bits share: an uncompressed page
+ * then holds keys and values alone, of tokens in order, the same for whoever
+ * asks.
  * A slot shares its first blocks, which are whole.  What it needs of one more it
  * copies into a page of its own (a cut at any position), and so nobody writes
  * into a page that others read.

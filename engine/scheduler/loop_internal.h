@@ -127,7 +127,7 @@ void tr_loop_retry(tr_loop_t *l);
 bool tr_loop_take_masks(tr_loop_t *l, uint32_t max_num_seqs);
 void tr_loop_free_masks(tr_loop_t *l);
 
-/* Masks of f's items that are sampled, made by the executor's team. */
+/* Masks of f's items that are sampled, made by the executor's threads. */
 void tr_loop_mask(tr_loop_t *l, tr_loop_batch_t *f, const tr_chunk_t *chunks);
 
 /* q goes on by a token; not TR_OK: it was not allowed, or a limit was met. */

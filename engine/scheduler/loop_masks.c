@@ -21,7 +21,7 @@ tr_loop_take_masks(tr_loop_t *l, uint32_t max_num_seqs)
         return true;
     }
     l->mask_words = tr_vocabulary_words(x->vocabulary);
-    l->n_scratch = x->team.threads > 1 ? (uint32_t) x->team.threads : 1;
+    l->n_scratch = x->pool.threads > 1 ? (uint32_t) x->pool.threads : 1;
     l->masks = calloc((size_t) max_num_seqs * l->mask_words, sizeof(*l->masks));
     l->scratch = calloc(l->n_scratch, sizeof(*l->scratch));
     if (l->masks == NULL || l->scratch == NULL) {
@@ -81,7 +81,7 @@ void
 tr_loop_mask(tr_loop_t *l, tr_loop_batch_t *f, const tr_chunk_t *chunks)
 {
     tr_loop_masking_t a = { l, f, chunks };
-    const tr_stream_t *team = &l->executor->team;
+    const tr_stream_t *pool = &l->executor->pool;
     bool any = false;
     uint32_t i;
 
@@ -90,7 +90,7 @@ tr_loop_mask(tr_loop_t *l, tr_loop_batch_t *f, const tr_chunk_t *chunks)
         any = any || (chunks[i].sample && chunks[i].sequence->matcher != NULL);
     }
     if (any) {
-        tr_thread_pool_run(team->thread_pool, team->threads, f->batch.n_items,
+        tr_thread_pool_run(pool->thread_pool, pool->threads, f->batch.n_items,
                            1, tr_loop_mask_rows, &a);
     }
 }
