@@ -8,7 +8,8 @@
  *   ngx_module/core/ngx_http_tokenring_endpoint.c records to response (render)
  *
  * Numbers (wire.h) and names (docs/redis.md) never change; a number may be left
- * out.  What has no row is refused.  Endpoints that do not generate text need their own records.
+ * out.  What has no row is refused.  An endpoint that generates no text answers
+ * with RESULT records: `result` in engine/api/endpoint.c, generates = 0 here.
  */
 #ifndef TOKENRING_ENDPOINT_H
 #define TOKENRING_ENDPOINT_H

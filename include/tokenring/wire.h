@@ -119,15 +119,16 @@ typedef struct {
  * The engine takes the ids as output that it has made itself and told.  An
  * ERROR with TR_ERR_REPLAY says that they cannot be this request's output. */
 typedef struct {
-    uint64_t seed;   /* of its ACCEPTED, as are the next three and max_total */
-    int64_t created; /* the prompt may have the date in it */
-    uint64_t number; /* records that the worker has taken */
+    uint64_t seed;      /* of its ACCEPTED, as are model_id, choices
+                         * and prompt_tokens */
+    int64_t created;    /* the prompt may have the date in it */
+    uint64_t reserved1; /* 0 */
     uint8_t model_id[TR_MODEL_ID];
     uint32_t choices, prompt_tokens;
     uint32_t epoch; /* engines that had it */
     uint32_t tail_len;
-    uint64_t max_total;
-} tr_wire_replay_t; /* 64 bytes */
+    uint64_t reserved2; /* 0 */
+} tr_wire_replay_t;     /* 64 bytes */
 
 typedef struct {
     uint32_t tokens; /* that were told */
@@ -156,8 +157,9 @@ typedef struct {
     uint64_t seed;                 /* of its sampling, the engine's own too */
     uint8_t model_id[TR_MODEL_ID]; /* as on the status page's card */
     uint64_t exact_id;
-    uint64_t max_total; /* completion tokens of all choices, at most */
-} tr_wire_accepted_t;   /* ACCEPTED, 72 bytes */
+    /* completion tokens of all choices, at most; nobody reads it yet */
+    uint64_t max_total;
+} tr_wire_accepted_t; /* ACCEPTED, 72 bytes */
 
 typedef struct {
     uint32_t cached_tokens; /* of the prompt, that need not be computed */

@@ -126,7 +126,6 @@ ngx_http_tokenring_move_keep(ngx_http_tokenring_ctx_t *ctx,
 
     ctx->movable = 1;
     ctx->seed = head->seed;
-    ctx->max_total = head->max_total;
     ctx->exact_id = head->exact_id;
     ngx_memcpy(ctx->model_id, head->model_id, TR_MODEL_ID);
     ctx->max_model_len = ctx->conn->card.max_model_len;
@@ -400,12 +399,10 @@ ngx_http_tokenring_move_block(ngx_http_tokenring_ctx_t *ctx)
 
     head.seed = ctx->seed;
     head.created = ctx->created;
-    head.number = ctx->number;
     ngx_memcpy(head.model_id, ctx->model_id, TR_MODEL_ID);
     head.choices = ctx->nchoices;
     head.prompt_tokens = ctx->prompt_tokens;
     head.epoch = ctx->moves + 1;
-    head.max_total = ctx->max_total;
 
     b->last = ngx_cpymem(b->last, &head, sizeof(tr_wire_replay_t));
 

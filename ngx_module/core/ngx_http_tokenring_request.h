@@ -139,6 +139,9 @@ typedef struct {
  *
  * (6) GATHER, with no engine chosen, if that depends on the body (_models.c).
  *
+ * ECHO, ITEM, RESULT and KV change no state.  ECHO comes in QUEUED, the others
+ * from ACCEPTED on: elsewhere they are an x, too.
+ *
  * A request ends, with DONE,
  *
  *     in OVER, when everything was sent;
@@ -298,7 +301,6 @@ struct ngx_http_tokenring_ctx_s {
     ngx_buf_t                      *replay;  /* block ahead of the body */
     size_t                          held;    /* bytes, of the worker's */
     uint64_t                        seed;
-    uint64_t                        max_total;
     uint64_t                        exact_id;
     uint8_t                         model_id[TR_MODEL_ID];
     uint32_t                        max_model_len;

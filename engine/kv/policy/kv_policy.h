@@ -11,8 +11,8 @@
  *   2. The row's extern at the end of this header, and its name in POLICIES of
  *      kv_policy.c.
  *   3. Settings that no policy has yet: rows in kv_policy_settings.c.
- *   4. A rule that decides as none of kv_rule.h does is a kind of its own
- *   there. 5. docs/kv-cache.md, and the tests that go through all policies
+ *   4. A rule that decides as none of kv_rule.h does: a kind of its own there.
+ *   5. docs/kv-cache.md, and the tests that go through all policies
  *      (CONTRIBUTING.md).
  */
 #ifndef TR_KV_POLICY_H
