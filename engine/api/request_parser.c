@@ -190,7 +190,13 @@ push_done(tr_request_parser_t *p, tr_request_t *r)
 static void
 constrain(tr_request_t *r, tr_grammar_t *g)
 {
-    if (tr_request_constrain(r, g) != TR_OK) {
+    tr_status_t rc = tr_request_constrain(r, g);
+
+    if (rc != TR_OK && rc != TR_ERR_NOMEM && r->replayed != 0) {
+        tr_error_set(&r->error, TR_ERR_REPLAY, "",
+                     "This request could not be continued at another engine: "
+                     "its grammar does not allow what it said");
+    } else if (rc != TR_OK) {
         tr_error_set(&r->error, TR_ERR_NOMEM, "", "out of memory");
     } else if (tr_grammar_dropped(g) != 0) {
         tr_log(TR_LEVEL_INFO,

@@ -161,9 +161,7 @@ put_accepted(tr_connection_t *c, tr_request_t *r)
                                  { model, head.model_len },
                                  { policy, head.policy_len } };
 
-    if (!r->constrained) { /* one that is cannot go on elsewhere (replay.h) */
-        memcpy(head.model_id, c->env->status->card.model_id, TR_MODEL_ID);
-    }
+    memcpy(head.model_id, c->env->status->card.model_id, TR_MODEL_ID);
     tr_events_answer(r, TR_RECORD_ACCEPTED, pieces, 3);
     if (atomic_load(&r->control) & TR_CONTROL_DETACH) {
         return TR_OK; /* only its end is still to be sent */

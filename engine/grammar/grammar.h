@@ -158,6 +158,7 @@ tr_status_t tr_grammar_cache_get(tr_grammar_cache_t *c,
 
 /* A thread's memory to step and to make masks; NULL: out of memory. */
 tr_grammar_scratch_t *tr_grammar_scratch_new(const tr_vocabulary_t *v);
+tr_grammar_scratch_t *tr_grammar_scratch_of(const tr_grammar_t *g);
 void tr_grammar_scratch_free(tr_grammar_scratch_t *s);
 
 /* Stacks of the matchers of one request, in memory of the caller's: size bytes,

@@ -258,6 +258,12 @@ tr_grammar_scratch_new(const tr_vocabulary_t *v)
     return s;
 }
 
+tr_grammar_scratch_t *
+tr_grammar_scratch_of(const tr_grammar_t *g)
+{
+    return tr_grammar_scratch_new(g->vocabulary);
+}
+
 void
 tr_grammar_scratch_free(tr_grammar_scratch_t *s)
 {

@@ -107,10 +107,6 @@ tr_replay(tr_request_t *r, const tr_tokenizer_t *t, uint32_t vocab)
     if (r->replay_len == 0) {
         return TR_OK;
     }
-    if (r->constrained) {
-        /* where its grammar stands is known to the step loop alone */
-        return refuse(r, "its answer is held to a grammar", 0);
-    }
     (void) tr_wire_replay_parse(r->ahead, r->replay_len, &head, &rest);
     if (head.choices != r->n_sequences
         || head.prompt_tokens != r->prompt_tokens) {

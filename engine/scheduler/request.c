@@ -250,6 +250,46 @@ tr_request_layout(tr_request_t *r, const tr_ids_t *prompts, uint32_t n_prompts,
     return TR_OK;
 }
 
+/* The matcher goes to behind what the sequence has said elsewhere. */
+static tr_status_t
+tr_request_follow_told(const tr_sequence_t *q, tr_matcher_t *m,
+                       tr_grammar_scratch_t *s)
+{
+    tr_status_t rc = TR_OK;
+
+    for (uint32_t i = q->prompt_len; i < q->len && rc == TR_OK; i++) {
+        bool end = false;
+
+        for (uint32_t k = 0; k < q->sampler.n_eos; k++) {
+            end |= q->sampler.eos[k] == q->tokens[i];
+        }
+        rc = end ? TR_OK : tr_matcher_token(m, s, q->tokens[i]);
+    }
+    return rc;
+}
+
+static tr_status_t
+tr_request_follow_all(tr_request_t *r, tr_matcher_t *matchers)
+{
+    tr_grammar_scratch_t *s;
+    tr_status_t rc = TR_OK;
+
+    if (r->replayed == 0) {
+        return TR_OK;
+    }
+    s = tr_grammar_scratch_of(r->grammar);
+    if (s == NULL) {
+        return TR_ERR_NOMEM;
+    }
+    for (uint32_t i = 0; i < r->n_sequences && rc == TR_OK; i++) {
+        if (r->sequences[i].state != TR_SEQ_DONE) {
+            rc = tr_request_follow_told(&r->sequences[i], &matchers[i], s);
+        }
+    }
+    tr_grammar_scratch_free(s);
+    return rc;
+}
+
 tr_status_t
 tr_request_constrain(tr_request_t *r, tr_grammar_t *g)
 {
@@ -271,7 +311,7 @@ tr_request_constrain(tr_request_t *r, tr_grammar_t *g)
         }
         r->sequences[i].matcher = &matchers[i];
     }
-    return rc;
+    return rc == TR_OK ? tr_request_follow_all(r, matchers) : rc;
 }
 
 /* ---- what it holds of the KV cache -------------------------------------- */
