@@ -1,10 +1,12 @@
 /*
  * What a request says of reasoning: whether it is sent, and how much of it there
  * shall be, as far as the chat template can be told: the variable
- * reasoning_effort, or else enable_thinking for "none".
+ * reasoning_effort, or else enable_thinking for "none"; and after how many tokens
+ * it is closed.
  */
 #include "openai_internal.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 static tr_status_t
@@ -76,6 +78,58 @@ read_effort(tr_openai_call_t *c)
                         text);
 }
 
+/* The ids that close reasoning, for a budget of tokens. */
+static tr_status_t
+set_budget(tr_openai_call_t *c, int64_t budget, const char *param)
+{
+    const char *end = tr_dialect_thought_end(c->api->dialect);
+    tr_ids_t ids = { 0 };
+    int32_t *kept = NULL;
+    uint8_t *tags;
+    size_t n;
+    tr_status_t rc;
+
+    if (end == NULL) {
+        return TR_OK; /* it does not reason */
+    }
+    if (c->api->grammars == NULL) {
+        return tr_error_set(c->err, TR_ERR_INVALID, param,
+                            "'%s' is not supported by this engine's backend.",
+                            param);
+    }
+    n = strlen(end);
+    tags = malloc(n);
+    if (tags == NULL) {
+        return tr_openai_no_memory(c);
+    }
+    memset(tags, TR_TEXT_TRUSTED, n);
+    rc = tr_tokenizer_encode_tagged(c->api->tokenizer, c->scratch, end, tags, n,
+                                    &ids, c->err);
+    free(tags);
+    if (rc == TR_OK) {
+        kept = tr_arena_alloc(&c->r->arena, (ids.len + 1) * sizeof(*kept));
+    }
+    if (kept != NULL && ids.len > 0) {
+        memcpy(kept, ids.data, ids.len * sizeof(*kept));
+        c->r->thought_end = kept;
+        c->r->n_thought_end = ids.len;
+        c->r->thought_budget = (uint32_t) budget;
+    }
+    free(ids.data);
+    return rc == TR_OK && kept == NULL ? tr_openai_no_memory(c) : rc;
+}
+
+static tr_status_t
+read_budget(tr_openai_call_t *c)
+{
+    static const char field[] = "thinking_token_budget";
+    int64_t budget = -1;
+    tr_status_t rc = tr_json_integer(c->root, field, 0, UINT32_MAX, &budget,
+                                     c->err);
+
+    return rc == TR_OK && budget >= 0 ? set_budget(c, budget, field) : rc;
+}
+
 tr_status_t
 tr_openai_read_reasoning(tr_openai_call_t *c)
 {
@@ -84,5 +138,8 @@ tr_openai_read_reasoning(tr_openai_call_t *c)
                                   c->err);
 
     c->r->hide_reasoning = !include;
+    if (rc == TR_OK) {
+        rc = read_budget(c);
+    }
     return rc == TR_OK ? read_effort(c) : rc;
 }

@@ -259,11 +259,16 @@ tr_emit_push(tr_emit_turn_t *t, const tr_sampled_t *sampled)
     tr_emit_t *e = t->emit;
     tr_sequence_t *q = t->q;
     bool inside = tr_dialect_inside(q->dialect);
+    bool forced = tr_sequence_must_say(q) >= 0;
     char text[TR_RESPONSE_WRITER_TOKEN_BYTES * 3 + 16];
     uint32_t n;
 
     n = tr_text_stream_detok(&q->text, sampled->token, text, sizeof(text));
     tr_dialect_push(q->dialect, sampled->token, text, n, &e->items);
+    q->thoughts += inside;
+    if (forced) {
+        q->closing = (q->closing + 1) % q->request->n_thought_end;
+    }
     if (inside || tr_dialect_inside(q->dialect)) {
         q->request->reasoning_tokens++;
     } else if (q->request->params.logprobs >= 0

@@ -10,6 +10,7 @@
 #include "loop_internal.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 bool
 tr_loop_take_masks(tr_loop_t *l, uint32_t max_num_seqs)
@@ -54,6 +55,14 @@ typedef struct {
     const tr_chunk_t *chunks;
 } tr_loop_masking_t;
 
+static bool
+tr_loop_masked(const tr_chunk_t *chunk)
+{
+    return chunk->sample
+           && (chunk->sequence->matcher != NULL
+               || tr_sequence_must_say(chunk->sequence) >= 0);
+}
+
 static void
 tr_loop_mask_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 {
@@ -65,7 +74,15 @@ tr_loop_mask_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
         tr_sequence_t *q = a->chunks[i].sequence;
         uint32_t *mask = l->masks + (size_t) i * l->mask_words;
 
-        if (!a->chunks[i].sample || q->matcher == NULL) {
+        if (!tr_loop_masked(&a->chunks[i])) {
+            continue;
+        }
+        if (tr_sequence_must_say(q) >= 0) {
+            uint32_t token = (uint32_t) tr_sequence_must_say(q);
+
+            memset(mask, 0, l->mask_words * sizeof(*mask));
+            mask[token / 32] = 1u << (token % 32);
+            a->batch->items[i].mask = mask;
             continue;
         }
         a->batch->refused[i] = tr_matcher_mask(q->matcher, l->scratch[worker],
@@ -87,7 +104,7 @@ tr_loop_mask(tr_loop_t *l, tr_loop_batch_t *f, const tr_chunk_t *chunks)
 
     for (i = 0; i < f->batch.n_items; i++) {
         f->refused[i] = TR_OK;
-        any = any || (chunks[i].sample && chunks[i].sequence->matcher != NULL);
+        any = any || tr_loop_masked(&chunks[i]);
     }
     if (any) {
         tr_thread_pool_run(pool->thread_pool, pool->threads, f->batch.n_items,

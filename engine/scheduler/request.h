@@ -74,6 +74,8 @@ typedef struct tr_sequence {
     tr_text_stream_t text;
     tr_matcher_t *matcher;       /* what it may write; NULL: anything */
     tr_dialect_state_t *dialect; /* NULL: all of it is content */
+    uint32_t thoughts;           /* tokens within reasoning */
+    uint32_t closing;            /* of thought_end, that have come */
     uint32_t unsent;             /* tokens that no DELTA told of yet */
     tr_detok_t echo_detok;
     uint32_t echoed;             /* prompt tokens given out, with echo */
@@ -157,7 +159,7 @@ struct tr_request {
     uint32_t migrations;    /* engines that had it before; 0: it is new */
     uint32_t replayed;      /* tokens that they told, of all choices */
     int64_t created;        /* Unix time, s */
-    const char *repeated; /* JSON members of its response, in the arena */
+    const char *repeated;   /* JSON members of its response, in the arena */
     uint32_t repeated_len;
     uint32_t repeated_sent; /* frontend thread: bytes */
     tr_result_t *result;    /* it is complete, and goes to no loop; else NULL */
@@ -168,8 +170,11 @@ struct tr_request {
     bool single_call;         /* an answer ends with its first call */
     bool named_call;          /* it had to be one of this function: that ends
                                * an answer as a stop does */
-    bool hide_reasoning;      /* it is counted and not sent */
-    tr_error_t error;         /* status != TR_OK: refused */
+    /* after so many tokens of reasoning, these close it; NULL: no limit */
+    uint32_t thought_budget, n_thought_end;
+    const int32_t *thought_end; /* in the arena */
+    bool hide_reasoning;        /* it is counted and not sent */
+    tr_error_t error;           /* status != TR_OK: refused */
 
     /* commands: TR_CONTROL_*; set by the frontend thread, read by the step loop
      * at every step.  ABORT, CANCEL and DETACH are never taken back; DETACH is
@@ -212,6 +217,22 @@ tr_sequence_rows(const tr_sequence_t *q)
     return q->dialect != NULL ? tr_dialect_rows(q->request->dialect) : 1;
 }
 
+/* The one token that may come next, where a budget of reasoning is spent; -1:
+ * it is not. */
+static inline int32_t
+tr_sequence_must_say(const tr_sequence_t *q)
+{
+    const tr_request_t *r = q->request;
+
+    if (r->thought_end == NULL || q->dialect == NULL
+        || (q->closing == 0
+            && (q->thoughts < r->thought_budget
+                || !tr_dialect_inside(q->dialect)))) {
+        return -1;
+    }
+    return r->thought_end[q->closing];
+}
+
 /* Its client has left, and it goes on: nothing but its end is sent, and nothing
  * waits for room or for the end of a pause. */
 static inline bool
@@ -232,7 +253,8 @@ tr_status_t tr_request_layout(tr_request_t *r, const tr_ids_t *prompts,
                               const tr_tokenizer_t *t);
 
 /* What r's answers may be: takes g, and gives each sequence a matcher in the
- * arena.  After the layout. */
+ * arena, behind the tokens that it has already (replay.h).  After the layout.
+ * TR_ERR_INVALID: g does not allow these tokens. */
 tr_status_t tr_request_constrain(tr_request_t *r, tr_grammar_t *g);
 
 /* Frees the arena, the body and the request (which malloc gave). */

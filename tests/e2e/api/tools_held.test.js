@@ -1,7 +1,7 @@
 'use strict';
 //
 // Answers that are held to calls: tool_choice required and named, allowed tools,
-// strict tools.  First what a model says that a test wrote (lib/scripted.js)
+// strict tools; budgets of reasoning.  First what a model says that a test wrote (lib/scripted.js)
 // through the clients that people use; then models/pocket at temperature 2,
 // which has never seen a tool: whatever it finishes is a call of the request's
 // tools, with arguments that ajv accepts.  HELD=N answers of each kind (60).
@@ -178,6 +178,49 @@ test('allowed_tools with mode required', async () => {
   assert.equal(r.finish_reason, 'tool_calls');
 });
 
+const thought = 'one two three four five six seven eight nine ten';
+says(`<think>\n${thought}\n</think>\n\nMild.`, `\n${thought}`,
+  `<think>\nHm.\n</think>\n\nMild.`,
+  '<think>\nHm, {.\n</think>\n\n{"city": "Oslo"}', thought);
+test('thinking_token_budget closes reasoning exactly there', async () => {
+  const end = await post(`${stack.url}/v1/tokenize`, { prompt: '</think>',
+    add_special_tokens: false });
+  const closing = end.json().count;
+  const spent = async (more) => {
+    const r = await create({ tools: undefined, ...more });
+    return [r.choices[0].message, r.usage.completion_tokens_details
+      .reasoning_tokens];
+  };
+  const think = { chat_template_kwargs: { enable_thinking: true } };
+  // opened by the model: the token that completes its mark counts as reasoning,
+  // but not for the budget
+  const [own, tokens] = await spent({ thinking_token_budget: 4 });
+  assert.equal(tokens, 1 + 4 + closing);
+  assert.match(own.reasoning_content, /^one t/);
+  assert.ok(!own.reasoning_content.includes('nine'));
+  assert.match(own.content, /ten/); // what the model says next
+  // opened by the prompt
+  const [none, few] = await spent({ thinking_token_budget: 0, ...think });
+  assert.equal(none.reasoning_content, undefined);
+  assert.equal(few, closing);
+  const [enough] = await spent({ thinking_token_budget: 500 });
+  assert.deepEqual([enough.reasoning_content, enough.content],
+    ['Hm.', 'Mild.']);
+  // and before what is held
+  const schema = { type: 'json_schema', json_schema: { name: 'c',
+    strict: true, schema: city } };
+  const [made] = await spent({ response_format: schema });
+  assert.equal(made.reasoning_content, 'Hm, {.');
+  assert.equal(made.content, '{"city": "Oslo"}');
+  const [cut] = await spent({ response_format: schema, max_tokens: 40,
+    thinking_token_budget: 3, ...think });
+  assert.match(cut.content, /^\{/);
+  const bad = await post(`${stack.url}/v1/chat/completions`, { messages: ask,
+    thinking_token_budget: -1 });
+  assert.equal(bad.status, 400);
+  assert.equal(bad.json().error.param, 'thinking_token_budget');
+});
+
 // ---- random -----------------------------------------------------------------
 
 const schemas = {
@@ -268,6 +311,20 @@ test('streamed is whole, in every choice', async () => {
     assert.deepEqual(calls, (choice.message.tool_calls || []).map((c) => (
       { name: c.function.name, args: c.function.arguments })));
   }
+});
+
+test('random reasoning within a budget, and calls behind it', async () => {
+  await crowd(32, async (seed) => {
+    const answer = await chat({ seed, tool_choice: 'required',
+      thinking_token_budget: seed,
+      chat_template_kwargs: { enable_thinking: true } });
+    assert.equal(answer.status, 200, answer.text);
+    const { choices: [{ message, finish_reason: reason }], usage }
+      = answer.json();
+    assert.ok(usage.completion_tokens_details.reasoning_tokens <= seed + 8);
+    if (reason !== 'length') check(message.tool_calls);
+  });
+  await pocket.idle();
 });
 
 test('what cannot be held', async () => {
