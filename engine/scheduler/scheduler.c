@@ -306,6 +306,9 @@ tr_scheduler_wants(tr_scheduler_t *s, tr_sequence_t *q, uint32_t *prompts)
         *prompts += tr_sequence_prefills(q);
         return false;
     }
+    if (tr_scheduler_outgrown(s, q)) { /* its last token is under way */
+        return false;
+    }
     if (q->due_us > s->now) {
         if (s->next_due_us == 0 || q->due_us < s->next_due_us) {
             s->next_due_us = q->due_us;

@@ -35,7 +35,11 @@ bool tr_sequence_decodes(const tr_sequence_t *q);
 /* How many tokens of q are to be computed before something else must happen. */
 uint32_t tr_sequence_goal(const tr_sequence_t *q);
 
-/* Sequences that have become long begin again (executor.h: is_long). */
+/* Has a sequence become a long one, and what is cached of it of no use
+ * (executor.h: is_long)? */
+bool tr_scheduler_outgrown(const tr_scheduler_t *s, const tr_sequence_t *q);
+
+/* Those begin again, once nothing of them is under way. */
 void tr_scheduler_stretch(tr_scheduler_t *s);
 
 /* Its response writer does not take even one sequence's step. */

@@ -91,6 +91,13 @@ tr_scheduler_preempt(tr_scheduler_t *s, tr_sequence_t *q)
     s->changes++;
 }
 
+bool
+tr_scheduler_outgrown(const tr_scheduler_t *s, const tr_sequence_t *q)
+{
+    return s->long_from != 0 && !q->is_long && q->computed != 0
+           && tr_sequence_goal(q) > s->long_from;
+}
+
 /* What is cached of a sequence that grows beyond long_from is of no use: each
  * key is rotated as in a short one.  It waits again and is computed once more, as
  * after a preemption, with the frequencies of long ones. */
@@ -101,8 +108,7 @@ tr_scheduler_stretch(tr_scheduler_t *s)
 
     for (q = s->running.first; q != NULL && s->long_from != 0; q = next) {
         next = q->next;
-        if (q->is_long || tr_sequence_goal(q) <= s->long_from
-            || q->computed == 0 || q->under_way != 0) {
+        if (!tr_scheduler_outgrown(s, q) || q->under_way != 0) {
             continue;
         }
         if (tr_scheduler_unique(s, q)) {

@@ -6,10 +6,11 @@
 
 #define FROM 50u
 
-/* Steps until everything is done.  Every token of a sequence must have been
- * computed as its length at the end of a chunk says, and in order. */
+/* Steps until everything is done, each composed with the one before under way or
+ * not.  Every token of a sequence must have been computed as its length at the
+ * end of a chunk says, and in order. */
 static void
-run(fixture_t *b, tr_request_t *r, uint32_t total)
+run(fixture_t *b, tr_request_t *r, uint32_t total, bool ahead)
 {
     uint32_t at[8] = { 0 };
     bool is_long[8] = { false };
@@ -36,9 +37,15 @@ run(fixture_t *b, tr_request_t *r, uint32_t total)
             assert_true(c->pos == at[q->choice]
                         || (at[q->choice] == 0 && c->pos == q->prompt_len - 1));
             at[q->choice] = c->pos + c->n;
-            assert_true(is_long[q->choice] == (q->len > FROM));
+            assert_true(is_long[q->choice] == (tr_sequence_known(q) > FROM));
         }
-        apply(b);
+        tr_scheduler_submit(&b->s);
+        if (!ahead || b->s.n_in_flight > 1) {
+            land(b, false);
+        }
+    }
+    while (b->s.n_in_flight != 0) { /* of nobody */
+        land(b, false);
     }
     for (uint32_t i = 0; i < r->n; i++) {
         assert_int_equal(r->sequences[i].len, total);
@@ -48,8 +55,8 @@ run(fixture_t *b, tr_request_t *r, uint32_t total)
 }
 
 static void
-check(int policy, uint32_t prompt, uint32_t max_tokens, uint32_t n,
-      uint32_t stretches)
+check_so(int policy, uint32_t prompt, uint32_t max_tokens, uint32_t n,
+         uint32_t stretches, bool ahead)
 {
     fixture_t b;
     tr_request_t *r;
@@ -58,10 +65,18 @@ check(int policy, uint32_t prompt, uint32_t max_tokens, uint32_t n,
     b.s.long_from = FROM;
     r = make_request(&b, prompt, max_tokens, n);
     tr_scheduler_add(&b.s, r);
-    run(&b, r, prompt + max_tokens);
+    run(&b, r, prompt + max_tokens, ahead);
     assert_int_equal(b.s.stretches, stretches);
     assert_int_equal(b.s.preemptions, 0);
     fixture_free(&b);
+}
+
+static void
+check(int policy, uint32_t prompt, uint32_t max_tokens, uint32_t n,
+      uint32_t stretches)
+{
+    check_so(policy, prompt, max_tokens, n, stretches, false);
+    check_so(policy, prompt, max_tokens, n, stretches, true);
 }
 
 static void
