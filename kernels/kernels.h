@@ -29,26 +29,35 @@
 #include "route.h"
 #include "thread_pool.h"
 
+/* A weight matrix [n][k] (outputs, inputs), in the backend's layout. */
+typedef struct {
+    uint32_t n, k;
+    void *data; /* matrix_bytes(n, k, dtype), 64-byte aligned */
+    tr_dtype_t dtype;
+} tr_cpu_matrix_t;
+
 typedef struct tr_kernels tr_kernels_t;
 
 struct tr_kernels {
     const char *name; /* "cpu-avx512" */
 
-    /* Room for a matrix, in floats. */
-    size_t (*matrix_floats)(uint32_t n, uint32_t k);
+    /* Room for a matrix. */
+    size_t (*matrix_bytes)(uint32_t n, uint32_t k, tr_dtype_t dtype);
 
     /* Stores rows [row, row + rows) of m from src, [rows][m->k] of `dtype`
-     * (no alignment needed).  A matrix is complete when all rows were stored.
-     * Calls for different rows may run in parallel. */
-    int (*matrix_pack)(const tr_matrix_t *m, uint32_t row, uint32_t rows,
+     * (no alignment needed), as m->dtype.  A matrix is complete when all rows were
+     * stored.  Calls for different rows may run in parallel. */
+    int (*matrix_pack)(const tr_cpu_matrix_t *m, uint32_t row, uint32_t rows,
                        const void *src, tr_dtype_t dtype);
 
-    /* y[rows][n] = x[rows][k] * m^T, plus what y held when `add`. */
-    int (*matmul)(const tr_stream_t *s, const tr_matrix_t *m, const float *x,
-                  size_t ldx, uint32_t rows, float *y, size_t ldy, int add);
+    /* y[rows][n] = x[rows][k] * m^T, plus what y held when `add`.  Weights of 16
+     * bits give the bits that the same numbers give in FP32. */
+    int (*matmul)(const tr_stream_t *s, const tr_cpu_matrix_t *m,
+                  const float *x, size_t ldx, uint32_t rows, float *y,
+                  size_t ldy, int add);
 
     /* y[r] = row ids[r] of m: the token embedding. */
-    int (*embedding)(const tr_stream_t *s, const tr_matrix_t *m,
+    int (*embedding)(const tr_stream_t *s, const tr_cpu_matrix_t *m,
                      const int32_t *ids, uint32_t rows, float *y, size_t ldy);
 
     /* x[r][i] += bias[i], i < n. */
@@ -108,7 +117,7 @@ struct tr_kernels {
     /* matmul by m, then act_mul of what came, n = m->n / 2: the same bits, but
      * what is between them stays in the core that made it.  For few rows: at
      * most TR_GATED_ROWS; n: a multiple of TR_COL_PAD. */
-    int (*gated)(const tr_stream_t *s, tr_act_t act, const tr_matrix_t *m,
+    int (*gated)(const tr_stream_t *s, tr_act_t act, const tr_cpu_matrix_t *m,
                  const float *x, size_t ldx, uint32_t rows, float *out,
                  size_t ldo);
 

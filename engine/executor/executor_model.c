@@ -231,6 +231,7 @@ open_model(executor_t *x, const tr_config_t *config, int threads,
         .ignore_config = config->ignore_config,
         .load_format = config->load_format,
         .dummy_seed = config->dummy_seed,
+        .dummy_dtype = TR_BF16, /* as most files have them */
         .equalise = config->kv_equalise,
         .slides = tr_executor_slides(config),
         .rotate = tr_rotate_bits(config->kv_rotate),

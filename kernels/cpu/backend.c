@@ -16,7 +16,7 @@ act_row(const tr_act_row_f rows[TR_ACTS], tr_act_t act)
 
 /* Launchers that differ only in the inner function they are given. */
 #define BACKEND(isa, panel, codec, tile)                                       \
-    static int matmul_##isa(const tr_stream_t *s, const tr_matrix_t *m,        \
+    static int matmul_##isa(const tr_stream_t *s, const tr_cpu_matrix_t *m,    \
                             const float *x, size_t ldx, uint32_t rows,         \
                             float *y, size_t ldy, int add)                     \
     {                                                                          \
@@ -43,8 +43,8 @@ act_row(const tr_act_row_f rows[TR_ACTS], tr_act_t act)
                               act_row(act_rows_##isa, act));                   \
     }                                                                          \
     static int gated_##isa(const tr_stream_t *s, tr_act_t act,                 \
-                           const tr_matrix_t *m, const float *x, size_t ldx,   \
-                           uint32_t rows, float *out, size_t ldo)              \
+                           const tr_cpu_matrix_t *m, const float *x,           \
+                           size_t ldx, uint32_t rows, float *out, size_t ldo)  \
     {                                                                          \
         return tr_cpu_gated(s, m, x, ldx, rows, out, ldo, panel,               \
                             act_row(act_rows_##isa, act));                     \
@@ -73,7 +73,7 @@ act_row(const tr_act_row_f rows[TR_ACTS], tr_act_t act)
     }                                                                          \
     static const tr_kernels_t kernels_##isa = {                                \
         .name = "cpu-" #isa,                                                   \
-        .matrix_floats = tr_cpu_matrix_floats,                                 \
+        .matrix_bytes = tr_cpu_matrix_bytes,                                   \
         .matrix_pack = tr_cpu_matrix_pack,                                     \
         .matmul = matmul_##isa,                                                \
         .embedding = tr_cpu_embedding,                                         \

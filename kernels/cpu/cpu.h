@@ -6,6 +6,7 @@
 #define TR_KERNELS_CPU_H
 
 #include "kernels/act.h"
+#include "kernels/kernels.h"
 #include "kernels/kv_view.h"
 #include "kernels/operands.h"
 #include "kernels/route.h"
@@ -34,14 +35,15 @@ void tr_silu_row_avx2(const float *gate, const float *up, float *out,
 void tr_silu_row_avx512(const float *gate, const float *up, float *out,
                         uint32_t n);
 
-size_t tr_cpu_matrix_floats(uint32_t n, uint32_t k);
-int tr_cpu_matrix_pack(const tr_matrix_t *m, uint32_t row, uint32_t rows,
+size_t tr_cpu_matrix_bytes(uint32_t n, uint32_t k, tr_dtype_t dtype);
+int tr_cpu_matrix_pack(const tr_cpu_matrix_t *m, uint32_t row, uint32_t rows,
                        const void *src, tr_dtype_t dtype);
 /* The product of one panel: y[rows][TR_COL_PAD] = x[rows][k] * data, plus what
  * y held when `add`; see matmul.c. */
 typedef struct {
-    const float *data, *next; /* next: the panel that probably follows, NULL:
-                               * nobody knows */
+    const void *data, *next; /* next: the panel that probably follows, NULL:
+                              * nobody knows */
+    tr_dtype_t dtype;        /* of both */
     uint32_t k, rows;
     const float *x;
     float *y;
@@ -53,17 +55,18 @@ typedef void (*tr_panel_f)(const tr_panel_t *a);
 void tr_panel_blas(const tr_panel_t *a);
 void tr_panel_avx2(const tr_panel_t *a);
 void tr_panel_avx512(const tr_panel_t *a);
-int tr_cpu_matmul(const tr_stream_t *s, const tr_matrix_t *m, const float *x,
-                  size_t ldx, uint32_t rows, float *y, size_t ldy, int add,
-                  tr_panel_f product);
-int tr_cpu_gated(const tr_stream_t *s, const tr_matrix_t *m, const float *x,
+int tr_cpu_matmul(const tr_stream_t *s, const tr_cpu_matrix_t *m,
+                  const float *x, size_t ldx, uint32_t rows, float *y,
+                  size_t ldy, int add, tr_panel_f product);
+int tr_cpu_gated(const tr_stream_t *s, const tr_cpu_matrix_t *m, const float *x,
                  size_t ldx, uint32_t rows, float *out, size_t ldo,
                  tr_panel_f product, tr_act_row_f row);
-int tr_cpu_embedding(const tr_stream_t *s, const tr_matrix_t *m,
+int tr_cpu_embedding(const tr_stream_t *s, const tr_cpu_matrix_t *m,
                      const int32_t *ids, uint32_t rows, float *y, size_t ldy);
-/* Address of element (row, column) of a packed matrix. */
-const float *tr_cpu_matrix_row(const tr_matrix_t *m, uint32_t row,
-                               uint32_t *stride);
+/* Bytes of a panel; a row's first element, of those the next is TR_COL_PAD
+ * elements on. */
+size_t tr_cpu_panel_bytes(const tr_cpu_matrix_t *m);
+uint8_t *tr_cpu_matrix_row(const tr_cpu_matrix_t *m, uint32_t row);
 /* Chooses how OpenBLAS is called; see matmul_blas.c. */
 void tr_panel_blas_probe(void);
 /* The probe's choice, for tests. */

@@ -26,6 +26,9 @@ typedef __m256 vmask;
 #define v_max(a, b) _mm256_max_ps(a, b)
 #define v_lane0(a) _mm256_cvtss_f32(a)
 #define v_from_half(p) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) (p)))
+#define v_from_bf16(p)                     \
+    _mm256_castsi256_ps(_mm256_slli_epi32( \
+        _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *) (p))), 16))
 
 #define v_select(m, a, b) _mm256_blendv_ps(b, a, m) /* m ? a : b */
 #define v_less(a, b) _mm256_cmp_ps(a, b, _CMP_LT_OQ)

@@ -29,6 +29,9 @@ typedef __mmask16 vmask;
 #define v_lane0(a) _mm512_cvtss_f32(a)
 #define v_from_half(p) \
     _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) (p)))
+#define v_from_bf16(p)                     \
+    _mm512_castsi512_ps(_mm512_slli_epi32( \
+        _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *) (p))), 16))
 
 #define v_select(m, a, b) _mm512_mask_blend_ps(m, b, a) /* m ? a : b */
 #define v_less(a, b) _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ)

@@ -47,7 +47,7 @@ static const tr_kernels_t *real_kernels;
 static double matmul_seconds;
 
 static int
-timed_matmul(const tr_stream_t *s, const tr_matrix_t *m, const float *x,
+timed_matmul(const tr_stream_t *s, const tr_cpu_matrix_t *m, const float *x,
              size_t ldx, uint32_t rows, float *y, size_t ldy, int add)
 {
     double t = now();
@@ -339,7 +339,7 @@ bench_decode(const tr_config_t *c, int rounds, json_t *result)
 
     open_executor(&s, &config);
     load = now() - load;
-    weights = (uint64_t) s.e->parameters * sizeof(float);
+    weights = (uint64_t) s.e->parameters * sizeof(uint16_t); /* BF16 */
     for (int r = -1; r < rounds; r++) {
         for (size_t i = 0; i < N_COUNTS; i++) {
             uint32_t n = stream_counts[i];

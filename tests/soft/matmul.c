@@ -30,7 +30,7 @@ typedef struct pack {
     struct pack *next;
     const uint8_t *w;
     shape_t shape;
-    tr_matrix_t m;
+    tr_cpu_matrix_t m;
 } pack_t;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -67,15 +67,17 @@ static pack_t *
 pack_new(const void *w, const shape_t *s)
 {
     pack_t *k = calloc(1, sizeof(*k));
-    size_t floats = soft_cpu()->matrix_floats(s->n, s->k);
+    size_t bytes = soft_cpu()->matrix_bytes(s->n, s->k, s->type);
 
     if (k == NULL) {
         abort();
     }
     k->w = w;
     k->shape = *s;
-    k->m = (tr_matrix_t){ s->n, s->k,
-                          aligned_alloc(64, tr_pad(floats * 4, 64)) };
+    k->m = (tr_cpu_matrix_t){ .n = s->n,
+                              .k = s->k,
+                              .data = aligned_alloc(64, tr_pad(bytes, 64)),
+                              .dtype = s->type };
     if (k->m.data == NULL
         || soft_cpu()->matrix_pack(&k->m, 0, s->n, w, s->type) != 0) {
         abort();
@@ -84,7 +86,7 @@ pack_new(const void *w, const shape_t *s)
 }
 
 /* With the lock. */
-static const tr_matrix_t *
+static const tr_cpu_matrix_t *
 packed(const void *w, const shape_t *s)
 {
     pack_t *k;

@@ -299,7 +299,7 @@ attention_half(const step_t *t, const tr_kv_view_t *kv, const tr_rows_t *rows)
     const tr_recipe_t *c = t->recipe;
     const tr_kernels_t *k = m->kernels;
     const tr_stream_t *s = &m->stream;
-    const tr_matrix_t *qkv = &t->w->matrix[TR_PART_QKV];
+    const tr_cpu_matrix_t *qkv = &t->w->matrix[TR_PART_QKV];
     float *const *v = t->w->vector;
     float *keys = m->qkv + (size_t) c->query_heads * c->head_dim;
     int rc = 0;
@@ -328,7 +328,7 @@ mlp_half(const step_t *t)
     tr_model_t *m = t->m;
     const tr_kernels_t *k = m->kernels;
     const tr_stream_t *s = &m->stream;
-    const tr_matrix_t *gate_up = &t->w->matrix[TR_PART_GATE_UP];
+    const tr_cpu_matrix_t *gate_up = &t->w->matrix[TR_PART_GATE_UP];
     uint32_t n = t->n, width = t->recipe->intermediate;
     int rc = 0;
     const float *x = norm(t, t->w->vector[TR_PART_MLP_NORM], &rc);

@@ -18,10 +18,11 @@
 #include "engine/model/model_config.h"
 #include "engine/model/rotate.h"
 
-/* Weights by part, of those that the recipe has: matrices, and vectors in FP32.
+/* Weights by part, of those that the recipe has: matrices, in 16 bits where the
+ * file's values fit, and vectors in FP32.
  * A part of experts has the matrix of the first (tr_model_expert). */
 typedef struct {
-    tr_matrix_t matrix[TR_PART_MATRICES];
+    tr_cpu_matrix_t matrix[TR_PART_MATRICES];
     float *vector[TR_PARTS];
 } tr_weights_t;
 
@@ -80,9 +81,10 @@ typedef struct {
     const char *ignore_config; /* tr_model_config_load; likewise */
     const char *load_format;   /* "auto" or "dummy" */
     uint64_t dummy_seed;
-    bool equalise;   /* kv_equalise; weights of files alone */
-    uint32_t rotate; /* kv_rotate: bits (rotate.h) */
-    bool slides;     /* all of the cache is uncompressed, so that layers may
+    tr_dtype_t dummy_dtype; /* random weights are rounded to it */
+    bool equalise;          /* kv_equalise; weights of files alone */
+    uint32_t rotate;        /* kv_rotate: bits (rotate.h) */
+    bool slides; /* all of the cache is uncompressed, so that layers may
                       * see a part of it; else tr_recipe_bound */
     const tr_kernels_t *kernels; /* outlives the model */
     int threads;
@@ -112,11 +114,16 @@ tr_model_table(const tr_layer_recipe_t *l)
 }
 
 /* Matrix of an expert, w being that of the first. */
-static inline tr_matrix_t
-tr_model_expert(const tr_kernels_t *k, const tr_matrix_t *w, uint32_t expert)
+static inline tr_cpu_matrix_t
+tr_model_expert(const tr_kernels_t *k, const tr_cpu_matrix_t *w,
+                uint32_t expert)
 {
-    return (tr_matrix_t){ w->n, w->k,
-                          w->data + expert * k->matrix_floats(w->n, w->k) };
+    size_t one = k->matrix_bytes(w->n, w->k, w->dtype);
+
+    return (tr_cpu_matrix_t){ .n = w->n,
+                              .k = w->k,
+                              .data = (uint8_t *) w->data + expert * one,
+                              .dtype = w->dtype };
 }
 
 /* model_experts.c: what a layer's experts make of its input x, [n][hidden],

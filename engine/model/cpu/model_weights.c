@@ -2,9 +2,11 @@
  * Fills a model's weights, from safetensors or, for `load_format dummy`, from
  * a seed.
  *
- * All weights live in one arena, FP32, in the backend's layout.  Query, key and
- * value rows form one matrix, gate and up rows another, so that a step has four
- * products a layer.  Tensors are expanded in blocks of rows by all threads, and
+ * All weights live in one arena, in the backend's layout.  Query, key and value
+ * rows form one matrix, gate and up rows another, so that a step has four
+ * products a layer.  A matrix has the 16-bit type of its tensors, where all have
+ * the same and nothing that is done to them needs more; else FP32.  Which one it is
+ * does not change a bit of the results.  Tensors are expanded in blocks of rows by all threads, and
  * a file's pages are given back as soon as they were read, so that no more than
  * the arena stays resident.  Equalisation (equalise.h) and rotation (rotate.h)
  * change what passes.
@@ -30,19 +32,35 @@ typedef struct {
     tr_model_t *m;
     tr_safetensors_t *st; /* NULL: dummy */
     uint64_t seed;
+    tr_dtype_t dummy; /* what random weights are rounded to */
+    tr_dtype_t (
+        *types)[TR_PART_MATRICES]; /* of the model, then of each layer */
     size_t at;            /* next free byte of the arena, or the count */
-    uint64_t done;        /* bytes expanded, for the log */
+    uint64_t done;        /* weights stored, for the log */
     struct timespec said; /* when progress was last logged */
     tr_error_t *err;
 } loader_t;
 
 static void *
-take(loader_t *l, size_t floats)
+take_bytes(loader_t *l, size_t bytes)
 {
     void *p = l->m->weights ? l->m->weights + l->at : NULL;
 
-    l->at += tr_pad(floats * sizeof(float), 64);
+    l->at += tr_pad(bytes, 64);
     return p;
+}
+
+static void *
+take(loader_t *l, size_t floats)
+{
+    return take_bytes(l, floats * sizeof(float));
+}
+
+/* Of the part, as types has it. */
+static tr_dtype_t *
+type_of(loader_t *l, tr_part_t part, uint32_t layer)
+{
+    return &l->types[tr_part_layered(part) ? 1 + layer : 0][part];
 }
 
 /* The parts of the model, or of a layer. */
@@ -58,11 +76,13 @@ take_parts(loader_t *l, tr_weights_t *w, bool layered, uint32_t layer)
         if (part < TR_PART_MATRICES) {
             uint32_t n = tr_part_experts(&l->m->config.recipe, part);
             uint32_t rows = s.rows / n;
-            size_t one = l->m->kernels->matrix_floats(rows, s.columns);
+            tr_dtype_t type = *type_of(l, part, layer);
+            size_t one = l->m->kernels->matrix_bytes(rows, s.columns, type);
 
-            w->matrix[part] = (tr_matrix_t){ .n = rows,
-                                             .k = s.columns,
-                                             .data = take(l, n * one) };
+            w->matrix[part] = (tr_cpu_matrix_t){ .n = rows,
+                                                 .k = s.columns,
+                                                 .data = take_bytes(l, n * one),
+                                                 .dtype = type };
         } else {
             w->vector[part] = take(l, s.rows);
         }
@@ -119,19 +139,61 @@ layout(loader_t *l)
     return l->at;
 }
 
+/* Whether the model has a tensor's values as they are, or with another exponent. */
+static bool
+keeps_values(const tr_model_t *m, const tr_model_tensor_t *t, tr_dtype_t type)
+{
+    if (tr_rotate_rows(&m->config.recipe, m->rotate, t) != 0) {
+        return false;
+    }
+    /* small numbers of F16 have not all bits left to be scaled down */
+    return type == TR_BF16 || !tr_equalise_has(m->equalise, t);
+}
+
+/* The type of each matrix. */
+static tr_status_t
+choose_types(loader_t *l, tr_dtype_t dummy)
+{
+    const tr_model_t *m = l->m;
+    const tr_tensor_t *tensor;
+    tr_model_tensor_t t;
+    tr_status_t rc = TR_OK;
+    uint32_t at = 0;
+
+    while (rc == TR_OK && tr_model_tensor_next(&m->config, &at, &t)) {
+        tr_dtype_t type = dummy, *to;
+
+        if (t.part >= TR_PART_MATRICES) {
+            continue;
+        }
+        if (l->st != NULL) {
+            rc = tr_model_tensor_find(l->st, &t, &tensor, l->err);
+            type = rc == TR_OK ? tensor->dtype : TR_F32;
+        }
+        to = type_of(l, t.part, t.layer);
+        if (!keeps_values(m, &t, type)) {
+            *to = TR_F32;
+        } else if (t.row == 0) { /* the part's first */
+            *to = type;
+        } else if (*to != type) {
+            *to = TR_F32;
+        }
+    }
+    return rc;
+}
+
 static void
-say_progress(loader_t *l, uint64_t bytes)
+say_progress(loader_t *l, uint64_t weights)
 {
     struct timespec now;
 
-    l->done += bytes;
+    l->done += weights;
     clock_gettime(CLOCK_MONOTONIC, &now);
     if (now.tv_sec - l->said.tv_sec >= 2) {
         l->said = now;
         tr_log(TR_LEVEL_NOTICE, "loading weights percent=%.0f",
                100.0 * (double) l->done
-                   / (4.0
-                      * (double) tr_recipe_parameters(&l->m->config.recipe)));
+                   / (double) tr_recipe_parameters(&l->m->config.recipe));
     }
 }
 
@@ -139,11 +201,12 @@ say_progress(loader_t *l, uint64_t bytes)
 typedef struct {
     loader_t *l;
     const tr_kernels_t *kernels;
-    const tr_matrix_t *w;
+    const tr_cpu_matrix_t *w;
     const tr_model_tensor_t *t;
     const tr_tensor_t *tensor; /* NULL: dummy */
     uint32_t grain;            /* rows of a block */
-    uint64_t seed;             /* dummy */
+    uint64_t seed;             /* dummy, and what it is rounded to */
+    tr_dtype_t dummy;
     atomic_int failed;
 } fill_t;
 
@@ -176,12 +239,23 @@ pack_rows(const fill_t *a, uint32_t row, uint32_t n, const void *src,
     while (n > 0) {
         uint32_t expert = row / a->w->n, at = row % a->w->n;
         uint32_t take = n < a->w->n - at ? n : a->w->n - at;
-        tr_matrix_t w = tr_model_expert(a->kernels, a->w, expert);
+        tr_cpu_matrix_t w = tr_model_expert(a->kernels, a->w, expert);
 
         a->kernels->matrix_pack(&w, at, take, from, dtype);
         from += take * step;
         row += take;
         n -= take;
+    }
+}
+
+static void
+round_all(float *x, size_t n, tr_dtype_t type)
+{
+    float rounded;
+
+    for (size_t i = 0; type != TR_F32 && i < n; i++) {
+        tr_float_store(&rounded, 0, type, x[i]);
+        x[i] = tr_float_load(&rounded, 0, type);
     }
 }
 
@@ -204,6 +278,7 @@ block_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
         if (a->tensor == NULL) {
             tr_model_fill_random(block, n * k, a->seed, r * k,
                                  a->l->m->config.init_range);
+            round_all(block, n * k, a->dummy);
         }
         for (uint32_t i = 0; a->tensor != NULL && i < n; i++) {
             tr_model_row_load(&a->l->m->config.recipe, a->t, a->tensor, r + i,
@@ -229,7 +304,7 @@ tensor_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 }
 
 static tr_status_t
-load_matrix(loader_t *l, const tr_matrix_t *w, const tr_model_tensor_t *t)
+load_matrix(loader_t *l, const tr_cpu_matrix_t *w, const tr_model_tensor_t *t)
 {
     tr_model_t *m = l->m;
     uint32_t together = tr_rotate_rows(&m->config.recipe, m->rotate, t);
@@ -238,11 +313,12 @@ load_matrix(loader_t *l, const tr_matrix_t *w, const tr_model_tensor_t *t)
                  .w = w,
                  .t = t,
                  .grain = together < BLOCK_ROWS ? BLOCK_ROWS : together,
-                 .seed = tr_model_tensor_seed(l->seed, t->name) };
+                 .seed = tr_model_tensor_seed(l->seed, t->name),
+                 .dummy = l->dummy };
     bool as_is = false;
     tr_status_t rc;
 
-    say_progress(l, (uint64_t) t->rows * w->k * sizeof(float));
+    say_progress(l, (uint64_t) t->rows * w->k);
     if (l->st != NULL) {
         rc = tr_model_tensor_find(l->st, t, &a.tensor, l->err);
         if (rc != TR_OK) {
@@ -306,39 +382,65 @@ load_all(loader_t *l)
     return rc;
 }
 
+/* What comes before the arena: the files, what is done to their weights, and the
+ * types of the matrices. */
+static tr_status_t
+prepare(loader_t *l, const tr_model_options_t *options)
+{
+    tr_model_t *m = l->m;
+    tr_status_t rc = TR_OK;
+
+    m->layers = calloc(m->config.recipe.layers, sizeof(m->layers[0]));
+    l->types = calloc(1 + m->config.recipe.layers, sizeof(l->types[0]));
+    if (m->layers == NULL || l->types == NULL) {
+        return tr_error_set(l->err, TR_ERR_NOMEM, "model", "out of memory");
+    }
+    if (strcmp(options->load_format, "dummy") != 0) {
+        rc = tr_model_tensors_open(&m->config, options->dir, &l->st, l->err);
+    }
+    if (rc == TR_OK && l->st != NULL && options->equalise) {
+        rc = tr_equalise_choose(&m->config, l->st, m->stream, &m->equalise,
+                                l->err);
+    }
+    return rc == TR_OK ? choose_types(l, options->dummy_dtype) : rc;
+}
+
+static tr_status_t
+make_arena(loader_t *l)
+{
+    tr_model_t *m = l->m;
+
+    m->weights_size = layout(l);
+    m->weights = tr_arena_map(m->weights_size);
+    if (m->weights == NULL) {
+        return tr_error_set(l->err, TR_ERR_NOMEM, "model",
+                            "out of memory: the weights need %zu bytes",
+                            m->weights_size);
+    }
+    layout(l);
+    fill_ropes(m);
+    return TR_OK;
+}
+
 tr_status_t
 tr_model_weights_load(tr_model_t *m, const tr_model_options_t *options,
                       tr_error_t *err)
 {
-    loader_t l = { .m = m, .seed = options->dummy_seed, .err = err };
+    loader_t l = { .m = m,
+                   .seed = options->dummy_seed,
+                   .dummy = options->dummy_dtype,
+                   .err = err };
     tr_status_t rc;
 
     clock_gettime(CLOCK_MONOTONIC, &l.said);
-    m->layers = calloc(m->config.recipe.layers, sizeof(m->layers[0]));
-    if (m->layers != NULL) {
-        m->weights_size = layout(&l);
-        m->weights = tr_arena_map(m->weights_size);
+    rc = prepare(&l, options);
+    if (rc == TR_OK) {
+        rc = make_arena(&l);
     }
-    if (m->layers == NULL || m->weights == NULL) {
-        return tr_error_set(err, TR_ERR_NOMEM, "model",
-                            "out of memory: the weights need %zu bytes in FP32",
-                            m->weights_size);
-    }
-    layout(&l);
-    fill_ropes(m);
-    if (strcmp(options->load_format, "dummy") != 0) {
-        rc = tr_model_tensors_open(&m->config, options->dir, &l.st, err);
-        if (rc != TR_OK) {
-            return rc;
-        }
-    }
-    rc = l.st != NULL && options->equalise
-             ? tr_equalise_choose(&m->config, l.st, m->stream, &m->equalise,
-                                  err)
-             : TR_OK;
     if (rc == TR_OK) {
         rc = load_all(&l);
     }
     tr_safetensors_close(l.st);
+    free(l.types);
     return rc;
 }

@@ -14,7 +14,7 @@
 #define PANEL TR_COL_PAD
 
 typedef struct {
-    const tr_matrix_t *m;
+    const tr_cpu_matrix_t *m;
     tr_panel_t of; /* without a place */
     tr_panel_f product;
     tr_act_row_f row;
@@ -27,11 +27,12 @@ typedef struct {
 static void
 multiply(const gated_t *a, uint32_t p, uint32_t next, float *y)
 {
-    size_t size = (size_t) a->m->k * PANEL;
+    size_t size = tr_cpu_panel_bytes(a->m);
+    const uint8_t *data = a->m->data;
     tr_panel_t panel = a->of;
 
-    panel.data = a->m->data + p * size;
-    panel.next = next < 2 * a->pairs ? a->m->data + next * size : NULL;
+    panel.data = data + p * size;
+    panel.next = next < 2 * a->pairs ? data + next * size : NULL;
     panel.y = y;
     a->product(&panel);
 }
@@ -58,21 +59,24 @@ pairs_run(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 }
 
 int
-tr_cpu_gated(const tr_stream_t *s, const tr_matrix_t *m, const float *x,
+tr_cpu_gated(const tr_stream_t *s, const tr_cpu_matrix_t *m, const float *x,
              size_t ldx, uint32_t rows, float *out, size_t ldo,
              tr_panel_f product, tr_act_row_f row)
 {
     uint32_t n = m->n / 2;
-    gated_t a = {
-        .m = m,
-        .of = { .k = m->k, .rows = rows, .x = x, .ldx = ldx, .ldy = PANEL },
-        .product = product,
-        .row = row,
-        .out = out,
-        .ldo = ldo,
-        .pairs = n / PANEL,
-        .threads = (uint32_t) s->threads
-    };
+    gated_t a = { .m = m,
+                  .of = { .dtype = m->dtype,
+                          .k = m->k,
+                          .rows = rows,
+                          .x = x,
+                          .ldx = ldx,
+                          .ldy = PANEL },
+                  .product = product,
+                  .row = row,
+                  .out = out,
+                  .ldo = ldo,
+                  .pairs = n / PANEL,
+                  .threads = (uint32_t) s->threads };
 
     if (row == NULL || rows > TR_GATED_ROWS || m->n % (2 * PANEL) != 0
         || ldx < m->k || ldo < n) {

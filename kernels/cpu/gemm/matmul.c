@@ -1,6 +1,11 @@
 /*
  * Matrix products: y = x W^T over packed panels.
  *
+ * Weights are stored in FP32, or in BF16 or F16 where that is what the file has:
+ * half the memory, and half of what a decode step must read.  They are expanded in
+ * registers, or by blocks where many rows use them: an FP32 of the same value, so
+ * results have the same bits.
+ *
  * Layout.  W [n][k] is cut into panels of PANEL outputs; a panel is stored
  * [k][PANEL], so that its product with some rows is a row-major C = A * B and
  * nothing has to be transposed or packed in a step.  The last panel is filled
@@ -19,23 +24,49 @@
  */
 #include "kernels/cpu/cpu.h"
 
+#include <string.h>
+
 #define PANEL TR_COL_PAD
 
 size_t
-tr_cpu_matrix_floats(uint32_t n, uint32_t k)
+tr_cpu_matrix_bytes(uint32_t n, uint32_t k, tr_dtype_t dtype)
 {
-    return tr_pad(n, PANEL) * k;
+    return tr_pad(n, PANEL) * k * tr_dtype_size(dtype);
 }
 
-const float *
-tr_cpu_matrix_row(const tr_matrix_t *m, uint32_t row, uint32_t *stride)
+size_t
+tr_cpu_panel_bytes(const tr_cpu_matrix_t *m)
 {
-    *stride = PANEL;
-    return m->data + (size_t) (row / PANEL) * m->k * PANEL + row % PANEL;
+    return (size_t) m->k * PANEL * tr_dtype_size(m->dtype);
+}
+
+uint8_t *
+tr_cpu_matrix_row(const tr_cpu_matrix_t *m, uint32_t row)
+{
+    return (uint8_t *) m->data + row / PANEL * tr_cpu_panel_bytes(m)
+           + row % PANEL * tr_dtype_size(m->dtype);
+}
+
+static void
+pack_row(const tr_cpu_matrix_t *m, uint32_t row, const uint8_t *in,
+         tr_dtype_t dtype)
+{
+    uint8_t *out = tr_cpu_matrix_row(m, row);
+
+    if (dtype == m->dtype && dtype != TR_F32) { /* whatever NaN it is */
+        for (uint32_t k = 0; k < m->k; k++) {
+            memcpy((uint16_t *) out + (size_t) k * PANEL, in + 2 * k, 2);
+        }
+        return;
+    }
+    for (uint32_t k = 0; k < m->k; k++) {
+        tr_float_store(out, (size_t) k * PANEL, m->dtype,
+                       tr_float_load(in, k, dtype));
+    }
 }
 
 int
-tr_cpu_matrix_pack(const tr_matrix_t *m, uint32_t row, uint32_t rows,
+tr_cpu_matrix_pack(const tr_cpu_matrix_t *m, uint32_t row, uint32_t rows,
                    const void *src, tr_dtype_t dtype)
 {
     size_t width = tr_dtype_size(dtype);
@@ -44,21 +75,15 @@ tr_cpu_matrix_pack(const tr_matrix_t *m, uint32_t row, uint32_t rows,
         return TR_KERNEL_BADARG;
     }
     for (uint32_t r = 0; r < rows; r++) {
-        const uint8_t *in = (const uint8_t *) src + (size_t) r * m->k * width;
-        uint32_t stride;
-        float *out = (float *) tr_cpu_matrix_row(m, row + r, &stride);
-
-        for (uint32_t k = 0; k < m->k; k++) {
-            out[(size_t) k * stride] = tr_float_load(in, k, dtype);
-        }
+        pack_row(m, row + r, (const uint8_t *) src + (size_t) r * m->k * width,
+                 dtype);
     }
     if (row + rows == m->n) { /* the zeros that fill the last panel */
         for (size_t n = m->n; n < tr_pad(m->n, PANEL); n++) {
-            uint32_t stride;
-            float *out = (float *) tr_cpu_matrix_row(m, (uint32_t) n, &stride);
+            uint8_t *out = tr_cpu_matrix_row(m, (uint32_t) n);
 
             for (uint32_t k = 0; k < m->k; k++) {
-                out[(size_t) k * stride] = 0;
+                tr_float_store(out, (size_t) k * PANEL, m->dtype, 0);
             }
         }
     }
@@ -66,7 +91,7 @@ tr_cpu_matrix_pack(const tr_matrix_t *m, uint32_t row, uint32_t rows,
 }
 
 typedef struct {
-    const tr_matrix_t *m;
+    const tr_cpu_matrix_t *m;
     tr_panel_t of; /* as they are in panel 0 */
     tr_panel_f product;
     uint32_t panels, threads;
@@ -76,7 +101,8 @@ static void
 panels_run(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 {
     const product_t *a = arg;
-    size_t size = (size_t) a->m->k * PANEL;
+    size_t size = tr_cpu_panel_bytes(a->m);
+    const uint8_t *data = a->m->data;
 
     (void) worker;
     for (uint32_t p = first; p < end; p++) {
@@ -84,20 +110,21 @@ panels_run(void *arg, uint32_t first, uint32_t end, uint32_t worker)
         /* who works alone takes them in turn; others take theirs between */
         uint32_t next = p + 1 < end ? p + 1 : p + a->threads;
 
-        panel.data = a->m->data + p * size;
-        panel.next = next < a->panels ? a->m->data + next * size : NULL;
+        panel.data = data + p * size;
+        panel.next = next < a->panels ? data + next * size : NULL;
         panel.y += (size_t) p * PANEL;
         a->product(&panel);
     }
 }
 
 int
-tr_cpu_matmul(const tr_stream_t *s, const tr_matrix_t *m, const float *x,
+tr_cpu_matmul(const tr_stream_t *s, const tr_cpu_matrix_t *m, const float *x,
               size_t ldx, uint32_t rows, float *y, size_t ldy, int add,
               tr_panel_f product)
 {
     product_t a = { .m = m,
-                    .of = { .k = m->k,
+                    .of = { .dtype = m->dtype,
+                            .k = m->k,
                             .rows = rows,
                             .x = x,
                             .ldx = ldx,

@@ -44,23 +44,41 @@ static const scheme_t schemes[] = {
 
 static scheme_t scheme = { 1, 1 };
 
+/* Weights [first, first + n) of a panel in FP32, in `room` unless they are. */
+static const float *
+expanded(const void *panel, tr_dtype_t dtype, size_t first, size_t n,
+         float *room)
+{
+    if (dtype == TR_F32) {
+        return (const float *) panel + first;
+    }
+    for (size_t i = 0; i < n; i++) {
+        room[i] = tr_float_load(panel, first + i, dtype);
+    }
+    return room;
+}
+
 /* One panel: y[rows][PANEL] (+)= x[rows][k] * panel. */
 static void
-panel_product(const scheme_t *how, const float *panel, uint32_t k,
-              const float *x, size_t ldx, uint32_t rows, float *y, size_t ldy,
-              bool add)
+panel_product(const scheme_t *how, const void *panel, tr_dtype_t dtype,
+              uint32_t k, const float *x, size_t ldx, uint32_t rows, float *y,
+              size_t ldy, bool add)
 {
-    for (uint32_t r = 0; r < rows; r += how->rows_max) {
-        uint32_t n = rows - r < how->rows_max ? rows - r : how->rows_max;
+    _Alignas(64) float room[K_BLOCK * PANEL];
 
-        n = (uint32_t) tr_pad(n, how->quantum);
-        for (uint32_t k0 = 0; k0 < k; k0 += K_BLOCK) {
-            uint32_t kn = k - k0 < K_BLOCK ? k - k0 : K_BLOCK;
+    for (uint32_t k0 = 0; k0 < k; k0 += K_BLOCK) {
+        uint32_t kn = k - k0 < K_BLOCK ? k - k0 : K_BLOCK;
+        const float *w = expanded(panel, dtype, (size_t) k0 * PANEL,
+                                  (size_t) kn * PANEL, room);
 
+        for (uint32_t r = 0; r < rows; r += how->rows_max) {
+            uint32_t n = rows - r < how->rows_max ? rows - r : how->rows_max;
+
+            n = (uint32_t) tr_pad(n, how->quantum);
             cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int) n,
                         (int) PANEL, (int) kn, 1.0f, x + r * ldx + k0,
-                        (int) ldx, panel + (size_t) k0 * PANEL, (int) PANEL,
-                        add || k0 ? 1.0f : 0.0f, y + r * ldy, (int) ldy);
+                        (int) ldx, w, (int) PANEL, add || k0 ? 1.0f : 0.0f,
+                        y + r * ldy, (int) ldy);
         }
     }
 }
@@ -84,8 +102,8 @@ void
 tr_panel_blas(const tr_panel_t *a)
 {
     one_thread();
-    panel_product(&scheme, a->data, a->k, a->x, a->ldx, a->rows, a->y, a->ldy,
-                  a->add);
+    panel_product(&scheme, a->data, a->dtype, a->k, a->x, a->ldx, a->rows, a->y,
+                  a->ldy, a->add);
 }
 
 /* Numbers for the probe: all different, with full mantissas. */
@@ -114,14 +132,14 @@ probe_holds(const scheme_t *how, uint32_t k)
     probe_fill(panel, sizeof(panel) / sizeof(panel[0]), 2);
     for (int add = 0; add < 2; add++) {
         memcpy(whole, held, sizeof(whole));
-        panel_product(how, panel, k, x, k, ROWS_MAX, whole, PANEL, add);
+        panel_product(how, panel, TR_F32, k, x, k, ROWS_MAX, whole, PANEL, add);
         for (uint32_t n = 1; n <= ROWS_MAX; n++) {
             uint32_t at = (n * 37) % (ROWS_MAX - n + 1);
 
             memcpy(part, held + (size_t) at * PANEL,
                    (size_t) n * PANEL * sizeof(float));
-            panel_product(how, panel, k, x + (size_t) at * k, k, n, part, PANEL,
-                          add);
+            panel_product(how, panel, TR_F32, k, x + (size_t) at * k, k, n,
+                          part, PANEL, add);
             if (memcmp(part, whole + (size_t) at * PANEL,
                        (size_t) n * PANEL * sizeof(float))) {
                 return false;

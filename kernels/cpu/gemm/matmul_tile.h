@@ -13,6 +13,10 @@
  * cache, so that only the first tile waits for the second level.  With one tile
  * every weight is used once, and plain reading is as fast as memory.
  *
+ * Weights of 16 bits are expanded when they are loaded into registers, where one
+ * tile is all; where several pass over a block, the block is expanded first, into
+ * room in the nearest caches.
+ *
  * Bit-exactness.  Every element of y is one chain of fused multiply-adds in
  * ascending k, from 0 or from what y held.  Between blocks the chain waits in
  * y, which changes nothing.  So tiles, blocks, threads and the width of vectors
@@ -32,7 +36,8 @@
  * `ahead`, `step` bytes each k, at most two cache lines. */
 typedef struct {
     uint32_t k;
-    const float *x, *b;
+    const float *x;
+    const void *b;
     float *y;
     size_t ldx, ldy;
     bool add;
@@ -40,11 +45,28 @@ typedef struct {
     size_t step;
 } tile_t;
 
-/* rows, vecs and asks are constants wherever this is inlined. */
-static inline __attribute__((always_inline)) void
-tile_sized(const tile_t *t, uint32_t rows, uint32_t vecs, bool asks)
+/* V_WIDTH weights from element i on. */
+static inline __attribute__((always_inline)) vec
+weights(const void *p, size_t i, tr_dtype_t dtype)
 {
-    const float *x = t->x, *b = t->b, *end = b + (size_t) t->k * PANEL;
+    switch (dtype) {
+    case TR_BF16:
+        return v_from_bf16((const uint16_t *) p + i);
+    case TR_F16:
+        return v_from_half((const uint16_t *) p + i);
+    default:
+        return v_load((const float *) p + i);
+    }
+}
+
+/* rows, vecs, asks and dtype are constants wherever this is inlined. */
+static inline __attribute__((always_inline)) void
+tile_sized(const tile_t *t, uint32_t rows, uint32_t vecs, bool asks,
+           tr_dtype_t dtype)
+{
+    const size_t line = PANEL * (dtype == TR_F32 ? 4 : 2);
+    const uint8_t *b = t->b, *end = b + t->k * line;
+    const float *x = t->x;
     const char *ahead = t->ahead;
     size_t ldx = t->ldx, step = t->step;
     vec acc[ROWS][VECS_MAX];
@@ -60,12 +82,12 @@ tile_sized(const tile_t *t, uint32_t rows, uint32_t vecs, bool asks)
                                              + i % vecs * V_WIDTH);
         }
     }
-    for (; b != end; b += PANEL, x++) {
+    for (; b != end; b += line, x++) {
         vec bv[VECS_MAX];
 
 #pragma GCC unroll 8
         for (uint32_t v = 0; v < vecs; v++) {
-            bv[v] = v_load(b + v * V_WIDTH);
+            bv[v] = weights(b, v * V_WIDTH, dtype);
             V_KEEP(bv[v]);
         }
         if (asks) {
@@ -91,27 +113,38 @@ tile_sized(const tile_t *t, uint32_t rows, uint32_t vecs, bool asks)
 }
 
 static inline __attribute__((always_inline)) void
-tile_rows(const tile_t *t, uint32_t rows, uint32_t vecs, bool asks)
+tile_rows(const tile_t *t, uint32_t rows, uint32_t vecs, bool asks,
+          tr_dtype_t dtype)
 {
     switch (rows) {
     case 1:
-        tile_sized(t, 1, vecs, asks);
+        tile_sized(t, 1, vecs, asks, dtype);
         return;
     case 2:
-        tile_sized(t, 2, vecs, asks);
+        tile_sized(t, 2, vecs, asks, dtype);
         return;
     case 3:
-        tile_sized(t, 3, vecs, asks);
+        tile_sized(t, 3, vecs, asks, dtype);
         return;
     case 4:
-        tile_sized(t, 4, vecs, asks);
+        tile_sized(t, 4, vecs, asks, dtype);
         return;
     case 5:
-        tile_sized(t, 5, vecs, asks);
+        tile_sized(t, 5, vecs, asks, dtype);
         return;
     default:
-        tile_sized(t, 6, vecs, asks);
+        tile_sized(t, 6, vecs, asks, dtype);
         return;
+    }
+}
+
+static inline __attribute__((always_inline)) void
+once(const tile_t *t, uint32_t rows, tr_dtype_t dtype)
+{
+    if (V_ONCE_ROWS == 1) {
+        tile_sized(t, 1, VECS_MAX, false, dtype);
+    } else {
+        tile_rows(t, rows, VECS_MAX, false, dtype);
     }
 }
 
@@ -127,17 +160,47 @@ panel_once(const tr_panel_t *a)
                        .ldy = a->ldy,
                        .add = a->add };
 
-    if (V_ONCE_ROWS == 1) {
-        tile_sized(&t, 1, VECS_MAX, false);
-    } else {
-        tile_rows(&t, a->rows, VECS_MAX, false);
+    switch (a->dtype) {
+    case TR_BF16:
+        once(&t, a->rows, TR_BF16);
+        return;
+    case TR_F16:
+        once(&t, a->rows, TR_F16);
+        return;
+    default:
+        once(&t, a->rows, TR_F32);
+        return;
     }
+}
+
+/* Inputs [k0, k0 + k) of a panel in FP32, in `room` unless they are. */
+static const float *
+expanded(const tr_panel_t *a, uint32_t k0, uint32_t k, float *room)
+{
+    const uint16_t *from = (const uint16_t *) a->data + (size_t) k0 * PANEL;
+
+    if (a->dtype == TR_F32) {
+        return (const float *) a->data + (size_t) k0 * PANEL;
+    }
+    if (a->dtype == TR_BF16) {
+        for (uint32_t i = 0; i < k * PANEL; i += V_WIDTH) {
+            v_store(room + i, v_from_bf16(from + i));
+        }
+    } else {
+        for (uint32_t i = 0; i < k * PANEL; i += V_WIDTH) {
+            v_store(room + i, v_from_half(from + i));
+        }
+    }
+    return room;
 }
 
 /* All tiles of inputs [k0, k0 + k); next: what comes then, or NULL. */
 static void
-block_product(const tr_panel_t *a, uint32_t k0, uint32_t k, const float *next)
+block_product(const tr_panel_t *a, uint32_t k0, uint32_t k, const void *next)
 {
+    _Alignas(64) float room[K_BLOCK * PANEL];
+    const float *b = expanded(a, k0, k, room);
+    uint32_t width = tr_dtype_size(a->dtype);
     uint32_t tiles = (a->rows + ROWS - 1) / ROWS, row = 0;
     uint32_t asking = tiles * (VECS_MAX / V_VECS); /* passes that do */
     tile_t t = { .k = k,
@@ -147,20 +210,20 @@ block_product(const tr_panel_t *a, uint32_t k0, uint32_t k, const float *next)
                  .ahead = (const char *) next };
 
     asking = next == NULL ? 0 : asking < ASKING_MAX ? asking : ASKING_MAX;
-    t.step = asking > 0 ? PANEL * sizeof(float) / asking : 0;
+    t.step = asking > 0 ? PANEL * width / asking : 0;
     for (uint32_t i = 0; i < tiles; i++) {
         uint32_t n = (a->rows - row + tiles - i - 1) / (tiles - i);
 
         t.x = a->x + row * a->ldx + k0;
         for (uint32_t c = 0; c < PANEL; c += V_VECS * V_WIDTH) {
-            t.b = a->data + (size_t) k0 * PANEL + c;
+            t.b = b + c;
             t.y = a->y + row * a->ldy + c;
             if (asking > 0) {
                 asking--;
-                tile_rows(&t, n, V_VECS, true);
+                tile_rows(&t, n, V_VECS, true, TR_F32);
                 t.ahead += k * t.step;
             } else {
-                tile_rows(&t, n, V_VECS, false);
+                tile_rows(&t, n, V_VECS, false, TR_F32);
             }
         }
         row += n;
@@ -172,6 +235,7 @@ TR_NAME(tr_panel)(const tr_panel_t *a)
 {
     uint32_t most = a->rows <= FEW_ROWS ? K_BLOCK_FEW : K_BLOCK;
     uint32_t blocks = (a->k + most - 1) / most, k0 = 0;
+    size_t line = PANEL * tr_dtype_size(a->dtype);
 
     if (a->rows <= V_ONCE_ROWS) {
         panel_once(a);
@@ -181,8 +245,9 @@ TR_NAME(tr_panel)(const tr_panel_t *a)
         uint32_t k = (a->k - k0 + blocks - i - 1) / (blocks - i);
 
         block_product(a, k0, k,
-                      i + 1 < blocks ? a->data + (size_t) (k0 + k) * PANEL
-                                     : a->next);
+                      i + 1 < blocks
+                          ? (const uint8_t *) a->data + (k0 + k) * line
+                          : a->next);
         k0 += k;
     }
 }

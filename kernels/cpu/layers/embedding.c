@@ -6,7 +6,7 @@
 #include "kernels/cpu/cpu.h"
 
 typedef struct {
-    const tr_matrix_t *m;
+    const tr_cpu_matrix_t *m;
     const int32_t *ids;
     float *y;
     size_t ldy;
@@ -19,20 +19,18 @@ gather_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 
     (void) worker;
     for (uint32_t r = first; r < end; r++) {
-        uint32_t stride;
-        const float *in = tr_cpu_matrix_row(a->m, (uint32_t) a->ids[r],
-                                            &stride);
+        const uint8_t *in = tr_cpu_matrix_row(a->m, (uint32_t) a->ids[r]);
         float *out = a->y + r * a->ldy;
 
         for (uint32_t k = 0; k < a->m->k; k++) {
-            out[k] = in[(size_t) k * stride];
+            out[k] = tr_float_load(in, (size_t) k * TR_COL_PAD, a->m->dtype);
         }
     }
 }
 
 int
-tr_cpu_embedding(const tr_stream_t *s, const tr_matrix_t *m, const int32_t *ids,
-                 uint32_t rows, float *y, size_t ldy)
+tr_cpu_embedding(const tr_stream_t *s, const tr_cpu_matrix_t *m,
+                 const int32_t *ids, uint32_t rows, float *y, size_t ldy)
 {
     gather_t a = { m, ids, y, ldy };
 

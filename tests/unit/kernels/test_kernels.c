@@ -57,10 +57,11 @@ randoms(size_t n, float scale)
 
 /* ---- matrix products ---- */
 
-static tr_matrix_t
+static tr_cpu_matrix_t
 packed(const tr_kernels_t *k, const float *w, uint32_t n, uint32_t kk)
 {
-    tr_matrix_t m = { n, kk, floats(k->matrix_floats(n, kk)) };
+    tr_cpu_matrix_t m = { n, kk, floats(k->matrix_bytes(n, kk, TR_F32) / 4),
+                          TR_F32 };
     uint32_t cut = n / 3;
 
     /* in two pieces, as fused matrices are */
@@ -79,7 +80,7 @@ matmul_shape(const tr_kernels_t *k, uint32_t n, uint32_t kk, uint32_t rows,
     size_t ldx = kk + 3, ldy = tr_pad(n, TR_COL_PAD), cap = tr_pad(rows, 24);
     float *w = randoms((size_t) n * kk, scale), *x = randoms(cap * ldx, 1);
     float *y = floats(cap * ldy), *base = randoms(cap * ldy, scale);
-    tr_matrix_t m = packed(k, w, n, kk);
+    tr_cpu_matrix_t m = packed(k, w, n, kk);
 
     for (int add = 0; add < 2; add++) {
         memset(y, 0xff, cap * ldy * sizeof(float));
@@ -146,7 +147,7 @@ matmul_chain(const tr_kernels_t *k, uint32_t n, uint32_t kk, uint32_t rows)
     int add = (int) rng_below(&rng, 2);
     float *w = randoms((size_t) n * kk, 1), *x = randoms(rows * ldx, 1);
     float *base = randoms(rows * ldy + 16, 1), *y = floats(rows * ldy + 16);
-    tr_matrix_t m = packed(k, w, n, kk);
+    tr_cpu_matrix_t m = packed(k, w, n, kk);
 
     memcpy(y, base, (rows * ldy + 16) * sizeof(float));
     assert_int_equal(k->matmul(&s, &m, x, ldx, rows, y, ldy, add), 0);
@@ -197,6 +198,86 @@ test_matmul_chain(void **state)
     }
 }
 
+/* Weights of 16 bits give the bits that the same numbers give in FP32. */
+static void
+short_shape(const tr_kernels_t *k, tr_dtype_t type, uint32_t n, uint32_t kk,
+            uint32_t rows)
+{
+    tr_stream_t s = { 1 + (int) rng_below(&rng, 3), fixture_thread_pool() };
+    size_t ldx = kk + rng_below(&rng, 5), ldy = tr_pad(n, TR_COL_PAD);
+    size_t cap = tr_pad(rows, TR_ROW_PAD), words = (size_t) n * kk;
+    int add = (int) rng_below(&rng, 2);
+    float *w = randoms(words, 1), *x = randoms(cap * ldx, 1);
+    float *wide = randoms(cap * ldy, 1), *narrow = floats(cap * ldy);
+    uint16_t *h = malloc(2 * words);
+    tr_cpu_matrix_t m = { n, kk, floats(k->matrix_bytes(n, kk, type) / 4),
+                          type };
+    tr_cpu_matrix_t full;
+
+    for (size_t i = 0; i < words; i++) {
+        tr_float_store(h, i, type, w[i]);
+        w[i] = tr_float_load(h, i, type);
+    }
+    full = packed(k, w, n, kk);
+    assert_int_equal(2 * k->matrix_bytes(n, kk, type),
+                     k->matrix_bytes(n, kk, TR_F32));
+    /* from its own type, and from FP32 */
+    assert_int_equal(k->matrix_pack(&m, 0, n / 2, h, type), 0);
+    assert_int_equal(k->matrix_pack(&m, n / 2, n - n / 2,
+                                    w + (size_t) (n / 2) * kk, TR_F32),
+                     0);
+    memcpy(narrow, wide, cap * ldy * sizeof(float));
+    assert_int_equal(k->matmul(&s, &full, x, ldx, rows, wide, ldy, add), 0);
+    assert_int_equal(k->matmul(&s, &m, x, ldx, rows, narrow, ldy, add), 0);
+    for (uint32_t r = 0; r < rows; r++) {
+        if (memcmp(wide + r * ldy, narrow + r * ldy, n * sizeof(float))) {
+            fail_msg("%s, %s: n=%u k=%u rows=%u add=%d: row %u has other bits "
+                     "than in FP32",
+                     k->name, tr_dtype_name(type), n, kk, rows, add, r);
+        }
+    }
+    if (n % (2 * TR_COL_PAD) == 0 && rows <= TR_GATED_ROWS) {
+        k->gated(&s, TR_ACT_SILU, &full, x, ldx, rows, wide, ldy);
+        assert_int_equal(k->gated(&s, TR_ACT_SILU, &m, x, ldx, rows, narrow,
+                                  ldy),
+                         0);
+        for (uint32_t r = 0; r < rows; r++) {
+            assert_memory_equal(wide + r * ldy, narrow + r * ldy,
+                                n / 2 * sizeof(float));
+        }
+    }
+    for (int32_t id = 0; id < (int32_t) n; id += 1 + (int32_t) n / 3) {
+        assert_int_equal(k->embedding(&s, &m, &id, 1, narrow, kk), 0);
+        assert_memory_equal(narrow, w + (size_t) id * kk, kk * sizeof(float));
+    }
+    free(w);
+    free(x);
+    free(h);
+    free(wide);
+    free(narrow);
+    free(m.data);
+    free(full.data);
+}
+
+static void
+test_matmul_short(void **state)
+{
+    (void) state;
+    for (int i = 0; i < N_ISAS; i++) {
+        const tr_kernels_t *k = tr_kernels_cpu(isas[i]);
+
+        for (tr_dtype_t type = TR_F16; k && type <= TR_BF16; type++) {
+            for (uint32_t rows = 1; rows <= 20; rows++) {
+                short_shape(k, type, 1 + rng_below(&rng, 200),
+                            64 + rng_below(&rng, 600), rows);
+            }
+            short_shape(k, type, 128, 384, 1);
+            short_shape(k, type, 256, 96, 48);
+            short_shape(k, type, 130, 193, 129);
+        }
+    }
+}
+
 /* Rows [at, at + rows) alone must have the bits they have among 512. */
 static void
 invariant_shape(const tr_kernels_t *k, uint32_t n, uint32_t kk)
@@ -205,7 +286,7 @@ invariant_shape(const tr_kernels_t *k, uint32_t n, uint32_t kk)
     size_t ldy = tr_pad(n, TR_COL_PAD), cap = all + TR_ROW_PAD;
     float *w = randoms((size_t) n * kk, 1), *x = randoms(cap * kk, 1);
     float *whole = floats(cap * ldy), *part = floats(cap * ldy);
-    tr_matrix_t m = packed(k, w, n, kk);
+    tr_cpu_matrix_t m = packed(k, w, n, kk);
 
     assert_int_equal(k->matmul(&(tr_stream_t){ 1, fixture_thread_pool() }, &m,
                                x, kk, all, whole, ldy, 0),
@@ -260,7 +341,8 @@ test_pack(void **state)
     static const float values[] = { 0, -0.0f, 0x1p-24f, -0x3ffp-24f, 0x1p-14f,
                                     1, -2,    65504,    -INFINITY,   NAN };
     uint8_t bytes[21];
-    tr_matrix_t m = { 1, 10, floats(k->matrix_floats(1, 10)) };
+    tr_cpu_matrix_t m = { 1, 10, floats(k->matrix_bytes(1, 10, TR_F32) / 4),
+                          TR_F32 };
     int32_t id = 0;
     float y[10];
 
@@ -446,7 +528,7 @@ gated_shape(const tr_kernels_t *k, uint32_t n, uint32_t kk)
     float *w = randoms(ldy * kk, 1), *x = randoms(cap * kk, 1);
     float *y = floats(cap * ldy), *want = floats(cap * n);
     float *got = floats(cap * n);
-    tr_matrix_t m = packed(k, w, 2 * n, kk);
+    tr_cpu_matrix_t m = packed(k, w, 2 * n, kk);
     tr_stream_t s = { 1, fixture_thread_pool() };
 
     assert_int_equal(k->matmul(&s, &m, x, kk, all, y, ldy, 0), 0);
@@ -765,6 +847,7 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_matmul),
         cmocka_unit_test(test_matmul_chain),
+        cmocka_unit_test(test_matmul_short),
         cmocka_unit_test(test_matmul_invariance),
         cmocka_unit_test(test_pack),
         cmocka_unit_test(test_rmsnorm),

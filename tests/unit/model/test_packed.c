@@ -2,7 +2,7 @@
  * Quantised weights (engine/model/weights): one word of each layout by hand; the
  * tiny models of tests/models/quantised, whose weights are what numpy made of
  * them (models/pocket/quantise.py), and which answer as their twins do whose files
- * hold those weights in 16 bits; files that are wrong in every way.
+ * hold those weights in 16 bits, or in 32; files that are wrong in every way.
  */
 #include "tests/unit/fixtures/model_fixture.h"
 
@@ -351,9 +351,25 @@ twin_shape(const tr_model_tensor_t *t)
                                      (json_int_t) t->columns);
 }
 
+/* A tensor of the twin, in FP32 when `wide`. */
+static void
+put_twin(writer_t *w, const char *name, const tr_tensor_t *t,
+         const json_t *shape, const void *data, size_t n, bool wide)
+{
+    float *x = wide ? malloc(n * sizeof(float)) : NULL;
+
+    for (size_t i = 0; wide && i < n; i++) {
+        x[i] = tr_float_load(data, i, t->dtype);
+    }
+    put_tensor(w, name, tr_dtype_stored_name(wide ? TR_F32 : t->dtype), shape,
+               wide ? x : data,
+               n * (wide ? sizeof(float) : tr_dtype_size(t->dtype)));
+    free(x);
+}
+
 /* Holds every quantised weight against numpy's, and writes the twin. */
 static void
-check_weights(const char *from, const char *what)
+check_weights(const char *from, const char *what, bool wide)
 {
     json_t *expected = load_json(from, "expected.json");
     json_t *config = load_json(from, "config.json");
@@ -380,8 +396,7 @@ check_weights(const char *from, const char *what)
             check_values(what, t.name, x, n, tensor->dtype,
                          json_object_get(expected, t.name));
             shape = twin_shape(&t);
-            put_tensor(&w, t.name, tr_dtype_stored_name(tensor->dtype), shape,
-                       x, 2 * n);
+            put_twin(&w, t.name, tensor, shape, x, n, wide);
             free(x);
             packed++;
         } else {
@@ -390,8 +405,8 @@ check_weights(const char *from, const char *what)
                 json_array_append_new(shape, json_integer(
                                                  (json_int_t) tensor->dims[i]));
             }
-            put_tensor(&w, t.name, tr_dtype_stored_name(tensor->dtype), shape,
-                       tensor->data, tensor->size);
+            put_twin(&w, t.name, tensor, shape, tensor->data,
+                     tensor->size / tr_dtype_size(tensor->dtype), wide);
         }
         json_decref(shape);
     }
@@ -446,17 +461,19 @@ test_models(void **state)
         }
         models++;
         snprintf(from, sizeof(from), MODELS "/%s", e->d_name);
-        check_weights(from, e->d_name);
-        for (size_t i = 0; i < sizeof(isas) / sizeof(isas[0]); i++) {
-            if (tr_kernels_cpu(isas[i]) == NULL) {
+        for (size_t i = 0; i < 2 * sizeof(isas) / sizeof(isas[0]); i++) {
+            const char *isa = isas[i / 2];
+
+            if (tr_kernels_cpu(isa) == NULL) {
                 continue;
             }
-            answer(from, isas[i], one);
-            answer(dir, isas[i], twin);
+            check_weights(from, e->d_name, i % 2 == 1);
+            answer(from, isa, one);
+            answer(dir, isa, twin);
             assert_true(isfinite(one[0]) && one[0] != one[1]);
             if (memcmp(one, twin, sizeof(one)) != 0) {
-                fail_msg("%s, %s: other logits than the twin's", e->d_name,
-                         isas[i]);
+                fail_msg("%s, %s: other logits than the twin's in %u bits",
+                         e->d_name, isa, i % 2 == 1 ? 32 : 16);
             }
         }
     }
