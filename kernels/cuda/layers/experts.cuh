@@ -317,7 +317,8 @@ expert_tile(const tr_cuda_experts_t *a, uint32_t expert, uint32_t n,
                                    + (a->row == NULL ? at : a->row[at]) * a->ldx
                              : NULL;
     }
-#pragma unroll 2
+    /* few rows: what is under way is what keeps memory busy */
+#pragma unroll(A == 1 ? 4 : 2)
     for (uint32_t k = t * 8; k < (a->k + 31) / 32 * 32; k += 32) {
         uint4 u[2 * A], v[B];
 
