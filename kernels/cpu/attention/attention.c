@@ -5,22 +5,22 @@
  * in tiles: one KV head with a run of query positions and all query heads of
  * its group, so that a page is read once for the group.  Before its
  * uncompressed tokens a tile goes over what the head has in tiers and window
- * (later turns of a conversation).  With scores a tile keeps its weights, each
- * relative to the row's maximum so far.  After the last key the row's sum is
- * known, so one multiplication makes a probability of a weight, and a pass over
- * them adds the group's largest to the scores: no second product, no second
- * exponential.  Tiles of a head do this one after the other
- * (attention_turns.c), so that every score is summed in the order of its
- * queries.
+ * (later turns of a conversation).  When scores are kept, a tile keeps its
+ * weights, each relative to the row's maximum so far.  After the last key the
+ * row's sum is known: one multiplication turns a weight into a probability,
+ * and one pass over them adds the largest of the group to each token's
+ * score.  There is no second product and no second exponential.  The tiles of
+ * a head do this in order (attention_turns.c), so that every score is summed
+ * in the order of its queries.
  *
  * Rows of compressed sequences are taken by (sequence, KV head).  Tiers and
  * window are cut into parts of about a thousand tokens; a part computes its
  * logits, which stay in the workspace, their softmax relative to the part's
- * maximum, and the sum of values.  When all parts are there they are merged in
- * order, and the logits, with the sum now known, become what the scores grow
- * by; the least significant token of each tier falls out of the same pass.
- * When there are fewer heads than threads the parts are spread over threads and
- * the rest is a second phase.
+ * maximum, and the sum of values.  When all parts are there they are merged
+ * in order.  Now that the sum is known, the logits become the scores'
+ * increments; the same pass finds the least significant token of each tier.
+ * When there are fewer heads than threads, the parts are spread over threads
+ * and the rest is a second phase.
  *
  * Pieces are independent and are handed to threads as these become free.  The
  * order of every sum is fixed by the cache: softmax runs over blocks and parts

@@ -16,7 +16,8 @@
  * lanes.  Values: a line's lanes are dimensions already; sums stay in the order
  * of the lanes and are brought in order once a part.
  *
- * With several metadata groups each goes alone, the query zero outside of it.
+ * With several metadata groups, each is computed alone, with the query zero
+ * outside of it.
  *
  * For head sizes 64, 128, 256 and metadata by token; two bits a key from head
  * size 128 on.  bits and heads are constants wherever these are

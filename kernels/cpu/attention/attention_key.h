@@ -1,6 +1,6 @@
 /*
- * Logits of a part (after the strip_t of attention_tier.h): by way of codes
- * where a level has products for them, else by way of FP32.
+ * Logits of a part (included after the strip_t of attention_tier.h): from
+ * codes where a level has products for them, else from FP32.
  */
 
 static void

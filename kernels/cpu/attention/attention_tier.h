@@ -7,8 +7,8 @@
  * is converted once for them.  Levels without a product of their own
  * (attention_field.h) go token by token through FP32.
  *
- * Slots without a token give garbage of their own, which is replaced (not
- * multiplied away): logits by -infinity, weights by 0, FP16 rows by zeros.
+ * Slots without a token yield garbage, which is replaced, not multiplied
+ * away: logits by -infinity, weights by 0, FP16 rows by zeros.
  */
 #include "attention_field.h"
 

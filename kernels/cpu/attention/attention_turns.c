@@ -1,14 +1,14 @@
 /*
- * Tiles of a head add to its scores one after the other, in the order of their
- * queries (attention.c), but are computed by any thread at any time.  A thread
- * whose tile's turn has not come does not wait for whoever holds the tile
- * before it, and may have lost its core: it leaves the tile where it is, goes
- * on in a spare buffer, and whoever scores the tile before it takes it along.
+ * The tiles of a head add to its scores in the order of their queries
+ * (attention.c), but any thread computes any of them at any time.  A thread
+ * that is early does not wait for the tile before its own, whose thread may
+ * have lost its core.  It leaves its tile behind and goes on in a spare
+ * buffer; whoever scores the tile before takes it along.
  *
- * A tile that is left and a turn that comes meet in this way: one side leaves,
- * then looks at the turn; the other moves the turn on, then looks at what was
- * left.  At least one sees the other, and what was left is taken by exchange,
- * so by one of them.
+ * A tile that is left and a turn that comes meet in this way: one side leaves
+ * the tile, then looks at the turn; the other moves the turn on, then looks
+ * for a tile.  At least one sees the other, and the tile is taken by an
+ * atomic exchange, so by one of them.
  */
 #include "attention_step.h"
 

@@ -1,6 +1,6 @@
 /*
- * Values of a part (after the strip_t of attention_tier.h): weights, and their
- * product with codes where a level has one, else with FP32.
+ * Values of a part (included after the strip_t of attention_tier.h): weights,
+ * and their product with codes where a level has one, else with FP32.
  */
 
 /* Scale and zero of a tile's values in a metadata group; 1 and 0 where codes
