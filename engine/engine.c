@@ -47,6 +47,7 @@ struct tr_engine {
     tr_generation_t generation;
     tr_chat_template_t chat_template;
     tr_dialect_t *dialect;
+    tr_embedding_t embedding;
     tr_vocabulary_t *vocabulary; /* NULL: answers cannot be constrained */
     tr_grammar_cache_t *grammars;
     tr_executor_t *executor;
@@ -131,6 +132,10 @@ load_model(tr_engine_t *e, tr_error_t *err)
     tr_log(TR_LEVEL_INFO, "dialect tools=%s reasoning=%s",
            tr_dialect_name(e->dialect) ? tr_dialect_name(e->dialect) : "none",
            tr_dialect_reasons(e->dialect) ? "yes" : "no");
+    rc = tr_embedding_load(c->model, c->embedding_pooling, &e->embedding, err);
+    if (rc != TR_OK) {
+        return rc;
+    }
     words = tr_tokenizer_vocab_size(e->tokenizer);
     if (strcmp(c->backend, "null") == 0) {
         return tr_executor_null_open(c, words, &e->executor, err);
@@ -282,6 +287,8 @@ start_parser(tr_engine_t *e, tr_error_t *err)
         .generation = strcmp(e->config.generation_config, "vllm") == 0
                           ? &e->generation
                           : NULL,
+        .embedding = e->embedding,
+        .width = x->width,
         .max_choices = e->config.max_choices,
         .policies = x->policies,
         .n_policies = x->n_policies,

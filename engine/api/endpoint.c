@@ -45,6 +45,8 @@ static const tr_endpoint_t table[] = {
                                 .max_completion_tokens = true,
                                 .fields = TR_FIELD_CHAT,
                                 .ends_turn = true },
+    [TR_ENDPOINT_EMBEDDINGS] = { .prompt_field = "input",
+                                 .read_prompts = tr_openai_read_embeddings },
     [TR_ENDPOINT_COUNT_TOKENS] = { .prompt_field = "messages",
                                    .translate = tr_anthropic_translate,
                                    .read_prompts = tr_openai_read_chat,

@@ -10,6 +10,7 @@
 #ifndef TR_OPENAI_H
 #define TR_OPENAI_H
 
+#include "embedding.h"
 #include "engine/dialect/dialect.h"
 #include "engine/template/chat_template.h"
 #include "engine/executor/executor.h"
@@ -36,7 +37,9 @@ typedef struct {
     /* for what constrains answers; NULL: that is refused */
     tr_grammar_cache_t *grammars;
     uint32_t grammar_threads;
-    bool request_alpha; /* kv_alpha_high and kv_alpha_low are allowed */
+    tr_embedding_t embedding; /* how this model makes them */
+    uint32_t width;           /* of its vectors; 0: the backend makes none */
+    bool request_alpha;       /* kv_alpha_high and kv_alpha_low are allowed */
 } tr_openai_t;
 
 /* Parses r->body, fills the request (params, sequences) and frees the body.

@@ -1,17 +1,23 @@
 /*
- * The prompts of a completion: one or several, as text or as token ids.
+ * The prompts of a completion, or of embeddings: one or several, as text or as
+ * token ids.
  */
 #include "openai_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* prompt, or prompt[i] when i >= 0 */
-static const char *
-prompt_param(char *buf, size_t size, int64_t i)
+/* prompt, or prompt[i] when i >= 0, by the endpoint's name */
+static void
+prompt_param(const tr_openai_call_t *c, char *buf, size_t size, int64_t i)
 {
-    snprintf(buf, size, i < 0 ? "prompt" : "prompt[%lld]", (long long) i);
-    return buf;
+    const char *name = c->endpoint->prompt_field;
+
+    if (i < 0) {
+        snprintf(buf, size, "%s", name);
+    } else {
+        snprintf(buf, size, "%s[%lld]", name, (long long) i);
+    }
 }
 
 static tr_status_t
@@ -21,7 +27,7 @@ read_ids(tr_openai_call_t *c, json_t *array, int64_t at, tr_ids_t *out)
     char param[48], item[80];
     json_t *value;
 
-    prompt_param(param, sizeof(param), at);
+    prompt_param(c, param, sizeof(param), at);
     if (n > c->r->max_len) {
         return tr_openai_too_long(c, "", n);
     }
@@ -72,7 +78,7 @@ read_prompt(tr_openai_call_t *c, json_t *value, int64_t at, tr_ids_t *out)
     if (rc != TR_OK) {
         return rc;
     }
-    prompt_param(param, sizeof(param), at);
+    prompt_param(c, param, sizeof(param), at);
     if (json_is_array(value)) {
         rc = read_ids(c, value, at, out);
     } else if (json_is_string(value)) {
@@ -106,12 +112,18 @@ read_prompt(tr_openai_call_t *c, json_t *value, int64_t at, tr_ids_t *out)
 tr_status_t
 tr_openai_read_completions(tr_openai_call_t *c)
 {
-    json_t *prompt = tr_json_field(c->root, "prompt");
+    return tr_openai_read_prompts(c, tr_json_field(c->root, "prompt"));
+}
+
+tr_status_t
+tr_openai_read_prompts(tr_openai_call_t *c, json_t *prompt)
+{
+    const char *field = c->endpoint->prompt_field;
     size_t n = 1, i;
     bool many;
 
     if (!json_is_string(prompt) && !json_is_array(prompt)) {
-        return tr_json_wrong_type(c->err, "prompt",
+        return tr_json_wrong_type(c->err, field,
                                   "a string, an array of "
                                   "strings, or token ids",
                                   prompt);
@@ -121,13 +133,14 @@ tr_openai_read_completions(tr_openai_call_t *c)
         n = json_array_size(prompt);
     }
     if (n == 0) {
-        return tr_error_set(c->err, TR_ERR_INVALID, "prompt",
+        return tr_error_set(c->err, TR_ERR_INVALID, field,
                             "Invalid "
-                            "'prompt': empty array. Expected at least one "
-                            "prompt.");
+                            "'%s': empty array. Expected at least one "
+                            "prompt.",
+                            field);
     }
     if (n * c->r->n > c->api->max_choices) {
-        return tr_error_set(c->err, TR_ERR_INVALID, "prompt",
+        return tr_error_set(c->err, TR_ERR_INVALID, field,
                             "%zu prompts "
                             "with 'n' = %u make %zu choices; this server gives "
                             "at most %u a request.",

@@ -29,6 +29,7 @@ enum tr_field_kind {
 #define TR_FIELD_STREAM 0x8u  /* of stream_options */
 #define TR_FIELD_ANTHROPIC 0x10u
 #define TR_FIELD_RESPONSES 0x20u
+#define TR_FIELD_EMBEDDINGS 0x40u
 
 typedef struct {
     const char *name;
@@ -51,6 +52,7 @@ typedef struct {
 const tr_field_t *tr_openai_fields(size_t *n);
 const tr_field_t *tr_anthropic_fields(size_t *n);
 const tr_field_t *tr_responses_fields(size_t *n);
+const tr_field_t *tr_embeddings_fields(size_t *n);
 
 /* Refuses the fields of object that are REFUSED in these rows. */
 tr_status_t tr_fields_check(const tr_field_t *rows, size_t n,

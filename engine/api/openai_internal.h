@@ -59,6 +59,12 @@ uint64_t tr_openai_max_bytes(const tr_openai_call_t *c);
 tr_status_t tr_openai_read_chat(tr_openai_call_t *c);
 tr_status_t tr_openai_read_completions(tr_openai_call_t *c);
 
+/* One or several, as texts or ids, of a field of the endpoint. */
+tr_status_t tr_openai_read_prompts(tr_openai_call_t *c, json_t *prompt);
+
+/* openai_embeddings.c: r->pool, and the prompts. */
+tr_status_t tr_openai_read_embeddings(tr_openai_call_t *c);
+
 /* openai_tools.c: tools and tool_choice: in->tools, r->tools. */
 tr_status_t tr_openai_read_tools(tr_openai_call_t *c, tr_chat_input_t *in);
 /* What an answer must be because of the tools, and the reasoning that may come

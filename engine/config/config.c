@@ -80,6 +80,10 @@ static const setting_t settings[] = {
     { "tool_dialect", KIND_TEXT, AT(tool_dialect), "auto", 0, 0, NULL,
       "how the model writes tool calls: auto finds out by its chat template; a "
       "name (docs/tools.md), or none: requests with tools are refused" },
+    { "embedding_pooling", KIND_CHOICE, AT(embedding_pooling), "auto", 0, 0,
+      "auto last mean none",
+      "what embeddings are made of: the last token, or the mean over all; auto "
+      "reads 1_Pooling/config.json, none refuses them" },
     { "socket", KIND_TEXT, AT(socket), "", 0, 0, NULL,
       "Unix socket for NGINX; empty: /run/tokenring/NAME.sock" },
     { "socket_mode", KIND_MODE, AT(socket_mode), "0660", 0, 0777, NULL,

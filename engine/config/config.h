@@ -39,6 +39,7 @@ typedef struct {
     char generation_config[16];  /* vllm | openai */
     char chat_template[32];      /* auto | llama3 | chatml | ... */
     char tool_dialect[32];       /* auto | hermes | ... | none (dialect.h) */
+    char embedding_pooling[8];   /* auto | last | mean | none (embedding.h) */
     char socket[TR_CONFIG_PATH]; /* Unix socket path */
     uint32_t socket_mode;        /* permission bits of socket */
     uint32_t allow_uids[TR_CONFIG_UIDS]; /* empty: all that can connect */

@@ -42,6 +42,11 @@ typedef struct {
                            * [ceil(vocab / 32)]; NULL: any */
     tr_sampled_t *out;    /* with sample; NULL by complete: not wanted any
                                   * more */
+    /* NULL, or [width]: in the place of a token, what the final norm gives for
+     * the last position, with sample; with pool_mean the sum over all
+     * positions, which begins at position 0 */
+    float *pooled;
+    bool pool_mean;
     /* NULL, or [n]: score of the token that follows each position, i.e.
      * scores[i] is for tokens[i + 1]; the caller gives n tokens + 1 known */
     tr_sampled_t *scores;
@@ -89,7 +94,8 @@ struct tr_executor {
      * asked of `kv` takes effect before the next batch and after those under
      * way. */
     uint32_t ahead;
-    bool masks; /* items may have masks */
+    uint32_t width; /* of pooled; 0: items may not have it */
+    bool masks;     /* items may have masks */
     /* Threads that others may use between complete and submit. */
     tr_stream_t pool;
     /* Of its tokenizer, set by who opened it, NULL: no item has a mask;

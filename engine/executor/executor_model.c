@@ -36,6 +36,9 @@ typedef struct {
     want_t *wants;       /* [max_rows] */
     uint32_t *want_rows; /* [max_rows] */
     uint32_t n_wants;
+    want_t *pools;       /* [max_rows], with their rows */
+    uint32_t *pool_rows; /* [max_rows] */
+    uint32_t n_pools;
     uint8_t *scratch; /* [threads][scratch_size] of the sampler */
     size_t scratch_size;
 } executor_t;
@@ -66,7 +69,9 @@ add_rows(executor_t *x, tr_batch_item_t *item, uint32_t row)
     for (uint32_t i = 0; i < item->n; i++) {
         int32_t token = item->tokens[i];
         bool last = i + 1 == item->n;
-        bool sample = item->sample && last;
+        bool pool = item->pooled != NULL
+                    && (item->pool_mean || (item->sample && last));
+        bool sample = item->sample && last && item->pooled == NULL;
         bool score = item->scores != NULL && !sample;
 
         if (token < 0 || (uint32_t) token >= x->base.vocab) {
@@ -75,6 +80,10 @@ add_rows(executor_t *x, tr_batch_item_t *item, uint32_t row)
         }
         x->tokens[row + i] = token;
         ((uint32_t *) x->rows.row_pos)[row + i] = item->pos + i;
+        if (pool) {
+            x->pools[x->n_pools] = (want_t){ item, i, false, false };
+            x->pool_rows[x->n_pools++] = row + i;
+        }
         if (sample || score) {
             x->wants[x->n_wants] = (want_t){ item, i, score, sample };
             x->want_rows[x->n_wants++] = row + i;
@@ -87,7 +96,7 @@ flatten(executor_t *x, const tr_batch_t *batch)
 {
     uint32_t row = 0;
 
-    x->n_wants = 0;
+    x->n_wants = x->n_pools = 0;
     for (uint32_t i = 0; i < batch->n_items; i++) {
         tr_batch_item_t *item = &batch->items[i];
 
@@ -161,6 +170,33 @@ finish(executor_t *x)
     return TR_OK;
 }
 
+/* The rows that are pooled, in the order of their positions. */
+static tr_status_t
+pool(executor_t *x)
+{
+    tr_model_t *m = x->model;
+    uint32_t width = x->base.width;
+
+    if (x->n_pools != 0
+        && tr_model_final(m, x->pool_rows, x->n_pools) != TR_OK) {
+        return TR_ERR_INTERNAL;
+    }
+    for (uint32_t i = 0; i < x->n_pools; i++) {
+        const want_t *w = &x->pools[i];
+        const float *row = m->normed + i * m->ld_hidden;
+        float *sum = w->item->pooled;
+
+        if (!w->item->pool_mean || w->item->pos + w->index == 0) {
+            memcpy(sum, row, width * sizeof(*sum));
+            continue;
+        }
+        for (uint32_t k = 0; k < width; k++) {
+            sum[k] += row[k];
+        }
+    }
+    return TR_OK;
+}
+
 static tr_status_t
 submit(tr_executor_t *e, const tr_batch_t *batch)
 {
@@ -178,6 +214,9 @@ submit(tr_executor_t *e, const tr_batch_t *batch)
     flatten(x, batch);
     tr_kv_view(e->kv, &view);
     rc = tr_model_forward(x->model, &view, &x->rows, x->tokens);
+    if (rc == TR_OK) {
+        rc = pool(x);
+    }
     return rc == TR_OK ? finish(x) : rc;
 }
 
@@ -195,6 +234,8 @@ executor_free(tr_executor_t *e)
     free((void *) x->rows.seq_row);
     free(x->wants);
     free(x->want_rows);
+    free(x->pools);
+    free(x->pool_rows);
     free(x->scratch);
     free(x);
 }
@@ -213,9 +254,12 @@ take_arrays(executor_t *x, int threads, tr_error_t *err)
     x->rows.seq_row = calloc(items + 1, sizeof(uint32_t));
     x->wants = calloc(rows, sizeof(want_t));
     x->want_rows = calloc(rows, sizeof(uint32_t));
+    x->pools = calloc(rows, sizeof(want_t));
+    x->pool_rows = calloc(rows, sizeof(uint32_t));
     x->scratch = aligned_alloc(64, (size_t) threads * x->scratch_size);
     if (!x->tokens || !x->rows.row_pos || !x->rows.seq_slot || !x->rows.seq_row
-        || !x->seq_long || !x->wants || !x->want_rows || !x->scratch) {
+        || !x->seq_long || !x->wants || !x->want_rows || !x->pools
+        || !x->pool_rows || !x->scratch) {
         return tr_error_set(err, TR_ERR_NOMEM, "max_batch_tokens",
                             "out of memory: tables for %zu rows", rows);
     }
@@ -297,6 +341,7 @@ tr_executor_model_open(const tr_config_t *config, tr_executor_t **out,
         x->base.free = executor_free;
         x->base.masks = true;
         x->base.pool = x->model->stream;
+        x->base.width = x->model->config.recipe.hidden;
         rc = tr_executor_describe(&x->base, "cpu", &x->model->config, config,
                                   config->kv_memory, err);
     }

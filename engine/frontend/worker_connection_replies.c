@@ -161,7 +161,9 @@ put_accepted(tr_connection_t *c, tr_request_t *r)
                                  { model, head.model_len },
                                  { policy, head.policy_len } };
 
-    memcpy(head.model_id, c->env->status->card.model_id, TR_MODEL_ID);
+    if (r->pool.width == 0) { /* vectors may have been told in part */
+        memcpy(head.model_id, c->env->status->card.model_id, TR_MODEL_ID);
+    }
     tr_events_answer(r, TR_RECORD_ACCEPTED, pieces, 3);
     if (atomic_load(&r->control) & TR_CONTROL_DETACH) {
         return TR_OK; /* only its end is still to be sent */

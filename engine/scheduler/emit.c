@@ -477,6 +477,40 @@ tr_emit_span(uint64_t from, uint64_t to)
     return from != 0 && to > from ? to - from : 0;
 }
 
+void
+tr_emit_pooled(tr_emit_t *e, tr_sequence_t *q)
+{
+    tr_request_t *r = q->request;
+    const tr_pool_t *pool = &r->pool;
+    const uint32_t len = pool->dimensions * (uint32_t) sizeof(float);
+    double square = 0;
+    uint32_t i;
+
+    for (i = 0; i < pool->dimensions; i++) {
+        q->pooled[i] /= pool->mean ? (float) q->prompt_len : 1.0f;
+        square += (double) q->pooled[i] * (double) q->pooled[i];
+    }
+    for (i = 0; pool->normalise && square > 0 && i < pool->dimensions; i++) {
+        q->pooled[i] = (float) ((double) q->pooled[i] / sqrt(square));
+    }
+    for (i = 0; i < len; i += TR_POOLED_PIECE) {
+        uint32_t left = len - i;
+        tr_wire_result_t head = {
+            .kind = TR_RESULT_EMBEDDING,
+            .flags = pool->base64 ? TR_RESULT_BASE64 : 0,
+            .count = q->choice,
+            .len = left < TR_POOLED_PIECE ? left : TR_POOLED_PIECE,
+        };
+        tr_status_t rc = tr_response_writer_result(r->writer, r->id, &head,
+                                                   (const char *) q->pooled
+                                                       + i);
+
+        assert(rc == TR_OK); /* has_room said so */
+        (void) rc;
+    }
+    tr_emit_touch(e, r->writer);
+}
+
 /* The stop string that ended a choice, where its endpoint tells that. */
 static const char *
 tr_emit_stop_string(const tr_sequence_t *q, uint16_t reason, uint32_t *len)

@@ -43,6 +43,10 @@ uint16_t tr_emit_token(tr_emit_t *e, tr_sequence_t *q,
  * response writer has room.  Returns whether anything was staged. */
 bool tr_emit_echo(tr_emit_t *e, tr_sequence_t *q);
 
+/* The vector of a sequence whose prompt is complete.  The response writer has
+ * room. */
+void tr_emit_pooled(tr_emit_t *e, tr_sequence_t *q);
+
 /* KV of one choice.  The response writer has room. */
 void tr_emit_kv(tr_emit_t *e, const tr_sequence_t *q, const tr_kv_usage_t *u);
 

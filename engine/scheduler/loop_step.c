@@ -81,6 +81,8 @@ tr_loop_item(tr_batch_item_t *item, const tr_chunk_t *chunk, tr_sampled_t *out)
         item->number = q->sampler.n_output + q->ahead;
         item->out = out;
     }
+    item->pooled = q->pooled;
+    item->pool_mean = q->request->pool.mean;
     if (chunk->score) {
         item->scores = &q->prompt_scores[chunk->pos + 1];
         item->top = q->request->params.logprobs;
@@ -192,6 +194,20 @@ tr_loop_token(tr_loop_t *l, tr_sequence_t *q, const tr_sampled_t *sampled,
     }
 }
 
+/* A prompt whose vector was wanted is complete. */
+static void
+tr_loop_pooled(tr_loop_t *l, tr_sequence_t *q, uint64_t now)
+{
+    tr_request_t *r = q->request;
+
+    r->last_token_us = now;
+    if (r->first_token_us == 0) {
+        r->first_token_us = now;
+    }
+    tr_emit_pooled(&l->emit, q);
+    tr_loop_finish(l, q, TR_FINISH_STOP, now);
+}
+
 /* What came of one chunk that is still wanted. */
 static void
 tr_loop_apply(tr_loop_t *l, tr_chunk_t *chunk, tr_status_t status,
@@ -201,7 +217,9 @@ tr_loop_apply(tr_loop_t *l, tr_chunk_t *chunk, tr_status_t status,
     bool sample = chunk->sample;
 
     tr_scheduler_chunk_done(&l->scheduler, chunk, status == TR_OK);
-    if (status == TR_OK && sample) {
+    if (status == TR_OK && sample && q->pooled != NULL) {
+        tr_loop_pooled(l, q, now);
+    } else if (status == TR_OK && sample) {
         tr_loop_count(&l->counters->generation_tokens, 1);
         tr_loop_token(l, q, sampled, now);
     } else if (status != TR_OK && status != TR_AGAIN) {

@@ -227,6 +227,13 @@ tr_request_layout(tr_request_t *r, const tr_ids_t *prompts, uint32_t n_prompts,
         if (rc != TR_OK) {
             return rc;
         }
+        if (r->pool.width != 0) {
+            s->pooled = tr_arena_alloc(&r->arena,
+                                       r->pool.width * sizeof(*s->pooled));
+            if (s->pooled == NULL) {
+                return TR_ERR_NOMEM;
+            }
+        }
         r->max_total += s->cap - s->prompt_len;
         if (i % r->n == 0) {
             total += prompt->len;

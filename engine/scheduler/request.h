@@ -81,6 +81,7 @@ typedef struct tr_sequence {
     uint32_t echoed;             /* prompt tokens given out, with echo */
     tr_sampled_t *prompt_scores; /* [prompt_len] with echo and logprobs, by
                                   * token; one for all choices of a prompt */
+    float *pooled;               /* [request->pool.width]; NULL: it generates */
     uint64_t last_token_us;
     uint64_t kv_told_us; /* when its KV was told */
     uint64_t due_us; /* not to be scheduled before (executor.h), 0: at once */
@@ -102,6 +103,16 @@ void tr_request_kv_wire(const tr_request_kv_t *sum, tr_wire_usage_t *out);
 /* A command of the publisher's, beside those of the worker (TR_CONTROL_*). */
 #define TR_CONTROL_CANCEL 0x100u
 #define TR_CANCELLED "The request was cancelled"
+
+/* What a request for embeddings wants of its sequences: vectors that are pooled
+ * over their prompts, and no token. */
+typedef struct {
+    uint32_t width;      /* of the model's vectors; 0: it wants none */
+    uint32_t dimensions; /* of those that are told, at most width */
+    bool mean;           /* over all tokens; else of the last one */
+    bool normalise;      /* to length 1 */
+    bool base64;         /* how the client wants to read them */
+} tr_pool_t;
 
 /* What an endpoint computed that generates nothing (RESULT of wire.h); ids and
  * text are the request's. */
@@ -159,7 +170,8 @@ struct tr_request {
     uint32_t migrations;    /* engines that had it before; 0: it is new */
     uint32_t replayed;      /* tokens that they told, of all choices */
     int64_t created;        /* Unix time, s */
-    const char *repeated;   /* JSON members of its response, in the arena */
+    tr_pool_t pool;
+    const char *repeated; /* JSON members of its response, in the arena */
     uint32_t repeated_len;
     uint32_t repeated_sent; /* frontend thread: bytes */
     tr_result_t *result;    /* it is complete, and goes to no loop; else NULL */
@@ -210,10 +222,18 @@ struct tr_request {
     tr_request_kv_t kv; /* summed over finished choices */
 };
 
+/* Bytes of a vector in one record: a row of room takes it. */
+#define TR_POOLED_PIECE 2048u
+
 /* Rows of room in the response writer that a step of it may take. */
 static inline uint32_t
 tr_sequence_rows(const tr_sequence_t *q)
 {
+    if (q->pooled != NULL) {
+        return q->request->pool.dimensions * (uint32_t) sizeof(float)
+                   / TR_POOLED_PIECE
+               + 1;
+    }
     return q->dialect != NULL ? tr_dialect_rows(q->request->dialect) : 1;
 }
 

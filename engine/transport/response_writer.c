@@ -194,6 +194,16 @@ tr_response_writer_kv(tr_response_writer_t *o, uint64_t id,
 }
 
 tr_status_t
+tr_response_writer_result(tr_response_writer_t *o, uint64_t id,
+                          const tr_wire_result_t *head, const void *bytes)
+{
+    tr_ring_piece_t pieces[] = { { head, sizeof(*head) },
+                                 { bytes, head->len } };
+
+    return tr_response_writer_put(o, TR_RECORD_RESULT, 0, id, pieces, 2);
+}
+
+tr_status_t
 tr_response_writer_finish(tr_response_writer_t *o, uint64_t id,
                           const tr_wire_finish_t *finish, const char *tail)
 {

@@ -120,6 +120,9 @@ tr_status_t tr_response_writer_item(tr_response_writer_t *o, uint64_t id,
                                     const char *item_id, const char *name);
 tr_status_t tr_response_writer_kv(tr_response_writer_t *o, uint64_t id,
                                   const tr_wire_kv_t *kv);
+tr_status_t tr_response_writer_result(tr_response_writer_t *o, uint64_t id,
+                                      const tr_wire_result_t *head,
+                                      const void *bytes);
 /* finish->tail_len bytes of tail: room for them is where a stop string was not
  * told as text. */
 tr_status_t tr_response_writer_finish(tr_response_writer_t *o, uint64_t id,

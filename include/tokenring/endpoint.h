@@ -25,6 +25,7 @@ enum tr_endpoint {
     TR_ENDPOINT_MESSAGES = 6,
     TR_ENDPOINT_COUNT_TOKENS = 7,
     TR_ENDPOINT_RESPONSES = 8,
+    TR_ENDPOINT_EMBEDDINGS = 9,
     TR_ENDPOINTS /* one more than the last */
 };
 

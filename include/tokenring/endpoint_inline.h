@@ -19,6 +19,7 @@ tr_endpoint_info(unsigned endpoint)
         [TR_ENDPOINT_RENDER] = { "render", "chat/completions/render", 0 },
         [TR_ENDPOINT_MESSAGES] = { "messages", "messages", 1 },
         [TR_ENDPOINT_RESPONSES] = { "responses", "responses", 1 },
+        [TR_ENDPOINT_EMBEDDINGS] = { "embeddings", "embeddings", 0 },
         [TR_ENDPOINT_COUNT_TOKENS] = { "count_tokens", "messages/count_tokens",
                                        0 },
     };

@@ -214,20 +214,25 @@ typedef struct {
  * of them: parts may end anywhere. */
 
 enum tr_result_kind {
-    TR_RESULT_TOKENS = 1, /* bytes: i32 ids */
-    TR_RESULT_TEXT = 2,   /* bytes: UTF-8 */
-    TR_RESULT_CONTEXT = 3 /* count: tokens that the model's context has */
+    TR_RESULT_TOKENS = 1,   /* bytes: i32 ids */
+    TR_RESULT_TEXT = 2,     /* bytes: UTF-8 */
+    TR_RESULT_CONTEXT = 3,  /* count: tokens that the model's context has */
+    TR_RESULT_EMBEDDING = 4 /* bytes: float32, of the choice `count`; in the
+                             * ring of responses */
 };
 
 #define TR_RESULT_MAX 32768u /* bytes of one */
+
+#define TR_RESULT_BASE64 0x0001u /* an EMBEDDING that is wanted in base64 */
 
 /* RESULT, followed by len bytes.  A kind may come in several, one after the
  * other, in any place. */
 typedef struct {
     uint16_t kind;  /* enum tr_result_kind */
-    uint16_t flags; /* 0 */
-    uint32_t count; /* of CONTEXT; else 0 */
-    uint32_t len;   /* bytes, <= TR_RESULT_MAX; TOKENS: a multiple of 4 */
+    uint16_t flags; /* TR_RESULT_BASE64, of an EMBEDDING */
+    uint32_t count; /* of CONTEXT, of EMBEDDING; else 0 */
+    uint32_t len;   /* bytes, <= TR_RESULT_MAX; TOKENS, EMBEDDING: a multiple
+                     * of 4 */
     uint32_t reserved;
 } tr_wire_result_t; /* 16 bytes */
 

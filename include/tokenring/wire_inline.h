@@ -238,9 +238,11 @@ tr_wire_result_parse(const void *in, size_t len, tr_wire_result_t *head,
     const uint8_t *at = (const uint8_t *) in;
 
     if (tr_wire_take(&at, &len, head, sizeof(*head)) != TR_OK
-        || head->kind < TR_RESULT_TOKENS || head->kind > TR_RESULT_CONTEXT
+        || head->kind < TR_RESULT_TOKENS || head->kind > TR_RESULT_EMBEDDING
         || head->len > TR_RESULT_MAX
-        || (head->kind == TR_RESULT_TOKENS && head->len % 4 != 0)
+        || ((head->kind == TR_RESULT_TOKENS
+             || head->kind == TR_RESULT_EMBEDDING)
+            && head->len % 4 != 0)
         || (head->kind == TR_RESULT_CONTEXT && head->len != 0)
         || tr_wire_take_bytes(&at, &len, head->len, bytes) != TR_OK
         || len != 0) {

@@ -66,6 +66,10 @@ static const ngx_http_tokenring_endpoint_t  ngx_http_tokenring_endpoints[] = {
     { .id_prefix = "render-",
       .whole = ngx_http_tokenring_render_prompt_whole },
 
+    [TR_ENDPOINT_EMBEDDINGS] =
+    { .id_prefix = "embd-",
+      .whole = ngx_http_tokenring_embeddings_whole },
+
     [TR_ENDPOINT_COUNT_TOKENS] =
     { .id_prefix = "count_",
       .whole = ngx_http_tokenring_count_whole,

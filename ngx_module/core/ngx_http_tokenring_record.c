@@ -602,6 +602,17 @@ ngx_http_tokenring_result(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
         return ngx_http_tokenring_append(&ctx->result->text, bytes.data,
                                          bytes.len);
 
+    case TR_RESULT_EMBEDDING:
+
+        if (head.count >= ctx->nchoices) {
+            return NGX_DECLINED;
+        }
+
+        ctx->result->base64 = head.flags & TR_RESULT_BASE64;
+
+        return ngx_http_tokenring_append(&ctx->choices[head.count].text,
+                                         bytes.data, bytes.len);
+
     default: /* TR_RESULT_CONTEXT */
         ctx->result->context = head.count;
         return NGX_OK;

@@ -66,6 +66,7 @@ ngx_int_t ngx_http_tokenring_tokenize_whole(ngx_http_tokenring_ctx_t *ctx);
 ngx_int_t ngx_http_tokenring_detokenize_whole(ngx_http_tokenring_ctx_t *ctx);
 ngx_int_t ngx_http_tokenring_render_prompt_whole(
     ngx_http_tokenring_ctx_t *ctx);
+ngx_int_t ngx_http_tokenring_embeddings_whole(ngx_http_tokenring_ctx_t *ctx);
 
 
 /* _messages.c: as Anthropic's API gives them */

@@ -58,6 +58,7 @@ typedef struct {
     ngx_http_tokenring_text_t       ids;     /* i32 */
     ngx_http_tokenring_text_t       text;
     uint32_t                        context;
+    ngx_uint_t                      base64;  /* of embeddings, in choices */
 } ngx_http_tokenring_result_t;
 
 

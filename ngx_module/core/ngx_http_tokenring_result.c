@@ -1,6 +1,6 @@
 /*
  * Responses of endpoints that generate nothing: what the engine computed, with
- * the names that vLLM gives it.
+ * the names that vLLM gives it; embeddings as OpenAI's API gives them.
  */
 
 #include "ngx_http_tokenring_render.h"
@@ -8,6 +8,8 @@
 
 static ngx_int_t ngx_http_tokenring_ids(ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_prompt(ngx_http_tokenring_ctx_t *ctx);
+static ngx_int_t ngx_http_tokenring_vector(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_text_t *numbers);
 
 
 /* ids as JSON */
@@ -105,4 +107,107 @@ ngx_http_tokenring_render_prompt_whole(ngx_http_tokenring_ctx_t *ctx)
     }
 
     return ngx_http_tokenring_put(&ctx->out, "}");
+}
+
+
+/* {"object": "list", "data": [{"embedding": ...}], "model", "usage"} */
+
+ngx_int_t
+ngx_http_tokenring_embeddings_whole(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_uint_t                  i;
+    ngx_http_tokenring_text_t  *out;
+
+    out = &ctx->out;
+
+    if (ngx_http_tokenring_put(out, "{\"object\":\"list\",\"data\":[")
+        != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    for (i = 0; i < ctx->nchoices; i++) {
+
+        if (ngx_http_tokenring_printf(out, 96,
+                   "%s{\"object\":\"embedding\",\"index\":%ui,"
+                   "\"embedding\":", i ? "," : "", i)
+            != NGX_OK
+            || ngx_http_tokenring_vector(ctx, &ctx->choices[i].text) != NGX_OK
+            || ngx_http_tokenring_put(out, "}") != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+    }
+
+    if (ngx_http_tokenring_put(out, "],\"model\":\"") != NGX_OK
+        || ngx_http_tokenring_json(out, ctx->model.data, ctx->model.len)
+           != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    ngx_http_tokenring_choices_free(ctx);
+
+    return ngx_http_tokenring_printf(out, 128,
+               "\",\"usage\":{\"prompt_tokens\":%uL,\"total_tokens\":%uL}}",
+               ctx->prompt_tokens, ctx->prompt_tokens);
+}
+
+
+/* float32 as JSON, with as many digits as tell them apart, or in base64 */
+
+static ngx_int_t
+ngx_http_tokenring_vector(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_text_t *numbers)
+{
+    int                         n;
+    char                        digits[32];
+    float                       number;
+    u_char                     *p;
+    ngx_str_t                   from, to;
+    ngx_http_tokenring_text_t  *out;
+
+    out = &ctx->out;
+
+    if (ctx->result->base64) {
+        from.data = numbers->pos;
+        from.len = ngx_http_tokenring_text_len(numbers);
+
+        if (ngx_http_tokenring_reserve(out, ngx_base64_encoded_length(from.len)
+                                            + 2)
+            != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+
+        *out->last++ = '"';
+        to.data = out->last;
+        ngx_encode_base64(&to, &from);
+        out->last += to.len;
+        *out->last++ = '"';
+
+        return NGX_OK;
+    }
+
+    if (ngx_http_tokenring_put(out, "[") != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    for (p = numbers->pos; p < numbers->last; p += sizeof(float)) {
+        ngx_memcpy(&number, p, sizeof(float));
+
+        /* no JSON has what is none; ngx_sprintf() knows no exponents */
+
+        n = (number - number == 0)
+            ? snprintf(digits, sizeof(digits), "%.9g", (double) number)
+            : snprintf(digits, sizeof(digits), "null");
+
+        if ((p > numbers->pos && ngx_http_tokenring_put(out, ",") != NGX_OK)
+            || ngx_http_tokenring_append(out, digits, n) != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+    }
+
+    return ngx_http_tokenring_put(out, "]");
 }

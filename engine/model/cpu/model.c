@@ -439,24 +439,35 @@ tr_model_forward(tr_model_t *m, const tr_kv_view_t *kv, const tr_rows_t *rows,
     return rc == 0 ? TR_OK : TR_ERR_INTERNAL;
 }
 
+/* Side by side in `normed`, which the layers no longer need. */
+tr_status_t
+tr_model_final(tr_model_t *m, const uint32_t *rows, uint32_t n)
+{
+    const tr_recipe_t *c = &m->config.recipe;
+    const tr_kernels_t *k = m->kernels;
+    int rc = 0;
+
+    for (uint32_t i = 0; i < n; i++) {
+        rc |= k->rmsnorm(&m->stream, m->hidden + rows[i] * m->ld_hidden,
+                         m->ld_hidden, 1, 1, c->hidden,
+                         m->root.vector[TR_PART_FINAL_NORM], c->norm_eps,
+                         m->normed + i * m->ld_hidden, m->ld_hidden);
+    }
+    return rc == 0 ? TR_OK : TR_ERR_INTERNAL;
+}
+
 tr_status_t
 tr_model_logits(tr_model_t *m, const uint32_t *rows, uint32_t n)
 {
     const tr_recipe_t *c = &m->config.recipe;
     const tr_kernels_t *k = m->kernels;
     const tr_stream_t *s = &m->stream;
-    int rc = 0;
+    int rc;
 
     if (n > m->logit_rows) {
         return TR_ERR_INTERNAL;
     }
-    /* the rows side by side in `normed`, which the layers no longer need */
-    for (uint32_t i = 0; i < n; i++) {
-        rc |= k->rmsnorm(s, m->hidden + rows[i] * m->ld_hidden, m->ld_hidden, 1,
-                         1, c->hidden, m->root.vector[TR_PART_FINAL_NORM],
-                         c->norm_eps, m->normed + i * m->ld_hidden,
-                         m->ld_hidden);
-    }
+    rc = tr_model_final(m, rows, n);
     rc |= k->matmul(s, &m->root.matrix[c->tied ? TR_PART_EMBED : TR_PART_HEAD],
                     m->normed, m->ld_hidden, n, m->logits, m->ld_logits, 0);
     if (c->logit_scale != 1 || c->final_softcap != 0) {

@@ -102,6 +102,11 @@ void tr_model_free(tr_model_t *m);
 tr_status_t tr_model_forward(tr_model_t *m, const tr_kv_view_t *kv,
                              const tr_rows_t *rows, const int32_t *tokens);
 
+/* What the final norm makes of n rows (at most m->max_rows) of the last forward:
+ * into m->normed, [n] rows m->ld_hidden apart, which the next call overwrites.
+ * `rows` are row indices. */
+tr_status_t tr_model_final(tr_model_t *m, const uint32_t *rows, uint32_t n);
+
 /* Logits of n rows (at most m->logit_rows) of the last forward, into
  * m->logits, [n] rows m->ld_logits apart.  `rows` are row indices. */
 tr_status_t tr_model_logits(tr_model_t *m, const uint32_t *rows, uint32_t n);

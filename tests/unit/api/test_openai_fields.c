@@ -18,6 +18,7 @@ static const struct {
     { "\n## Fields\n", tr_openai_fields, true },
     { "\n## Messages\n", tr_anthropic_fields, false },
     { "\n## Responses\n", tr_responses_fields, false },
+    { "\n## Embeddings\n", tr_embeddings_fields, false },
 };
 
 #define TABLES (sizeof(tables) / sizeof(tables[0]))
@@ -126,9 +127,11 @@ ask(unsigned endpoint, const tr_field_t *f, const char *value)
                  endpoint == TEXT ? P : HI, f->name, value);
     } else {
         snprintf(body, sizeof(body), "{%s,\"%s\":%s}",
-                 endpoint == TEXT                    ? P
-                 : endpoint == TR_ENDPOINT_RESPONSES ? "\"input\":\"Hi\""
-                                                     : HI,
+                 endpoint == TEXT ? P
+                 : endpoint == TR_ENDPOINT_RESPONSES
+                         || endpoint == TR_ENDPOINT_EMBEDDINGS
+                     ? "\"input\":\"Hi\""
+                     : HI,
                  f->name, value);
     }
     return parse((uint16_t) endpoint, body);
@@ -216,6 +219,12 @@ test_true_elsewhere(void **state)
     fields = tr_responses_fields(&n);
     for (i = 0; i < n; i++) {
         check(TR_ENDPOINT_RESPONSES, &fields[i]);
+    }
+    fields = tr_embeddings_fields(&n);
+    api.embedding.pooling = TR_POOLING_LAST;
+    api.width = 384;
+    for (i = 0; i < n; i++) {
+        check(TR_ENDPOINT_EMBEDDINGS, &fields[i]);
     }
     fields = tr_openai_fields(&n);
     for (i = 0; i < n; i++) {
