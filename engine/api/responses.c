@@ -261,32 +261,25 @@ take_input(const tr_translation_t *t)
 
 /* ---- tools -------------------------------------------------------------- */
 
-/* {"type": "function", "name", ...}: a chat has the rest in an object. */
+/* {"type": "function", "name", ...}: a chat has the rest in an object, in the
+ * client's order. */
 static tr_status_t
 take_function(const tr_translation_t *t, const json_t *tool, size_t i,
               json_t *tools)
 {
-    static const char *const names[] = { "name", "description", "parameters",
-                                         "strict" };
-    json_t *function = json_object();
+    json_t *function;
     char param[64];
 
     snprintf(param, sizeof(param), "tools[%zu].name", i);
     if (!json_is_string(json_object_get(tool, "name"))) {
-        json_decref(function);
         return tr_translate_wrong_type(t, param, "a string",
                                        json_object_get(tool, "name"));
     }
-    for (size_t k = 0; k < sizeof(names) / sizeof(names[0]); k++) {
-        json_t *value = tr_json_field(tool, names[k]);
-
-        if (value != NULL) {
-            json_object_set(function, names[k], value);
-        }
-    }
-    return json_array_append_new(tools,
-                                 json_pack("{s:s, s:o}", "type", "function",
-                                           "function", function))
+    function = json_copy((json_t *) tool);
+    json_object_del(function, "type");
+    return json_array_append_new(tools, json_pack("{s:s, s:o}", "type",
+                                                  "function", "function",
+                                                  function))
                    == 0
                ? TR_OK
                : tr_translate_no_memory(t);
