@@ -26,7 +26,7 @@ after(async () => { if (stack) await stack.stop(); });
 test('responses.parse', async () => {
   const client = new OpenAI({ baseURL: `${stack.url}/v1`, apiKey: 'none' });
   const r = await client.responses.parse({ model: 'pocket', input: ask,
-    max_output_tokens: 200, text: { format: zodTextFormat(Place, 'place') } });
+    temperature: 0, max_output_tokens: 200, text: { format: zodTextFormat(Place, 'place') } });
   assert.equal(r.status, 'completed');
   assert.deepEqual(Place.parse(r.output_parsed), r.output_parsed);
 });
@@ -34,7 +34,7 @@ test('responses.parse', async () => {
 test('messages.parse', async () => {
   const client = new Anthropic({ baseURL: stack.url, apiKey: 'none' });
   const r = await client.messages.parse({ model: 'pocket', max_tokens: 200,
-    messages: [{ role: 'user', content: ask }],
+    temperature: 0, messages: [{ role: 'user', content: ask }],
     output_config: { format: zodOutputFormat(Place) } });
   assert.equal(r.stop_reason, 'end_turn');
   assert.deepEqual(Place.parse(r.parsed_output), r.parsed_output);
