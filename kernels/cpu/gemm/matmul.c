@@ -19,7 +19,7 @@
  * for 2 to some 50 rows; a library computes when it has read, while ours reads
  * the next block of a panel as it computes with this one.
  *
- * Reference: test_kernels.c, plain loops in double for the value, and one chain
+ * Reference: test_matmul.c, plain loops in double for the value, and one chain
  * of fused multiply-adds for the bits.
  */
 #include "kernels/cpu/cpu.h"

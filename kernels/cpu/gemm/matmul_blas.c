@@ -17,7 +17,7 @@
  * assumed but probed once at start: the smallest quantum to which calls are
  * padded, out of a list, such that a row has the same bits at every place and
  * for every count.  The last entry, one row a call, holds by construction.
- * Reference: test_kernels.c, plain loops in double.
+ * Reference: test_matmul.c, plain loops in double.
  */
 #include "kernels/cpu/cpu.h"
 
