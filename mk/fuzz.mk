@@ -38,8 +38,12 @@ build-fuzz/fuzz_wire build-fuzz/fuzz_ring: build-fuzz/fuzz_%: \
 	$Q$(FUZZ_CC) $(filter-out -MMD -MP,$(FUZZ_CFLAGS)) \
 	    -fsanitize=fuzzer,address,undefined -o $@ $<
 
-# A part of the module that needs no NGINX.
-build-fuzz/fuzz_scan: build-fuzz/obj/ngx_module/core/ngx_http_tokenring_scan.o
+# A part of the module that needs no NGINX, and nothing of the engine.
+build-fuzz/fuzz_scan: build-fuzz/obj/tests/fuzz/fuzz_scan.o \
+    build-fuzz/obj/ngx_module/core/ngx_http_tokenring_scan.o
+	@echo "  LD    $@"
+	$Q$(FUZZ_CC) $(FUZZ_FLAGS) -fsanitize=fuzzer,address,undefined -o $@ $^ \
+	    -ljansson
 
 build-fuzz/obj/%.o: %.c
 	@mkdir -p $(@D)
