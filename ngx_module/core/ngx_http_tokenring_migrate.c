@@ -207,6 +207,7 @@ ngx_http_tokenring_may_move(ngx_http_tokenring_ctx_t *ctx)
 {
     if (ctx->conf->migrate == 0
         || ctx->gone
+        || ctx->cut
         || ctx->conn
         || ctx->follow
         || ctx->first_us == 0)

@@ -543,6 +543,9 @@ ngx_http_tokenring_render_usage(ngx_http_tokenring_text_t *t,
                    ",\"completion_tokens_details\":{\"reasoning_tokens\":"
                    "%uD}", totals->reasoning_tokens)
                != NGX_OK)
+        || ((totals->flags & NGX_HTTP_TOKENRING_CUT)
+            && ngx_http_tokenring_put(t, ",\"cut\":\"token_budget\"")
+               != NGX_OK)
         || ngx_http_tokenring_usage_kv(t, policy, &totals->kv) != NGX_OK)
     {
         return NGX_ERROR;

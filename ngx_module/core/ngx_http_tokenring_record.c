@@ -14,9 +14,6 @@
 #include "ngx_http_tokenring_render.h"
 
 
-/* tokens of an answer that are charged together */
-#define NGX_HTTP_TOKENRING_CHARGE        64
-
 /* what a correct engine never exceeds */
 #define NGX_HTTP_TOKENRING_CHOICES_MAX   4096
 #define NGX_HTTP_TOKENRING_RESPONSE_MAX  (64 * 1024 * 1024)
@@ -41,6 +38,9 @@ static ngx_uint_t ngx_http_tokenring_exceeds(ngx_http_tokenring_ctx_t *ctx,
     size_t len);
 static ngx_int_t ngx_http_tokenring_item(ngx_http_tokenring_ctx_t *ctx,
     u_char *payload, size_t len);
+static void ngx_http_tokenring_end_here(ngx_http_tokenring_ctx_t *ctx);
+static ngx_int_t ngx_http_tokenring_finish_cut(ngx_http_tokenring_ctx_t *ctx,
+    tr_wire_finish_t *head);
 static ngx_int_t ngx_http_tokenring_result(ngx_http_tokenring_ctx_t *ctx,
     u_char *payload, size_t len);
 static ngx_int_t ngx_http_tokenring_kv(ngx_http_tokenring_ctx_t *ctx,
@@ -263,7 +263,10 @@ ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     }
 
     ngx_http_tokenring_move_keep(ctx, &head);
-    ngx_http_tokenring_charge(ctx);
+
+    if (!ngx_http_tokenring_charge(ctx)) {
+        ngx_http_tokenring_end_here(ctx);
+    }
 
     if (ctx->gone) {
         return NGX_OK;
@@ -426,10 +429,10 @@ ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
 
     ctx->completion_tokens += head.tokens;
 
-    if (ctx->use
-        && ctx->completion_tokens >= ctx->use->out + NGX_HTTP_TOKENRING_CHARGE)
+    if (ctx->use && ctx->completion_tokens >= ctx->use->next
+        && !ngx_http_tokenring_charge(ctx))
     {
-        ngx_http_tokenring_charge(ctx);
+        ngx_http_tokenring_end_here(ctx);
     }
 
     ctx->last_us = ctx->conn ? ctx->conn->now : ngx_http_tokenring_clock();
@@ -566,6 +569,68 @@ ngx_http_tokenring_item(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
 }
 
 
+/*
+ * Its tenant has no tokens left: the engine ends it, and the answer is what has
+ * come until then.  One whose output is kept in Redis goes on: there an end is
+ * what the engine says it is.
+ */
+
+static void
+ngx_http_tokenring_end_here(ngx_http_tokenring_ctx_t *ctx)
+{
+    if (ctx->cut || ctx->conn == NULL || ctx->resumable || ctx->result) {
+        return;
+    }
+
+    ngx_log_debug1(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
+                   "tokenring request: a budget is empty, tokens:%uL",
+                   ctx->completion_tokens);
+
+    ctx->cut = 1;
+    ngx_http_tokenring_control(ctx, TR_CONTROL_ABORT);
+}
+
+
+/* the engine has ended it: choices that had not ended are at their length */
+
+static ngx_int_t
+ngx_http_tokenring_finish_cut(ngx_http_tokenring_ctx_t *ctx,
+    tr_wire_finish_t *head)
+{
+    ngx_uint_t  i;
+
+    head->reason = TR_FINISH_LENGTH;
+
+    for (i = 0; i < ctx->nchoices; i++) {
+
+        if (ctx->choices[i].reason) {
+            continue;
+        }
+
+        ctx->choices[i].reason = TR_FINISH_LENGTH;
+        head->choice = i;
+
+        if (ngx_http_tokenring_queues(ctx)
+            && ngx_http_tokenring_queue_finish(ctx, head) != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+    }
+
+    ctx->left = 0;
+    ctx->reason = TR_FINISH_LENGTH;
+    ctx->totals = *head;
+    ctx->totals.flags |= NGX_HTTP_TOKENRING_CUT;
+    ctx->prompt_tokens = head->prompt_tokens;
+    ctx->completion_tokens = head->completion_tokens;
+
+    ngx_http_tokenring_over(ctx);
+    ngx_http_tokenring_dirty(ctx->conn, ctx);
+
+    return NGX_OK;
+}
+
+
 /* a part of what an endpoint computed */
 
 static ngx_int_t
@@ -668,12 +733,19 @@ ngx_http_tokenring_finish(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
         return NGX_DECLINED;
     }
 
-    last = head.flags & TR_FINISH_LAST;
+    head.flags &= TR_FINISH_LAST;
+    last = head.flags;
 
     ngx_log_debug4(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
                    "tokenring request: choice %uD finished, reason:%ud "
                    "last:%ui tokens:%uL", head.choice, (u_int) head.reason,
                    last, (uint64_t) head.completion_tokens);
+
+    if (ctx->cut && head.reason == TR_FINISH_ABORTED && last
+        && !ctx->gone && !ctx->error)
+    {
+        return ngx_http_tokenring_finish_cut(ctx, &head);
+    }
 
     if (ctx->state >= NGX_HTTP_TOKENRING_ACCEPTED
         && head.choice < ctx->nchoices

@@ -3,9 +3,9 @@
  *
  * A request is let in while all budgets of its plan have something left.  It
  * is then one request; its prompt is taken when the engine has counted it, and
- * its answer as it comes.  So who runs many requests at once may overdraw a
- * budget, by what these still generate: that is owed, and nothing is let in
- * until it has come in again.
+ * its answer as it comes.  Where that empties a budget the answer is cut
+ * (_record.c).  What was overdrawn, by a long prompt or by many answers at
+ * once, is owed, and nothing is let in until it has come in again.
  *
  * One lock for all tenants: it is held for the arithmetic of a few budgets,
  * when a request begins, for its prompt, for 64 tokens each, and at its end
@@ -37,6 +37,10 @@ typedef struct {
     uint32_t                        plan;    /* hash of it */
     ngx_http_tokenring_budget_t     budgets[NGX_HTTP_TOKENRING_BUDGETS];
 } ngx_http_tokenring_account_t;
+
+
+/* tokens of an answer that are charged together, at most */
+#define NGX_HTTP_TOKENRING_CHARGE  64
 
 
 /* a budget that is empty, and when it is not any more */
@@ -487,21 +491,22 @@ ngx_http_tokenring_limit_refuse(ngx_http_tokenring_ctx_t *ctx,
 }
 
 
-void
+ngx_uint_t
 ngx_http_tokenring_charge(ngx_http_tokenring_ctx_t *ctx)
 {
-    int64_t                        in, out;
+    int64_t                        in, out, take, left;
     ngx_uint_t                     i;
     ngx_shm_zone_t                *zone;
     ngx_http_tokenring_use_t      *use;
     ngx_http_tokenring_plan_t     *plan;
     ngx_http_tokenring_clock_t     clock;
+    ngx_http_tokenring_limit_t    *limit;
     ngx_http_tokenring_account_t  *a;
 
     use = ctx->use;
 
     if (use == NULL) {
-        return;
+        return 1;
     }
 
     /* one that began again at another engine pays for one answer alone */
@@ -513,13 +518,14 @@ ngx_http_tokenring_charge(ngx_http_tokenring_ctx_t *ctx)
     out = ngx_max(out, 0);
 
     if (in == 0 && out == 0) {
-        return;
+        return 1;
     }
 
     use->in += in;
     use->out += out;
 
     plan = use->plan;
+    left = NGX_HTTP_TOKENRING_CHARGE * 4;
 
     ngx_http_tokenring_now(&clock);
 
@@ -527,30 +533,31 @@ ngx_http_tokenring_charge(ngx_http_tokenring_ctx_t *ctx)
     a = ngx_http_tokenring_account(zone, use, &clock);
 
     for (i = 0; a && i < plan->n; i++) {
+        limit = &plan->limits[i];
 
-        switch (plan->limits[i].unit) {
+        if (limit->unit == NGX_HTTP_TOKENRING_UNIT_REQUESTS) {
+            continue;
+        }
 
-        case NGX_HTTP_TOKENRING_UNIT_IN:
-            ngx_http_tokenring_budget_take(&a->budgets[i],
-                                           &plan->limits[i].rate, in);
-            break;
+        take = (limit->unit == NGX_HTTP_TOKENRING_UNIT_IN) ? in
+               : (limit->unit == NGX_HTTP_TOKENRING_UNIT_OUT) ? out
+               : in + out;
 
-        case NGX_HTTP_TOKENRING_UNIT_OUT:
-            ngx_http_tokenring_budget_take(&a->budgets[i],
-                                           &plan->limits[i].rate, out);
-            break;
+        ngx_http_tokenring_budget_take(&a->budgets[i], &limit->rate, take);
 
-        case NGX_HTTP_TOKENRING_UNIT_TOKENS:
-            ngx_http_tokenring_budget_take(&a->budgets[i],
-                                           &plan->limits[i].rate, in + out);
-            break;
-
-        default: /* NGX_HTTP_TOKENRING_UNIT_REQUESTS */
-            break;
+        if (limit->unit != NGX_HTTP_TOKENRING_UNIT_IN) {
+            /* what an answer may still take */
+            left = ngx_min(left, ngx_http_tokenring_budget_left(
+                                           &a->budgets[i], &limit->rate));
         }
     }
 
     ngx_http_tokenring_tenants_unlock(zone);
+
+    /* the nearer the end, the more often */
+    use->next = use->out + ngx_max(left / 4, 1);
+
+    return left > 0;
 }
 
 

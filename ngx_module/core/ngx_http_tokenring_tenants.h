@@ -53,6 +53,8 @@ typedef struct {
     u_char                          tenant[NGX_HTTP_TOKENRING_TENANT];
     uint64_t                        in;      /* tokens, charged up to now */
     uint64_t                        out;
+    uint64_t                        next;    /* of the answer, when to charge
+                                                again */
 } ngx_http_tokenring_use_t;
 
 
@@ -88,8 +90,9 @@ void ngx_http_tokenring_tenant(ngx_http_tokenring_ctx_t *ctx,
 ngx_int_t ngx_http_tokenring_admit_tenant(ngx_http_tokenring_ctx_t *ctx,
     ngx_int_t *rc);
 
-/* takes what it has used up to now, if it has a plan; at its end, too */
-void ngx_http_tokenring_charge(ngx_http_tokenring_ctx_t *ctx);
+/* takes what it has used up to now, if it has a plan; at its end, too.  0: a
+ * budget of tokens is empty */
+ngx_uint_t ngx_http_tokenring_charge(ngx_http_tokenring_ctx_t *ctx);
 
 /* x-ratelimit-*: what is left; NGX_ERROR: no memory */
 ngx_int_t ngx_http_tokenring_limit_headers(ngx_http_tokenring_ctx_t *ctx);

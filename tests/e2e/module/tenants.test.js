@@ -142,6 +142,65 @@ test('tokens: prompts, answers, both, and what is owed', withPlans(`
   assert.equal(left(r), 1000 - one.total_tokens - two.total_tokens);
 }));
 
+test('an answer ends where the budget does', withPlans(`
+  tokenring_plan out out=50/h;
+  tokenring_plan both tokens=80/h;`, async (stack, ask) => {
+  const long = { max_tokens: 3000, ignore_eos: true };
+  const check = (choices, usage, least, most) => {
+    choices.forEach((c) => assert.equal(c.finish_reason, 'length'));
+    assert.equal(usage.cut, 'token_budget');
+    const n = usage.completion_tokens;
+    assert.ok(n >= least && n <= most, `${n} tokens`);
+  };
+  // A few more may have been sampled when the engine hears of it.
+  const whole = await ask('out-a', long);
+  assert.equal(whole.status, 200, whole.text);
+  check(whole.json().choices, whole.json().usage, 50, 90);
+  assert.equal((await ask('out-a')).status, 429);
+
+  const several = (await ask('out-b', { ...long, n: 3 })).json();
+  assert.equal(several.choices.length, 3);
+  check(several.choices, several.usage, 50, 110);
+
+  for (const [path, body] of [['completions', { prompt: 'x' }],
+    ['chat/completions', { messages: [{ role: 'user', content: 'x' }] }]]) {
+    const s = await stream(`${stack.url}/v1/${path}`, { ...body, ...long,
+      stream: true, stream_options: { include_usage: true } },
+    { headers: { 'X-Key': `both-${path}` } }).finished;
+    assert.ok(s.done, s.raw.slice(-300));
+    const last = s.events.filter((e) => e.choices.length
+      && e.choices[0].finish_reason);
+    assert.equal(last.length, 1);
+    const { usage } = s.events.at(-1);
+    check(last[0].choices, usage, 80 - usage.prompt_tokens,
+      120 - usage.prompt_tokens);
+  }
+  for (const [path, body, ended] of [
+    ['responses', { input: 'x', max_output_tokens: 3000, ignore_eos: true },
+      (r) => r.status === 'incomplete'
+        && r.incomplete_details.reason === 'max_output_tokens'],
+    ['messages', { max_tokens: 3000, ignore_eos: true,
+      messages: [{ role: 'user', content: 'x' }] },
+    (r) => r.stop_reason === 'max_tokens'],
+  ]) {
+    const r = await post(`${stack.url}/v1/${path}`,
+      { model: 'pocket', ...body }, { 'X-Key': `out-${path}` });
+    assert.equal(r.status, 200, r.text);
+    assert.ok(ended(r.json()), r.text);
+    const n = r.json().usage.output_tokens;
+    assert.ok(n >= 50 && n <= 90, `${n} tokens`);
+    const s = stream(`${stack.url}/v1/${path}`,
+      { model: 'pocket', ...body, stream: true },
+      { headers: { 'X-Key': `out-s${path}` } });
+    const { raw } = await s.finished.catch(() => s);
+    assert.match(raw, /"reason":"max_output_tokens"|"stop_reason":"max_tokens"/);
+  }
+  // What ends by itself is not cut.
+  const own = (await ask('out-c', { max_tokens: 10, ignore_eos: true })).json();
+  assert.equal(own.usage.cut, undefined);
+  await stack.idle();
+}));
+
 test('streams are charged while they run, and when they are cut', withPlans(
   'tokenring_plan out out=200/h;', async (stack, ask) => {
     const open = () => stream(`${stack.url}/v1/completions`,
