@@ -277,9 +277,9 @@ take_function(const tr_translation_t *t, const json_t *tool, size_t i,
     }
     function = json_copy((json_t *) tool);
     json_object_del(function, "type");
-    return json_array_append_new(tools, json_pack("{s:s, s:o}", "type",
-                                                  "function", "function",
-                                                  function))
+    return json_array_append_new(tools,
+                                 json_pack("{s:s, s:o}", "type", "function",
+                                           "function", function))
                    == 0
                ? TR_OK
                : tr_translate_no_memory(t);
