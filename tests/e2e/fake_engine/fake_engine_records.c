@@ -299,6 +299,13 @@ fake_put_hostile(fake_channel_t *c, fake_request_t *r, const char *how)
         put_item(c, r, 0, TR_ITEM_REASONING, 0);
     } else if (strcmp(how, "item_kind") == 0) {
         put_item(c, r, 0, 9, 0);
+    } else if (strcmp(how, "echo") == 0) { /* behind ACCEPTED */
+        put(c, TR_RECORD_ECHO, r->id, "\"a\":1", 5, NULL, 0, NULL, 0);
+    } else if (strcmp(how, "vector") == 0) { /* for a chat */
+        tr_wire_result_t vector = { .kind = TR_RESULT_EMBEDDING, .len = 4 };
+
+        put(c, TR_RECORD_RESULT, r->id, &vector, sizeof(vector), "\0\0\0\0", 4,
+            NULL, 0);
     } else if (strcmp(how, "twice") == 0) {
         fake_put_accepted(c, r);
     } else if (strcmp(how, "reason") == 0) {

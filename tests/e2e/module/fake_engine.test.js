@@ -277,7 +277,7 @@ test('an error in the middle: an event, the end, no [DONE]', async () => {
 // ---- rules broken ---------------------------------------------------------
 
 for (const how of ['type', 'short', 'long', 'length', 'choice', 'logprobs',
-  'item', 'item_kind', 'twice', 'reason', 'again', 'last', 'abort', 'error', 'header', 'tail']) {
+  'item', 'item_kind', 'echo', 'vector', 'twice', 'reason', 'again', 'last', 'abort', 'error', 'header', 'tail']) {
   test(`a hostile engine: ${how}`, async () => {
     const workers = stack.workers();
     const errors = 'tokenring_gateway_protocol_errors_total';
