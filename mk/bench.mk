@@ -8,6 +8,7 @@
 #   make bench-kv-store   tokens into pages: append, moves, compression
 #   make bench-policy     share of policy and pages in a step of the real model
 #   make bench-capacity   conversations at once in one KV pool, by policy
+#   make bench-reuse      what reuse of prefixes saves, and costs
 #   make bench-dashboard  what a viewer of the dashboard costs a worker
 #   make bench-redis      what the publisher takes, with Redis and without
 #   make bench-redis-faults   what clients notice of a Redis in trouble
@@ -63,7 +64,7 @@ bench-gpu: $(BENCH_GPU)
 
 .PHONY: bench bench-tools bench-dashboard bench-redis bench-resume \
         bench-redis-faults bench-soak \
-        bench-capacity bench-grammar bench-scan \
+        bench-capacity bench-reuse bench-grammar bench-scan \
         bench-gateway bench-engine bench-footprint bench-manager \
         bench-attention bench-kv-store bench-policy
 bench-tools: $(BENCH_PROG) $(BENCH_ENGINE) $(BENCH_MANAGER) $(BENCH_ATTENTION) \
@@ -80,6 +81,9 @@ bench-dashboard: module
 
 bench-capacity: engine cli module
 	@B="$B" node tests/bench/capacity.js $(call bench_json,capacity)
+
+bench-reuse: engine cli module
+	@B="$B" node tests/bench/reuse.js $(call bench_json,reuse)
 
 bench-engine: $(BENCH_ENGINE)
 	@B="$B" node tests/bench/engine.js $(call bench_json,engine)
