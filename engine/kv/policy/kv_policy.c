@@ -113,3 +113,56 @@ tr_kv_policy_free(tr_kv_policy_t *p)
         free(p);
     }
 }
+
+/* ---- cutting ------------------------------------------------------------ */
+
+bool
+tr_kv_policy_forgets(const tr_kv_policy_t *p)
+{
+    if (p->alpha_of == NULL) {
+        return p->alpha_low > 0;
+    }
+    for (uint32_t i = 0; i < p->layers_of * p->kv_heads_of; i++) {
+        if (p->alpha_of[2 * i + 1] > 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Does it keep every token, by token? */
+static bool
+keeps(const tr_kv_policy_t *p)
+{
+    for (uint32_t l = 0; l < p->n_levels; l++) {
+        if (p->level[l].by_channel) {
+            return false;
+        }
+    }
+    return p->n_levels != 0
+           && (p->kind == TR_KV_RULE_ALL
+               || (p->kind == TR_KV_RULE_THRESHOLD
+                   && !tr_kv_policy_forgets(p)));
+}
+
+bool
+tr_kv_policy_cuts(const tr_kv_policy_t *p)
+{
+    for (uint32_t l = 0; l < p->n_levels && p->kind != TR_KV_RULE_ALL; l++) {
+        if (!p->level[l].scored) {
+            return false;
+        }
+    }
+    return keeps(p);
+}
+
+void
+tr_kv_policy_position(tr_kv_policy_t *p)
+{
+    if (p->kind == TR_KV_RULE_ALL || !keeps(p)) {
+        return;
+    }
+    for (uint32_t l = 0; l < p->n_levels; l++) {
+        p->level[l].scored = 1;
+    }
+}

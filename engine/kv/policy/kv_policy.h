@@ -70,6 +70,13 @@ void tr_kv_policy_free(tr_kv_policy_t *p);
 tr_status_t tr_kv_policy_override(tr_kv_policy_t *copy, double alpha_high,
                                   double alpha_low, tr_error_t *err);
 
+/* Can what it compressed be cut at any position?  Yes where nothing is forgotten
+ * and where each token stands is known: by order, or by the positions that
+ * stand beside scores.  The second has all levels of a policy store these that
+ * could be cut if they did. */
+bool tr_kv_policy_cuts(const tr_kv_policy_t *p);
+void tr_kv_policy_position(tr_kv_policy_t *p);
+
 /* "full, uniform, diffkv, ..." */
 const char *tr_kv_policy_names(void);
 

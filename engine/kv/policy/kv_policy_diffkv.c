@@ -60,21 +60,6 @@ diffkv_init(tr_kv_policy_t *p, uint32_t head_dim)
     p->alpha_low = 0;
 }
 
-/* Does any head forget tokens? */
-static bool
-forgets(const tr_kv_policy_t *p)
-{
-    if (p->alpha_of == NULL) {
-        return p->alpha_low > 0;
-    }
-    for (uint32_t i = 0; i < p->layers_of * p->kv_heads_of; i++) {
-        if (p->alpha_of[2 * i + 1] > 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
 static tr_status_t
 diffkv_check(tr_kv_policy_t *p, uint32_t head_dim, tr_error_t *err)
 {
@@ -89,7 +74,7 @@ diffkv_check(tr_kv_policy_t *p, uint32_t head_dim, tr_error_t *err)
     if (rc == TR_OK && p->alpha_file[0] != '\0') {
         rc = tr_kv_alpha_read(p, err);
     }
-    if (rc == TR_OK && p->n_levels > 1 && !forgets(p)) {
+    if (rc == TR_OK && p->n_levels > 1 && !tr_kv_policy_forgets(p)) {
         p->level[p->n_levels - 1].scored = 0;
     }
     return rc;

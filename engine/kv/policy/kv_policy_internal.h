@@ -17,6 +17,9 @@ tr_status_t tr_kv_settings_read(const tr_kv_policy_row_t *row, const char *text,
 tr_status_t tr_kv_settings_print(const tr_kv_policy_row_t *row,
                                  tr_kv_policy_t *p, tr_error_t *err);
 
+/* Does any head of a policy with thresholds forget tokens (kv_policy.c)? */
+bool tr_kv_policy_forgets(const tr_kv_policy_t *p);
+
 /* Thresholds (kv_policy_alpha.c): do they fit the policy and each other?  If
  * not, text says what is wrong. */
 #define TR_KV_ALPHA_TEXT 200

@@ -515,6 +515,45 @@ test_override(void **state)
     tr_kv_policy_free(p);
 }
 
+/* Who keeps every token can be cut where each one's place is known: by order, or
+ * by positions, which diffkv's last level has when it is told to. */
+static void
+who_can_be_cut(void **state)
+{
+    static const struct {
+        const char *spec;
+        bool cuts, positioned;
+    } cases[] = {
+        { "full", false, false },
+        { "uniform:levels=8/4", true, true },
+        { "uniform:levels=4/2,window=32,sinks=4", true, true },
+        { "int4", true, true },
+        { "diffkv:alpha_low=0", false, true },
+        { "diffkv:levels=8/8+8/4+4/2,alpha_low=0", false, true },
+        { "diffkv:levels=8/4,alpha_low=0", true, true },
+        { "diffkv:alpha_low=0.02", false, false },
+        { "static", false, false },
+        { "kivi", false, false },
+        { "snapkv", false, false },
+        { "h2o", false, false },
+        { "streamingllm", false, false },
+        { "quest", false, false },
+    };
+
+    (void) state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        tr_kv_policy_t *p;
+        tr_error_t err;
+
+        assert_int_equal(tr_kv_policy_create(cases[i].spec, 2, 2, 64, &p, &err),
+                         TR_OK);
+        assert_int_equal(tr_kv_policy_cuts(p), cases[i].cuts);
+        tr_kv_policy_position(p);
+        assert_int_equal(tr_kv_policy_cuts(p), cases[i].positioned);
+        tr_kv_policy_free(p);
+    }
+}
+
 int
 main(void)
 {
@@ -524,6 +563,7 @@ main(void)
         cmocka_unit_test(test_head_sizes), cmocka_unit_test(test_hostile),
         cmocka_unit_test(test_levels),     cmocka_unit_test(test_bytes),
         cmocka_unit_test(test_alpha_file), cmocka_unit_test(test_override),
+        cmocka_unit_test(who_can_be_cut),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
