@@ -4,6 +4,8 @@
 PREFIX_OPS ?= 1000000
 
 .PHONY: test-prefix
-test-prefix: $B/tests/test_prefix $B/tests/test_kv_prefix
+test-prefix: $B/tests/test_prefix $B/tests/test_kv_prefix \
+             $B/tests/test_loop_kept
 	@TR_PREFIX_OPS=$(PREFIX_OPS) $B/tests/test_prefix
 	@TR_PREFIX_OPS=$(PREFIX_OPS) $B/tests/test_kv_prefix
+	@TR_PREFIX_OPS=$(PREFIX_OPS) $B/tests/test_loop_kept

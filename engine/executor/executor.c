@@ -147,6 +147,14 @@ check_sinks(const tr_executor_t *e, const tr_config_t *config, tr_error_t *err)
     return TR_OK;
 }
 
+/* Prefixes are reused where answers may then differ, too. */
+static bool
+reuses_compressed(const tr_config_t *config)
+{
+    return strcmp(config->kv_reuse, "yes") == 0
+           && strcmp(config->backend, "cpu") == 0;
+}
+
 tr_status_t
 tr_executor_open_policies(tr_executor_t *e, const tr_config_t *config,
                           tr_error_t *err)
@@ -161,6 +169,9 @@ tr_executor_open_policies(tr_executor_t *e, const tr_config_t *config,
 
         rc = add_policy(e, config->model, "kv_policies", at, n, err);
         at += n;
+    }
+    for (uint32_t i = 0; i < e->n_policies && reuses_compressed(config); i++) {
+        tr_kv_policy_position(e->policies[i].policy);
     }
     return rc == TR_OK ? check_sinks(e, config, err) : rc;
 }
@@ -289,6 +300,7 @@ tr_executor_cache_config(const tr_executor_t *e, const tr_config_t *config,
                              .memory = config->kv_memory,
                              .swap_memory = config->swap_memory,
                              .reuse = strcmp(config->kv_reuse, "no") != 0,
+                             .reuse_compressed = reuses_compressed(config),
                              .policies = e->kv_policies,
                              .n_policies = e->n_policies };
 }
@@ -331,7 +343,8 @@ tr_executor_open_cache(tr_executor_t *e, const tr_config_t *config,
     if (rc == TR_OK && strcmp(config->kv_reuse, "yes") == 0 && !reusing(e)) {
         rc = tr_error_set(err, TR_ERR_UNSUPPORTED, "kv_reuse",
                           "kv_reuse yes, but the KV policy is %s: prefixes are "
-                          "reused under full; choose that, or kv_reuse auto",
+                          "reused under full, uniform, int4, and diffkv that "
+                          "drops nothing; choose one of them, or kv_reuse auto",
                           e->policies[0].policy->name);
     }
     if (rc == TR_OK) {

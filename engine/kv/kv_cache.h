@@ -28,6 +28,15 @@
  *        -> keep, keep ..            each block that has been computed
  *        -> keep (end) -> close      and the part of the last one
  *
+ * What was compressed is kept as a whole, in a slot of its own (kv_kept.c): a
+ * slot that is closed behind keep (end), or a copy that is made when its prompt
+ * was compressed.  Who begins alike copies what it shares, cut at a position,
+ * and its prompt is a later turn behind that:
+ *
+ *   open -> find (pins) -> adopt -> prompt -> reserve .. -> compress
+ *        -> keep_copy                what others may want before the end
+ *        -> reserve .. -> keep (end) -> close
+ *
  * The step loop is the only caller.  Nothing here allocates after create.
  */
 #ifndef TR_KV_CACHE_H
@@ -62,6 +71,8 @@ typedef struct {
     tr_stream_t stream;          /* plans steps of many heads, and prompts */
     bool reuse;                  /* prefixes are kept for others; not on a
                                   * device */
+    bool reuse_compressed; /* those of policies that can be cut, too; wants
+                            * kernels */
 } tr_kv_config_t;
 
 tr_status_t tr_kv_cache_create(const tr_kv_config_t *config,
@@ -152,21 +163,28 @@ tr_status_t tr_kv_fork(tr_kv_cache_t *kv, int32_t from, int32_t to,
 typedef struct {
     uint32_t tokens; /* positions [0, tokens) need not be computed */
     uint64_t pages;  /* of these, pages that are shared and not copied */
+    bool cut;        /* what is copied ends in front of where it is kept */
+    uint32_t kept;   /* compressed: the slot that has it, and 1; 0: none */
     tr_prefix_match_t match;
 } tr_kv_found_t;
 
 /* Does this cache keep prefixes of sequences with this policy (NULL: the
  * default)? */
 bool tr_kv_reuses(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy);
+/* Are these compressed, so that who finds one copies it? */
+bool tr_kv_copies(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy);
 /* The time that it is, us; never less than before. */
 void tr_kv_time(tr_kv_cache_t *kv, uint64_t now);
 /* The longest prefix of tokens[0, n) that is cached under this key, for a
- * policy that reuses. */
-void tr_kv_find(tr_kv_cache_t *kv, const tr_prefix_key_t *key,
-                const int32_t *tokens, uint32_t n, tr_kv_found_t *found);
+ * policy that reuses (NULL: the default).  Compressed: of this policy, and no
+ * more pages than these tokens take at 16 bits, so that who can be admitted
+ * without it can be with it. */
+void tr_kv_find(tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
+                const tr_prefix_key_t *key, const int32_t *tokens, uint32_t n,
+                tr_kv_found_t *found);
 void tr_kv_drop_found(tr_kv_cache_t *kv, tr_kv_found_t *found);
-/* Gives up what would be copied of a block that is not shared whole: where there
- * is no room for the copy beside it. */
+/* Gives up what would be copied: where there is no room for the copy beside
+ * it. */
 void tr_kv_drop_part(tr_kv_cache_t *kv, tr_kv_found_t *found);
 /* A slot just opened takes what was found, which may be nothing, and is of this
  * key from now on.  TR_AGAIN: no page for the copy of a part; close the slot.
@@ -178,6 +196,11 @@ tr_status_t tr_kv_adopt(tr_kv_cache_t *kv, int32_t slot,
  * slot that adopted nothing. */
 void tr_kv_keep(tr_kv_cache_t *kv, int32_t slot, const int32_t *tokens,
                 uint32_t n, bool end);
+/* Positions [0, n) of the slot were compressed just now: a copy of them is kept,
+ * if there is room: of pages that nobody has, or with `evict` of other kept
+ * ones.  False: it is not. */
+bool tr_kv_keep_copy(tr_kv_cache_t *kv, int32_t slot, const int32_t *tokens,
+                     uint32_t n, bool evict);
 /* Pages that a fork of [0, len) of this slot would share. */
 uint64_t tr_kv_fork_shares(const tr_kv_cache_t *kv, int32_t from, uint32_t len);
 /* Prefixes that nobody has used since then go. */

@@ -63,8 +63,10 @@ host_open(tr_kv_cache_t *kv, const tr_kv_policy_t *policy)
 {
     tr_kv_open_t open;
 
-    if (!tr_kv_take_slot(kv, policy, &open)) {
-        return -1;
+    while (!tr_kv_take_slot(kv, policy, &open)) {
+        if (!tr_kv_kept_evict(kv, UINT64_MAX)) {
+            return -1;
+        }
     }
     tr_kv_host_open(&kv->m, &open, 1);
     trust(kv, "open", open.slot);
@@ -99,8 +101,8 @@ drop_swapped(tr_kv_cache_t *kv, int32_t slot)
     }
 }
 
-static void
-host_close(tr_kv_cache_t *kv, int32_t slot)
+void
+tr_kv_host_release(tr_kv_cache_t *kv, int32_t slot)
 {
     const tr_kv_slot_t *s = tr_kv_slot(kv, slot);
     uint32_t pages = s->out ? 0 : s->pages;
@@ -115,6 +117,14 @@ host_close(tr_kv_cache_t *kv, int32_t slot)
     assert(kv->m.need[0].pages == pages); /* all that it took came back */
     (void) pages;
     tr_kv_drop_slot(kv, slot);
+}
+
+static void
+host_close(tr_kv_cache_t *kv, int32_t slot)
+{
+    if (!tr_kv_kept_close(kv, slot)) {
+        tr_kv_host_release(kv, slot);
+    }
 }
 
 static void
@@ -543,6 +553,7 @@ tr_kv_cache_create(const tr_kv_config_t *config, tr_kv_cache_t **out,
     }
     kv->ops = &host_ops;
     rc = tr_kv_shape(kv, config, err);
+    kv->config.slots += tr_kv_kept_slots(config);
     if (rc == TR_OK) {
         rc = host_fill(kv, err);
     }

@@ -1,7 +1,7 @@
 /*
  * What the files of the KV cache share: kv_ops.c (kv_cache.h's functions),
  * kv_cache.c (what a cache is made of), kv_host.c (the cache that is here),
- * kv_prefix.c (what it reuses), kv_usage.c, kv_check.c, and those of a device's
+ * kv_prefix.c (what it reuses), kv_kept.c (compressed), kv_usage.c, kv_check.c, and those of a device's
  * cache (kv_device_internal.h).
  * Nobody else includes this but tests.
  *
@@ -38,12 +38,34 @@ typedef struct {
     tr_prefix_key_t key;
 } tr_kv_sharer_t;
 
+/* Of a slot whose policy can be cut: whose it is, and what is kept of it. */
+typedef struct {
+    bool on;    /* it has a key */
+    bool ends;  /* its close keeps it */
+    bool kept;  /* nobody's: it is there for others */
+    uint32_t n; /* ends, kept: tokens */
+    uint32_t pins;
+    uint64_t used; /* kept: last time, us */
+    tr_prefix_key_t key;
+} tr_kv_kept_t;
+
 typedef struct {
     tr_prefix_t *tree;
     tr_kv_sharer_t *slot; /* [slots] */
     int32_t *pages;       /* [heads] */
     uint64_t now;
     uint64_t lent; /* of all slots */
+
+    /* kv_kept.c; NULL: nothing compressed is kept */
+    tr_kv_kept_t *kept; /* [slots] */
+    int32_t *tokens;    /* [slots][max_len], mapped */
+    size_t tokens_size;
+    uint32_t *count; /* [heads][TR_KV_TIERS_MAX] of a copy */
+    uint32_t n_kept;
+    uint64_t idle_pages; /* of kept slots that nobody pins */
+    uint64_t kept_tokens, kept_evicted, kept_expired;
+    uint64_t kept_pages[TR_KV_LAYOUTS_MAX]; /* of all kept slots */
+    bool turn; /* whose turn it is to make room: the tree's */
 } tr_kv_reuse_t;
 
 /* What differs between a cache that is here and one on a device; each entry is
@@ -130,6 +152,30 @@ void tr_kv_reuse_fork(tr_kv_cache_t *kv, int32_t from, int32_t to,
                       uint32_t len);
 /* The slot is closed next. */
 void tr_kv_reuse_close(tr_kv_cache_t *kv, int32_t slot);
+
+/* kv_kept.c: of slots whose policy can be cut.  Slots beyond those that the
+ * configuration asks for, for what is kept. */
+uint32_t tr_kv_kept_slots(const tr_kv_config_t *config);
+tr_status_t tr_kv_kept_create(tr_kv_cache_t *kv, tr_error_t *err);
+void tr_kv_kept_free(tr_kv_cache_t *kv);
+bool tr_kv_kept_cuts(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy);
+void tr_kv_kept_find(tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
+                     const tr_prefix_key_t *key, const int32_t *tokens,
+                     uint32_t n, tr_kv_found_t *found);
+void tr_kv_kept_drop(tr_kv_cache_t *kv, tr_kv_found_t *found);
+tr_status_t tr_kv_kept_adopt(tr_kv_cache_t *kv, int32_t slot,
+                             const tr_prefix_key_t *key, tr_kv_found_t *found);
+/* Positions [0, n) of a slot that is closed next are to be kept. */
+void tr_kv_kept_end(tr_kv_cache_t *kv, int32_t slot, const int32_t *tokens,
+                    uint32_t n);
+/* The slot is closed: true, it is kept and stays open. */
+bool tr_kv_kept_close(tr_kv_cache_t *kv, int32_t slot);
+/* One that nobody pins goes, the one used longest ago; only if that was before
+ * this time.  False: there is none. */
+bool tr_kv_kept_evict(tr_kv_cache_t *kv, uint64_t before);
+
+/* kv_host.c: gives a slot's pages back. */
+void tr_kv_host_release(tr_kv_cache_t *kv, int32_t slot);
 
 /* What both kinds of cache do alike (kv_cache.c). */
 /* Checks the configuration, plans pages. */

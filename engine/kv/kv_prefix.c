@@ -67,13 +67,14 @@ tr_kv_reuse_create(tr_kv_cache_t *kv, tr_error_t *err)
                             "no memory for the prefixes of %u blocks of pages",
                             blocks);
     }
-    return TR_OK;
+    return tr_kv_kept_create(kv, err);
 }
 
 void
 tr_kv_reuse_free(tr_kv_cache_t *kv)
 {
     if (kv->reuse != NULL) {
+        tr_kv_kept_free(kv);
         tr_prefix_free(kv->reuse->tree);
         free(kv->reuse->slot);
         free(kv->reuse->pages);
@@ -87,7 +88,9 @@ tr_kv_reuses(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy)
 {
     const tr_kv_policy_t *p = policy != NULL ? policy : kv->usual;
 
-    return kv->reuse != NULL && p->n_levels == 0 && !p->scored && !p->minmax;
+    return kv->reuse != NULL
+           && ((p->n_levels == 0 && !p->scored && !p->minmax)
+               || tr_kv_kept_cuts(kv, p));
 }
 
 void
@@ -101,9 +104,15 @@ tr_kv_time(tr_kv_cache_t *kv, uint64_t now)
 void
 tr_kv_prefixes(const tr_kv_cache_t *kv, tr_prefix_stats_t *out)
 {
+    const tr_kv_reuse_t *r = kv->reuse;
+
     memset(out, 0, sizeof(*out));
-    if (kv->reuse != NULL) {
-        tr_prefix_stats(kv->reuse->tree, out);
+    if (r != NULL) {
+        tr_prefix_stats(r->tree, out);
+        out->nodes += r->n_kept;
+        out->tokens += r->kept_tokens;
+        out->evicted += r->kept_evicted;
+        out->expired += r->kept_expired;
     }
 }
 
@@ -112,10 +121,24 @@ tr_kv_prefixes(const tr_kv_cache_t *kv, tr_prefix_stats_t *out)
 uint64_t
 tr_kv_reuse_idle(const tr_kv_cache_t *kv)
 {
-    tr_prefix_stats_t s;
+    tr_prefix_stats_t s = { 0 };
 
-    tr_kv_prefixes(kv, &s);
-    return (uint64_t) (s.nodes - s.held) * kv->heads;
+    if (kv->reuse == NULL) {
+        return 0;
+    }
+    tr_prefix_stats(kv->reuse->tree, &s);
+    return (uint64_t) (s.nodes - s.held) * kv->heads + kv->reuse->idle_pages;
+}
+
+/* In turns: something that is compressed, a leaf of the tree. */
+static bool
+evict_one(tr_kv_reuse_t *r, tr_kv_cache_t *kv, const tr_prefix_key_t *key)
+{
+    r->turn = !r->turn;
+    return r->turn ? tr_kv_kept_evict(kv, UINT64_MAX)
+                         || tr_prefix_evict(r->tree, key)
+                   : tr_prefix_evict(r->tree, key)
+                         || tr_kv_kept_evict(kv, UINT64_MAX);
 }
 
 bool
@@ -128,7 +151,7 @@ tr_kv_reuse_room(tr_kv_cache_t *kv, int32_t slot, uint64_t pages)
     }
     q = kv->reuse != NULL ? &kv->reuse->slot[slot] : NULL;
     while (free_pages(kv) < pages) {
-        bool some = tr_prefix_evict(kv->reuse->tree, q->on ? &q->key : NULL);
+        bool some = evict_one(kv->reuse, kv, q->on ? &q->key : NULL);
 
         assert(some);
         (void) some;
@@ -141,19 +164,30 @@ tr_kv_expire(tr_kv_cache_t *kv, uint64_t before)
 {
     if (kv->reuse != NULL) {
         tr_prefix_expire(kv->reuse->tree, before);
+        while (tr_kv_kept_evict(kv, before)) {
+        }
     }
 }
 
 /* ---- slots -------------------------------------------------------------- */
 
 void
-tr_kv_find(tr_kv_cache_t *kv, const tr_prefix_key_t *key, const int32_t *tokens,
-           uint32_t n, tr_kv_found_t *found)
+tr_kv_find(tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
+           const tr_prefix_key_t *key, const int32_t *tokens, uint32_t n,
+           tr_kv_found_t *found)
 {
     tr_kv_reuse_t *r = kv->reuse;
 
+    memset(found, 0, sizeof(*found));
+    found->match.node = found->match.part = TR_PREFIX_NONE;
+    policy = policy != NULL ? policy : kv->usual;
+    if (tr_kv_kept_cuts(kv, policy)) {
+        tr_kv_kept_find(kv, policy, key, tokens, n, found);
+        return;
+    }
     tr_prefix_match(r->tree, key, tokens, n, &found->match);
     found->tokens = found->match.tokens;
+    found->cut = found->match.part_tokens != 0;
     found->pages = (uint64_t) found->match.blocks * kv->heads;
     tr_prefix_pin(r->tree, found->match.node);
     tr_prefix_pin(r->tree, found->match.part);
@@ -163,6 +197,7 @@ void
 tr_kv_drop_found(tr_kv_cache_t *kv, tr_kv_found_t *found)
 {
     if (kv->reuse != NULL) {
+        tr_kv_kept_drop(kv, found);
         tr_prefix_unpin(kv->reuse->tree, found->match.part, kv->reuse->now);
         tr_prefix_unpin(kv->reuse->tree, found->match.node, kv->reuse->now);
     }
@@ -175,6 +210,10 @@ tr_kv_drop_part(tr_kv_cache_t *kv, tr_kv_found_t *found)
 {
     tr_prefix_match_t *m = &found->match;
 
+    if (found->kept != 0) {
+        tr_kv_drop_found(kv, found);
+        return;
+    }
     tr_prefix_unpin(kv->reuse->tree, m->part, kv->reuse->now);
     found->tokens -= m->part_tokens;
     m->tokens = found->tokens;
@@ -218,7 +257,12 @@ tr_kv_adopt(tr_kv_cache_t *kv, int32_t slot, const tr_prefix_key_t *key,
     uint32_t h;
 
     tr_kv_slot(kv, slot);
-    assert(!r->slot[slot].on && kv->m.seq[slot].n_tiers == 0);
+    if (kv->m.seq[slot].n_tiers != 0) {
+        rc = tr_kv_kept_adopt(kv, slot, key, found);
+        tr_kv_drop_found(kv, found);
+        return rc;
+    }
+    assert(!r->slot[slot].on);
     r->slot[slot].on = true;
     r->slot[slot].key = *key;
     lend(kv, slot, m->node, m->blocks);
@@ -309,6 +353,9 @@ tr_kv_keep(tr_kv_cache_t *kv, int32_t slot, const int32_t *tokens, uint32_t n,
     uint32_t size = block_tokens(kv), at;
 
     if (kv->reuse == NULL || !kv->reuse->slot[slot].on) {
+        if (kv->reuse != NULL && end) {
+            tr_kv_kept_end(kv, slot, tokens, n);
+        }
         return;
     }
     assert(n <= tr_kv_slot(kv, slot)->tokens && !kv->m.slot[slot].out);

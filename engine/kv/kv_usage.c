@@ -287,18 +287,20 @@ tr_kv_levels_of(const tr_kv_policy_t *p, tr_kv_level_t *level, uint32_t *n,
 void
 tr_kv_host_totals(const tr_kv_cache_t *kv, tr_kv_totals_t *out)
 {
-    tr_prefix_stats_t s;
+    const tr_kv_reuse_t *r = kv->reuse;
+    tr_prefix_stats_t s = { 0 };
     uint32_t i;
 
-    tr_kv_prefixes(kv, &s);
     *out = kv->totals;
-    if (kv->reuse != NULL) {
-        out->tokens += s.held_tokens - kv->reuse->lent;
+    if (r != NULL) {
+        tr_prefix_stats(r->tree, &s);
+        out->tokens += s.held_tokens - r->lent - r->kept_tokens;
+        out->cached_pages = tr_kv_reuse_idle(kv);
     }
-    out->cached_pages = (uint64_t) (s.nodes - s.held) * kv->heads;
     out->full_bytes = out->tokens * tr_kv_token_bytes(kv);
     for (i = 0; i < TR_KV_LAYOUTS_MAX; i++) {
-        out->pages[i] = kv->m.report->pages[i];
+        out->pages[i] = kv->m.report->pages[i]
+                        - (r != NULL ? r->kept_pages[i] : 0);
     }
     out->pages[0] += (uint64_t) s.held * kv->heads;
 }

@@ -32,6 +32,14 @@ tr_sequence_paused(const tr_sequence_t *q)
 /* Only q's newest token is missing. */
 bool tr_sequence_decodes(const tr_sequence_t *q);
 
+/* What a policy that compresses takes at 16 bits first.  A sequence that comes
+ * from another engine is computed as if its cache had been lost here. */
+static inline uint32_t
+tr_sequence_first_len(const tr_sequence_t *q)
+{
+    return q->len > q->prompt_len ? q->len - 1 : q->prompt_len;
+}
+
 /* How many tokens of q are to be computed before something else must happen. */
 uint32_t tr_sequence_goal(const tr_sequence_t *q);
 
@@ -113,6 +121,10 @@ bool tr_scheduler_awaits(const tr_scheduler_t *s, const tr_sequence_t *q,
 
 /* The whole blocks of q's prompt that are computed by now are kept for others. */
 void tr_scheduler_keep_prompt(tr_scheduler_t *s, const tr_sequence_t *q);
+
+/* q's prompt was compressed: a copy is kept, where there is room, or somebody
+ * waits for it. */
+void tr_scheduler_keep_compressed(tr_scheduler_t *s, const tr_sequence_t *q);
 
 /* Other choices of q's prompt wait to copy it: q does not compute its last
  * token before they had the chance. */

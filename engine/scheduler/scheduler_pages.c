@@ -243,6 +243,7 @@ tr_scheduler_compress_one(tr_scheduler_t *s, tr_sequence_t *q)
 
         if (rc == TR_OK) {
             tr_scheduler_discharge(s, q);
+            tr_scheduler_keep_compressed(s, q);
             s->changes++;
             return true;
         }
@@ -375,14 +376,6 @@ tr_scheduler_run(tr_scheduler_t *s, tr_sequence_t *q)
     }
 }
 
-/* What a policy that compresses takes at 16 bits first.  A sequence that comes
- * from another engine is computed as if its cache had been lost here. */
-static uint32_t
-tr_sequence_first_len(const tr_sequence_t *q)
-{
-    return q->len > q->prompt_len ? q->len - 1 : q->prompt_len;
-}
-
 /* Gives q a slot with pages for its prompt (and for all it has said, where
  * nothing is compressed), the prompt copied from a sibling if there is one, else
  * what was found of it.  There are pages enough. */
@@ -395,6 +388,7 @@ tr_scheduler_start(tr_scheduler_t *s, tr_sequence_t *q,
     const tr_kv_policy_t *policy;
     tr_status_t rc = TR_OK;
     tr_prefix_key_t key;
+    bool later;
 
     if (slot < 0) {
         return TR_AGAIN;
@@ -405,9 +399,12 @@ tr_scheduler_start(tr_scheduler_t *s, tr_sequence_t *q,
     if (policy->n_levels != 0 && q->uncompressed_len == 0) {
         q->uncompressed_len = tr_sequence_first_len(q);
     }
-    tr_kv_prompt(s->kv, slot,
-                 q->uncompressed_len != 0 ? q->uncompressed_len
-                                          : q->prompt_len);
+    later = policy->n_levels != 0 && shared == 0;
+    if (!later) {
+        tr_kv_prompt(s->kv, slot,
+                     q->uncompressed_len != 0 ? q->uncompressed_len
+                                              : q->prompt_len);
+    }
     if (shared != 0) {
         rc = tr_kv_fork(s->kv, sibling->kv_slot, slot, shared);
     } else if (tr_scheduler_reuses(s, q)) {
@@ -415,6 +412,9 @@ tr_scheduler_start(tr_scheduler_t *s, tr_sequence_t *q,
         shared = found->tokens;
         key = tr_scheduler_key(s, q);
         rc = tr_kv_adopt(s->kv, slot, &key, found);
+    }
+    if (rc == TR_OK && later) { /* behind what it adopted */
+        tr_kv_prompt(s->kv, slot, q->uncompressed_len);
     }
     if (rc == TR_OK) {
         rc = tr_kv_reserve(s->kv, slot,
@@ -600,7 +600,7 @@ tr_scheduler_admit(tr_scheduler_t *s)
             continue; /* so is what it begins with */
         }
         admitted = tr_scheduler_admit_one(s, q, sibling, &found);
-        if (!admitted && found.match.part_tokens != 0) {
+        if (!admitted && (found.match.part_tokens != 0 || found.kept != 0)) {
             /* what it pins itself must not be what it lacks */
             tr_kv_drop_part(s->kv, &found);
             admitted = tr_scheduler_admit_one(s, q, sibling, &found);

@@ -14,12 +14,15 @@ tr_scheduler_reuses(const tr_scheduler_t *s, const tr_sequence_t *q)
 }
 
 /* May it take what others computed?  Not where it wants to know how likely each
- * token of its prompt is, nor where nothing of it is computed. */
+ * token of its prompt is, nor where nothing of it is computed; and choices of one
+ * prompt share that one instead where it is compressed. */
 bool
 tr_scheduler_reads(const tr_scheduler_t *s, const tr_sequence_t *q)
 {
     return tr_scheduler_reuses(s, q) && q->prompt_scores == NULL
-           && q->request->params.max_tokens != 0;
+           && q->request->params.max_tokens != 0
+           && (q->request->n == 1
+               || !tr_kv_copies(s->kv, q->request->kv_policy));
 }
 
 void
@@ -66,6 +69,7 @@ tr_scheduler_key(const tr_scheduler_t *s, const tr_sequence_t *q)
     return key;
 }
 
+/* And by the same policy. */
 static bool
 tr_same_key(const tr_sequence_t *q, const tr_sequence_t *other)
 {
@@ -73,6 +77,7 @@ tr_same_key(const tr_sequence_t *q, const tr_sequence_t *other)
     const tr_prefix_key_t *b = &other->request->kv_key;
 
     return q->is_long == other->is_long && a->len == b->len
+           && q->request->kv_policy == other->request->kv_policy
            && memcmp(a->bytes, b->bytes, a->len) == 0;
 }
 
@@ -115,6 +120,23 @@ tr_scheduler_awaits(const tr_scheduler_t *s, const tr_sequence_t *q,
     return false;
 }
 
+void
+tr_scheduler_keep_compressed(tr_scheduler_t *s, const tr_sequence_t *q)
+{
+    const tr_sequence_t *other;
+    bool wanted = false;
+
+    if (!tr_scheduler_reuses(s, q)) {
+        return;
+    }
+    for (other = s->waiting.first; other != NULL && !wanted;
+         other = other->next) {
+        wanted = tr_same_key(q, other) && tr_scheduler_reads(s, other)
+                 && tr_scheduler_common(s, other, q) >= TR_SCHEDULER_SHARE_MIN;
+    }
+    tr_kv_keep_copy(s->kv, q->kv_slot, q->tokens, q->computed, wanted);
+}
+
 /* Those that run and compute a prompt: into scratch. */
 uint32_t
 tr_scheduler_offering(tr_scheduler_t *s)
@@ -139,8 +161,13 @@ tr_scheduler_find(tr_scheduler_t *s, const tr_sequence_t *q,
     found->match.node = found->match.part = TR_PREFIX_NONE;
     if (q != NULL && tr_scheduler_reads(s, q)) {
         tr_prefix_key_t key = tr_scheduler_key(s, q);
+        uint32_t n = q->len;
 
-        tr_kv_find(s->kv, &key, q->tokens, q->len - 1, found);
+        if (tr_kv_copies(s->kv, q->request->kv_policy)) {
+            n = q->uncompressed_len != 0 ? q->uncompressed_len
+                                         : tr_sequence_first_len(q);
+        }
+        tr_kv_find(s->kv, q->request->kv_policy, &key, q->tokens, n - 1, found);
     }
 }
 
@@ -154,7 +181,7 @@ tr_scheduler_count_found(tr_scheduler_t *s, tr_sequence_t *q,
     }
     s->counts.finds++;
     s->counts.hits += found->tokens != 0;
-    s->counts.cuts += found->match.part_tokens != 0;
+    s->counts.cuts += found->cut;
     s->counts.reused += found->tokens;
     if (q->found) {
         return; /* it was preempted, and finds its own */

@@ -64,7 +64,7 @@ dest_count(const compress_t *c, const int8_t *dest, uint32_t n,
     return allowed == n;
 }
 
-/* The window takes exactly its positions, of n sources in order from position
+/* The window takes exactly its positions in front of the end, of n sources in order from position
  * `pos` on. */
 static bool
 window_chosen(const compress_t *c, const int8_t *dest, uint32_t n, uint32_t pos)
@@ -73,7 +73,9 @@ window_chosen(const compress_t *c, const int8_t *dest, uint32_t n, uint32_t pos)
         return true;
     }
     for (uint32_t i = 0; i < n; i++) {
-        if ((dest[i] == TR_KV_WINDOW) != tr_kv_in_window(c->c->to, pos + i)) {
+        if ((dest[i] == TR_KV_WINDOW)
+            != (pos + i < c->c->to->base
+                && tr_kv_in_window(c->c->to, pos + i))) {
             return false;
         }
     }
@@ -318,7 +320,7 @@ tr_cpu_kv_compress(const tr_stream_t *s, const tr_kv_view_t *kv,
         || !tr_kv_seq_valid(kv, all.from) || !tr_kv_seq_valid(kv, c->to)
         || c->to->n_tiers == 0
         || all.from->base > UINT32_MAX - c->n_uncompressed
-        || c->to->base != all.from->base + c->n_uncompressed) {
+        || c->to->base > all.from->base + c->n_uncompressed) {
         return TR_KERNEL_BADARG;
     }
     tr_thread_pool_run(s->thread_pool, s->threads, heads, 1, heads_look, &all);

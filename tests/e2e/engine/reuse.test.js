@@ -190,3 +190,50 @@ test('metrics and stats', { skip }, async () => {
   assert.equal(stats.prefixes.hits, m.value('tokenring_prefix_hits_total'));
   assert.equal(stats.prefixes.cached_pages, pages('cached'));
 });
+
+// ---- compressed -------------------------------------------------------------
+
+test('compressed prefixes: a conversation, cuts, and a crowd', { skip },
+  async () => {
+    const pool = await Stack.start({ engine: { kv_policy: 'diffkv',
+      kv_policies: 'uniform', kv_reuse: 'yes', kv_memory: '64m' } });
+    try {
+      for (const kv_policy of ['diffkv', 'uniform']) {
+        const messages = [{ role: 'system', content: long(1, 8) }];
+        let held = 0;
+        for (let turn = 0; turn < 6; turn++) {
+          messages.push({ role: 'user', content: story(100 + turn) });
+          const a = await ask(pool, messages, { kv_policy });
+          assert.ok(a.cached >= held && a.cached < a.prompt,
+            `${kv_policy}, turn ${turn}: ${a.cached} of ${a.prompt}, `
+            + `expected ${held}`);
+          held = a.prompt;
+          messages.push({ role: 'assistant', content: a.text[0] });
+        }
+        // An earlier message changes; the same again; other salts, policies.
+        messages[5].content = 'Something else entirely.';
+        const cut = await ask(pool, messages.slice(0, 6), { kv_policy });
+        assert.ok(cut.cached > 0.7 * cut.prompt
+          && cut.cached < cut.prompt - 3, `${cut.cached} of ${cut.prompt}`);
+        assert.equal((await ask(pool, messages.slice(0, 6), { kv_policy }))
+          .cached, cut.prompt - 1);
+        for (const more of [{ cache_salt: 'x' }, { kv_reuse: false }]) {
+          assert.equal((await ask(pool, messages.slice(0, 6),
+            { kv_policy, ...more })).cached, 0);
+        }
+      }
+      // One computes what all begin with; the others wait for that.
+      const system = { role: 'system', content: long(40, 12) };
+      const got = await Promise.all(Array.from({ length: 10 }, (_, i) =>
+        ask(pool, [system, { role: 'user', content: story(300 + i) }])));
+      const cached = got.reduce((n, a) => n + a.cached, 0);
+      const total = got.reduce((n, a) => n + a.prompt, 0);
+      assert.ok(cached > 0.7 * total, `${cached} of ${total}`);
+      await pool.freed();
+      const m = await pool.metrics();
+      assert.equal(m.value('tokenring_kv_cache_tokens'), 0);
+      assert.ok(m.value('tokenring_kv_cache_pages', { level: 'cached' }) > 0);
+    } finally {
+      await pool.stop();
+    }
+  });

@@ -183,7 +183,7 @@ do_start(world_t *w, run_t *r)
         return;
     }
     left = tr_kv_free_pages(w->kv);
-    tr_kv_find(w->kv, &r->key, r->token, r->goal - 1, &found);
+    tr_kv_find(w->kv, NULL, &r->key, r->token, r->goal - 1, &found);
     REQUIRE(found.tokens < r->goal);
     REQUIRE(tr_kv_free_pages(w->kv) <= left); /* what is pinned is not free */
     if (random_below(6) == 0) {
@@ -430,7 +430,7 @@ counts_once(void **unused)
         w->run[i].dense = true;
         w->run[i].key.len = 0;
         w->run[i].slot = tr_kv_open(w->kv, w->full);
-        tr_kv_find(w->kv, &a->key, a->token, 2 * p + 4, &found);
+        tr_kv_find(w->kv, NULL, &a->key, a->token, 2 * p + 4, &found);
         assert_int_equal(found.tokens, i == 0 ? 0 : 2 * p);
         assert_int_equal(tr_kv_adopt(w->kv, w->run[i].slot, &a->key, &found),
                          TR_OK);

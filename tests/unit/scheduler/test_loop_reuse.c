@@ -233,14 +233,159 @@ fills_the_pool(void **unused)
     stop(&l);
 }
 
+/* ---- compressed --------------------------------------------------------- */
+
+static void
+ask_compressed(uint32_t n)
+{
+    memset(asks, 0, sizeof(asks));
+    for (uint32_t i = 0; i < n; i++) {
+        asks[i].prompt_len = asks[i].same = 400;
+        asks[i].n = 1;
+        asks[i].reuse = true;
+        asks[i].params = plain(1, 30);
+        asks[i].params.logprobs = 2;
+    }
+}
+
+static void
+start_compressed(fixture_loop_t *l, const char *spec, uint64_t memory)
+{
+    tr_config_t c = settings(spec, memory, 16 << 20);
+
+    strcpy(c.kv_reuse, "yes");
+    start_with(l, &c, false);
+}
+
+/* Counts by hand.  How often a token was cached depends on nothing else. */
+static void
+counts_of(const char *spec)
+{
+    fixture_loop_t l;
+
+    ask_compressed(8);
+    start_compressed(&l, spec, 32 << 20);
+    assert_int_equal(cached(&l, 0), 0);
+    assert_int_equal(cached(&l, 1), 399); /* all but the last token */
+    asks[2].same = 301;
+    assert_int_equal(cached(&l, 2), 301);
+    asks[3].prompt_len = asks[3].same = 350; /* the beginning alone */
+    assert_int_equal(cached(&l, 3), 349);
+    asks[4].reuse = false;
+    assert_int_equal(cached(&l, 4), 0);
+    asks[5].key.len = 1; /* somebody else's */
+    assert_int_equal(cached(&l, 5), 0);
+    asks[6].same = 20; /* not worth it */
+    assert_int_equal(cached(&l, 6), 0);
+    asks[7].n = 2; /* choices copy their own prompt */
+    assert_int_equal(cached(&l, 7), 0);
+    assert_true(atomic_load(&l.counters.kv_cached_pages) != 0);
+    assert_true(tr_kv_sound(l.executor->kv));
+    stop(&l);
+}
+
+static void
+compressed_counts(void **unused)
+{
+    (void) unused;
+    counts_of("uniform:levels=8/4");
+    counts_of("uniform:levels=8/8,window=32,sinks=4");
+    counts_of("int4");
+    counts_of("diffkv:alpha_high=12,alpha_low=0");
+    counts_of("diffkv:levels=8/8+8/4+4/2,alpha_high=2,alpha_low=0");
+}
+
+/* Under one level, a copy has the same bits whatever it was cut from: behind
+ * other ends and other answers, in the middle of a page or of the window. */
+static void
+cuts_alike(const char *spec, uint32_t cut)
+{
+    answer_t first;
+    uint32_t i;
+
+    for (i = 0; i < 2; i++) {
+        fixture_loop_t l;
+
+        ask_compressed(4);
+        asks[i].same = asks[3].same = cut;
+        asks[i].prompt_len = cut + 30 + 150 * i;
+        start_compressed(&l, spec, 32 << 20);
+        assert_int_equal(cached(&l, i), 0);
+        assert_int_equal(cached(&l, 3), cut);
+        if (i != 0) {
+            assert_int_equal(asks[3].together[0].len, first.len);
+            assert_int_equal(asks[3].together[0].logprobs, first.logprobs);
+            assert_memory_equal(asks[3].together[0].text, first.text,
+                                first.len);
+        }
+        first = asks[3].together[0];
+        stop(&l);
+    }
+}
+
+static void
+compressed_bits(void **unused)
+{
+    (void) unused;
+    cuts_alike("uniform:levels=8/4", 200);
+    cuts_alike("uniform:levels=4/2", 333);
+    cuts_alike("uniform:levels=8/8,window=16,sinks=4", 257);
+    cuts_alike("int4", 144);
+}
+
+/* A crowd in a pool that is too small for it, with pauses and aborts. */
+static void
+compressed_requests(void **unused)
+{
+    static const char *const specs[] = {
+        "diffkv:alpha_high=12,alpha_low=0", "uniform:levels=8/4",
+        "diffkv:alpha_high=1,alpha_low=0,sinks=4"
+    };
+
+    (void) unused;
+    for (uint32_t k = 0; k < 3; k++) {
+        uint64_t state = seed + k;
+        uint32_t turns = 0;
+        fixture_loop_t l;
+
+        make_asks(REQUESTS);
+        for (uint32_t i = 0; i < REQUESTS; i++) {
+            asks[i].prompt_len += 100;
+            asks[i].same += rng_below(&state, 150);
+        }
+        start_compressed(&l, specs[k], 5 << 20);
+        for (uint32_t i = 0; i < REQUESTS; i++) {
+            submit(&l, &asks[i], i);
+        }
+        while (l.open != 0) {
+            if (!turn(&l, asks, true) || ++turns % 50 == 0 || turns >= 400) {
+                resume(&l);
+            } else {
+                disturb(&l, asks, REQUESTS, &state);
+            }
+        }
+        print_message("%s: hits %u, cuts %u, evicted %u\n", specs[k],
+                      (uint32_t) atomic_load(&l.counters.prefix_hits),
+                      (uint32_t) atomic_load(&l.counters.prefix_cuts),
+                      (uint32_t) atomic_load(&l.counters.prefix_evicted));
+        assert_true(atomic_load(&l.counters.prefix_hits) != 0);
+        assert_true(atomic_load(&l.counters.prefix_evicted) != 0);
+        stop(&l);
+    }
+}
+
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(exactly),     cmocka_unit_test(waiters),
-        cmocka_unit_test(old_ones_go), cmocka_unit_test(fills_the_pool),
-        cmocka_unit_test(same_bits),   cmocka_unit_test(among_others)
-    };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(exactly),
+                                        cmocka_unit_test(waiters),
+                                        cmocka_unit_test(old_ones_go),
+                                        cmocka_unit_test(fills_the_pool),
+                                        cmocka_unit_test(same_bits),
+                                        cmocka_unit_test(among_others),
+                                        cmocka_unit_test(compressed_counts),
+                                        cmocka_unit_test(compressed_bits),
+                                        cmocka_unit_test(compressed_requests) };
 
     return cmocka_run_group_tests_name("loop_reuse", tests, setup, teardown);
 }

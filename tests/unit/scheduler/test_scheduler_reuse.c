@@ -122,10 +122,21 @@ full_pools(void **state)
     many_requests(FULL, 24, 0, 200);
 }
 
+/* The order of tokens says where they stand: pages that nobody fills will do. */
+static void
+compressed_pools(void **state)
+{
+    (void) state;
+    many_requests(UNIFORM, 14, 6, 200);
+    many_requests(UNIFORM, 20, 30, 400);
+    many_requests(UNIFORM, 60, 0, 400);
+}
+
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(full_pools) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(full_pools),
+                                        cmocka_unit_test(compressed_pools) };
 
     return cmocka_run_group_tests_name("scheduler_reuse", tests, make_policies,
                                        free_policies);

@@ -1,0 +1,225 @@
+/*
+ * What a copy of a compressed prefix holds, token by token: requests to a real
+ * model leave their caches behind, and cuts of these, and of cuts, at any
+ * position, have in every head exactly the tokens in front of it, with the
+ * codes, metadata and level that they had, and scores for the queries that are
+ * left.  The cache is sound after each, and at the end no page is missing.
+ *
+ *   TR_PREFIX_OPS=N   operations of each policy (default 80)
+ */
+#include "tests/unit/fixtures/policy_fixture.h"
+#include "engine/kv/kv_internal.h"
+
+static ask_t asks[REQUESTS];
+
+typedef struct {
+    const tr_kv_layout_t *layout; /* NULL: it is not there */
+    const uint8_t *page;
+    uint32_t at, tier; /* TR_KV_TIERS_MAX: the window */
+} place_t;
+
+/* Where each position of a head is. */
+static uint32_t
+places(const tr_kv_cache_t *kv, int32_t slot, uint32_t head, place_t *out)
+{
+    const tr_kv_seq_t *q = &kv->m.seq[slot];
+    const int32_t *row = manager_row(&kv->m, slot, head);
+    const tr_kv_layout_t *l;
+    uint32_t n = 0;
+
+    memset(out, 0, 600 * sizeof(*out));
+    for (uint32_t t = 0; t < q->n_tiers; t++) {
+        l = &kv->plan.layout[q->tier_layout[t]];
+        for (uint32_t i = 0; i < manager_counts(&kv->m, slot, head)[t];
+             i++, n++) {
+            const uint8_t *page = tr_kv_page_at(
+                &kv->view, row[tr_kv_tier_entry(&kv->view, t, i / l->tokens)]);
+            uint32_t at = i % l->tokens, p = q->sinks + i;
+
+            p = l->position != 0 ? tr_kv_position_at(l, page, at) : p;
+            assert_true(p < 600 && out[p].layout == NULL);
+            out[p] = (place_t){ l, page, at, t };
+        }
+    }
+    l = &kv->plan.layout[q->window_layout];
+    for (uint32_t i = 0; i < tr_kv_windowed(q); i++, n++) {
+        uint32_t p = tr_kv_windowed_position(q, i);
+        uint32_t at = tr_kv_window_entry(q, p);
+
+        assert_true(p < 600 && out[p].layout == NULL);
+        out[p] = (place_t){
+            l,
+            tr_kv_page_at(&kv->view, row[kv->view.at_window + at / l->tokens]),
+            at % l->tokens, TR_KV_TIERS_MAX
+        };
+    }
+    return n;
+}
+
+static bool
+same_token(const place_t *a, const place_t *b)
+{
+    const tr_kv_layout_t *l = a->layout;
+
+    if (b->layout != l || a->tier != b->tier) {
+        return false;
+    }
+    for (uint32_t d = 0; d < l->head_dim; d++) {
+        uint32_t ka = tr_kv_key_meta(l, a->at, d);
+        uint32_t kb = tr_kv_key_meta(l, b->at, d);
+        uint32_t va = tr_kv_value_meta(l, a->at, d);
+        uint32_t vb = tr_kv_value_meta(l, b->at, d);
+
+        if (tr_kv_code_get(a->page, tr_kv_key_code(l, a->at, d),
+                           l->level.key_bits)
+                != tr_kv_code_get(b->page, tr_kv_key_code(l, b->at, d),
+                                  l->level.key_bits)
+            || tr_kv_code_get(a->page, tr_kv_value_code(l, a->at, d),
+                              l->level.value_bits)
+                   != tr_kv_code_get(b->page, tr_kv_value_code(l, b->at, d),
+                                     l->level.value_bits)
+            || memcmp(a->page + ka, b->page + kb, 4) != 0
+            || memcmp(a->page + va, b->page + vb, 4) != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static float
+score_of(const place_t *a)
+{
+    float s = 0;
+
+    if (a->layout->score != 0) {
+        memcpy(&s, a->page + a->layout->score + 4 * a->at, 4);
+    }
+    return s;
+}
+
+/* `to` has of each head the first c tokens of the b that `from` has. */
+static void
+compare_slots(const tr_kv_cache_t *kv, int32_t from, int32_t to, uint32_t b,
+              uint32_t c)
+{
+    static place_t was[600], is[600];
+
+    for (uint32_t h = 0; h < kv->heads; h++) {
+        assert_int_equal(places(kv, from, h, was), b);
+        assert_int_equal(places(kv, to, h, is), c);
+        for (uint32_t p = 0; p < c; p++) {
+            float s = score_of(&was[p]);
+
+            assert_true(same_token(&was[p], &is[p]));
+            if (c < b) {
+                s = p + 1 < c ? s * (float) (c - 1 - p) / (float) (b - 1 - p)
+                              : 0;
+            }
+            assert_true(score_of(&is[p]) == s);
+        }
+    }
+}
+
+static uint32_t
+operations(void)
+{
+    const char *n = getenv("TR_PREFIX_OPS");
+    uint64_t all = n != NULL ? strtoull(n, NULL, 10) : 80;
+
+    return (uint32_t) (all > 5000 ? 5000 : all); /* each is long */
+}
+
+/* One prefix is found, cut, compared, and kept or dropped. */
+static void
+cut_once(tr_kv_cache_t *kv, uint64_t *state, uint32_t *kept)
+{
+    tr_prefix_key_t key = { 0 };
+    int32_t tokens[600], slot;
+    uint32_t text = rng_below(state, 4), n = 33 + rng_below(state, 450), k, b;
+    tr_kv_found_t found;
+
+    for (k = 0; k < n; k++) {
+        tokens[k] = (int32_t) (300 + (k * 37 + text * 101) % 3000);
+    }
+    tr_kv_time(kv, kv->reuse->now + 1);
+    tr_kv_find(kv, NULL, &key, tokens, n, &found);
+    if (found.kept == 0) {
+        return;
+    }
+    b = kv->m.seq[found.kept - 1].base;
+    assert_true(found.tokens <= n && found.cut == (found.tokens < b));
+    n = found.tokens;
+    slot = tr_kv_open(kv, NULL);
+    assert_true(slot >= 0);
+    k = found.kept - 1;
+    assert_int_equal(tr_kv_adopt(kv, slot, &key, &found), TR_OK);
+    compare_slots(kv, (int32_t) k, slot, b, n);
+    if (rng_below(state, 2) == 0) {
+        /* a prefix of what is kept is not kept beside it */
+        tokens[n - 1] = (int32_t) (4000 + rng_below(state, 9));
+        tr_kv_keep(kv, slot, tokens, n, true);
+        *kept += 1;
+    }
+    tr_kv_close(kv, slot);
+    if (rng_below(state, 16) == 0) {
+        tr_kv_kept_evict(kv, UINT64_MAX);
+    }
+}
+
+static void
+cuts_of(const char *spec)
+{
+    tr_config_t c = settings(spec, 24 << 20, 0);
+    uint64_t state = seed + 9;
+    uint32_t kept = 0, i;
+    fixture_loop_t l;
+
+    strcpy(c.kv_reuse, "yes");
+    start_with(&l, &c, false);
+    memset(asks, 0, sizeof(asks));
+    for (i = 0; i < 4; i++) {
+        asks[i].prompt_len = asks[i].same = 300 + 40 * i;
+        asks[i].text = i;
+        asks[i].n = 1;
+        asks[i].reuse = true;
+        asks[i].params = plain(i, 80);
+        submit(&l, &asks[i], i);
+    }
+    while (l.open != 0) {
+        turn(&l, asks, true);
+    }
+    assert_null(tr_loop_stop(l.loop));
+    for (i = 0; i < operations(); i++) {
+        cut_once(l.executor->kv, &state, &kept);
+        assert_true(tr_kv_sound(l.executor->kv));
+    }
+    print_message("%s: kept %u\n", spec, kept);
+    assert_true(kept > 10);
+    assert_int_equal(tr_kv_free_pages(l.executor->kv),
+                     tr_kv_pages(l.executor->kv));
+    tr_kv_expire(l.executor->kv, UINT64_MAX - 1);
+    assert_int_equal(l.executor->kv->reuse->n_kept, 0);
+    assert_int_equal(l.executor->kv->reuse->kept_tokens, 0);
+    assert_true(tr_kv_sound(l.executor->kv));
+    l.executor->free(l.executor);
+    writer_unmake(&l.writer, &l.peer);
+    close(l.fd);
+}
+
+static void
+cuts(void **unused)
+{
+    (void) unused;
+    cuts_of("diffkv:alpha_high=12,alpha_low=0");
+    cuts_of("diffkv:levels=8/8+8/4+4/2,alpha_high=2,alpha_low=0,sinks=4");
+    cuts_of("uniform:levels=8/4,window=32");
+    cuts_of("int4");
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(cuts) };
+
+    return cmocka_run_group_tests_name("loop_kept", tests, setup, teardown);
+}
