@@ -2,6 +2,9 @@
  * Moves everything that a slot caches to the places that its policy chose
  * (kernels.h, tr_kv_compress_t): one task a head.  Reference: test_kv_store.c.
  *
+ * Also the beginning of it to another slot (engine/kv/kv_kept.c): `to` then ends
+ * before what is there does, and all behind that goes nowhere.
+ *
  * All heads are looked through before the first is moved: a choice that cannot
  * be followed leaves everything as it was.  Tokens that go to a tier by channel
  * wait until TR_KV_CHANNEL_TOKENS of them are there.
