@@ -316,7 +316,12 @@ pocket_prompts_equal_the_goldens(void **state)
     json_array_foreach (prompts, i, golden) {
         json_t *list = json_object_get(golden, "messages");
         json_t *want = json_object_get(golden, "ids");
-        tr_chat_input_t in = { .messages = list };
+        json_t *think = json_object_get(golden, "enable_thinking");
+        json_t *variables = json_pack("{s:b}", "enable_thinking",
+                                      json_is_true(think));
+        tr_chat_input_t in = { .messages = list,
+                               .tools = json_object_get(golden, "tools"),
+                               .variables = variables };
         tr_ids_t ids = { 0 };
 
         assert_int_equal(tr_chat_template_encode(&c, t, s, &in, &ids, &err),
@@ -326,6 +331,7 @@ pocket_prompts_equal_the_goldens(void **state)
             assert_int_equal(ids.data[k], json_integer_value(id));
         }
         free(ids.data);
+        json_decref(variables);
     }
     tr_chat_template_free(&c);
     tr_tokenizer_scratch_free(s);
