@@ -160,7 +160,8 @@ test('chat: a terminal has line editing, history, whole words and colour',
     const summary = shown.findIndex((l) => /^\[\d+ prompt \+ \d+ tokens,/.test(l));
     assert.ok(shown.slice(summary).every((l) => l.length <= 40),
       shown.slice(summary).join('\n'));
-    const answer = shown.slice(shown.findIndex((l) => l.startsWith('Once')), summary);
+    const answer = shown.slice(shown.findIndex((l) => l.startsWith(
+      goldens[1].continuation.split(' ')[0])), summary);
     assert.ok(answer.length > 5 && answer.every((l) => l.length <= 40),
       answer.join('\n'));
     const words = (text) => text.replace(/\s+/g, ' ').trim();
