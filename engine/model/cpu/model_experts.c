@@ -37,8 +37,8 @@ order_rows(tr_experts_work_t *w, const tr_route_t *route, uint32_t n)
  * pointers are not NULL. */
 static int
 mlp(tr_model_t *m, tr_act_t act, const tr_cpu_matrix_t *gate_up,
-    const tr_cpu_matrix_t *down, const float *gate_up_bias, const float *down_bias,
-    const float *x, uint32_t n, float *out)
+    const tr_cpu_matrix_t *down, const float *gate_up_bias,
+    const float *down_bias, const float *x, uint32_t n, float *out)
 {
     const tr_kernels_t *k = m->kernels;
     const tr_stream_t *s = &m->stream;
@@ -65,11 +65,10 @@ one_expert(tr_model_t *m, tr_act_t act, const tr_weights_t *w, uint32_t e)
 {
     const tr_experts_work_t *t = &m->experts;
     uint32_t first = t->first[e], n = t->first[e + 1] - first;
-    tr_cpu_matrix_t gate_up = tr_model_expert(m->kernels,
-                                          &w->matrix[TR_PART_EXPERT_GATE_UP],
-                                          e);
+    tr_cpu_matrix_t gate_up = tr_model_expert(
+        m->kernels, &w->matrix[TR_PART_EXPERT_GATE_UP], e);
     tr_cpu_matrix_t down = tr_model_expert(m->kernels,
-                                       &w->matrix[TR_PART_EXPERT_DOWN], e);
+                                           &w->matrix[TR_PART_EXPERT_DOWN], e);
     const float *gate_up_bias = w->vector[TR_PART_EXPERT_GATE_UP_BIAS];
     const float *down_bias = w->vector[TR_PART_EXPERT_DOWN_BIAS];
 
