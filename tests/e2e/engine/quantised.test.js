@@ -1,0 +1,68 @@
+'use strict';
+//
+// Quantised checkpoints in service: models/pocket in two formats, made by
+// models/pocket/quantise.py, answers through NGINX what its twin answers, whose
+// files hold the same weights in 16 bits.  Greedy, sampled, in a batch, and under a
+// policy that compresses.  Skipped where python3 has no numpy.
+
+const { test } = require('node:test');
+const assert = require('node:assert/strict');
+const { spawnSync } = require('node:child_process');
+const fs = require('node:fs');
+const os = require('node:os');
+const path = require('node:path');
+const { Stack, ROOT, read } = require('../lib/stack');
+const { stream } = require('../lib/http');
+const { endless } = require('../lib/prompts');
+
+const PYTHON = ['python3', '/usr/bin/python3'].find(
+  (p) => spawnSync(p, ['-c', 'import numpy']).status === 0);
+const ANSWERS = 6;
+
+function quantise(format, dir, ...more) {
+  const out = spawnSync(PYTHON, [path.join(ROOT, 'models/pocket/quantise.py'),
+    format, '--out', dir, ...more], { encoding: 'utf8' });
+  assert.equal(out.status, 0, out.stderr);
+}
+
+const body = (i) => endless(i, 24, {
+  ...(i % 2 ? { temperature: 1, seed: i } : { temperature: 0 }),
+  ...(i % 3 === 0 ? { kv_policy: 'diffkv' } : {}),
+});
+
+// All at once, and the log that the engine wrote.
+async function answers(model) {
+  const stack = await Stack.start({ engine: { model,
+    served_model_name: 'pocket', kv_policies: 'diffkv' } });
+  try {
+    const all = Array.from({ length: ANSWERS },
+      (_, i) => stream(`${stack.url}/v1/chat/completions`, body(i)));
+    await Promise.all(all.map((s) => s.finished));
+    return { texts: all.map((s) => s.text()), log: read(stack.engine.log) };
+  } finally {
+    await stack.stop();
+  }
+}
+
+for (const [format, said] of [
+  ['awq', /weights method=awq format="AWQ" tensors=\d+ bits_per_weight=4\.6/],
+  ['fp8-block', /weights method=fp8 format="FP8" tensors=\d+ bits_per_weight=8/],
+]) {
+  test(`${format} answers as its twin in 16 bits`, {
+    skip: PYTHON ? false : 'python3 has no numpy',
+  }, async () => {
+    const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'tr-quantised-'));
+    try {
+      quantise(format, path.join(dir, 'codes'));
+      quantise(format, path.join(dir, 'twin'), '--twin');
+      const one = await answers(path.join(dir, 'codes'));
+      const twin = await answers(path.join(dir, 'twin'));
+      assert.deepEqual(one.texts, twin.texts);
+      assert.equal(new Set(one.texts).size, ANSWERS);
+      assert.match(one.log, said);
+      assert.doesNotMatch(twin.log, / weights method=/);
+    } finally {
+      fs.rmSync(dir, { recursive: true, force: true });
+    }
+  });
+}
