@@ -274,6 +274,25 @@ test('an error in the middle: an event, the end, no [DONE]', async () => {
   assert.equal(s.events.at(-1).error.code, 'internal_error');
 });
 
+test('the same in the events of other APIs', async () => {
+  const ask = { fake: 'late_error', count: 3, ms: 20, stream: true };
+  const base = url.replace('/chat/completions', '');
+  const message = await stream(`${base}/messages`, ask).finished;
+  assert.equal(message.events[0].type, 'message_start');
+  assert.deepEqual(message.events.at(-1).error.type, 'api_error');
+  assert.equal(message.events.at(-1).type, 'error');
+  const response = await stream(`${base}/responses`, ask).finished;
+  assert.deepEqual(response.events.slice(0, 2).map((e) => e.type),
+    ['response.created', 'response.in_progress']);
+  const last = response.events.at(-1);
+  assert.equal(last.type, 'response.failed');
+  assert.equal(last.response.status, 'failed');
+  assert.equal(last.response.error.code, 'server_error');
+  for (const s of [message, response]) {
+    assert.deepEqual([s.status, s.done, s.cut], [200, false, false]);
+  }
+});
+
 // ---- rules broken ---------------------------------------------------------
 
 for (const how of ['type', 'short', 'long', 'length', 'choice', 'logprobs',
