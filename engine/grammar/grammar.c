@@ -19,23 +19,28 @@
 
 #define ARENA_COUNTS (64u << 10) /* bytes: what is counted at a time */
 
-static _Atomic size_t used_by_all;
+static _Atomic size_t used_by_all[2]; /* by enum tr_arena_kind */
 
-size_t
-tr_grammar_memory_used(void)
+bool
+tr_grammar_memory_tight(void)
 {
-    return atomic_load(&used_by_all);
+    return atomic_load(&used_by_all[TR_ARENA_STATES])
+               >= TR_GRAMMAR_MEMORY_KIND / 2
+           || atomic_load(&used_by_all[TR_ARENA_MASKS])
+                  >= TR_GRAMMAR_MEMORY_KIND / 2;
 }
 
 bool
-tr_grammar_arena_init(tr_grammar_arena_t *a, size_t size)
+tr_grammar_arena_init(tr_grammar_arena_t *a, size_t size,
+                      enum tr_arena_kind kind)
 {
     void *p = mmap(NULL, size, PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
     *a = (tr_grammar_arena_t){ .base = p == MAP_FAILED ? NULL : p,
                                .used = 16, /* offset 0 is nothing */
-                               .size = size };
+                               .size = size,
+                               .kind = kind };
     return p != MAP_FAILED;
 }
 
@@ -49,9 +54,9 @@ tr_grammar_alloc(tr_grammar_arena_t *a, size_t n)
         return NULL;
     }
     while (a->used + n > a->counted) {
-        if (atomic_fetch_add(&used_by_all, ARENA_COUNTS)
-            > TR_GRAMMAR_MEMORY_ALL - ARENA_COUNTS) {
-            atomic_fetch_sub(&used_by_all, ARENA_COUNTS);
+        if (atomic_fetch_add(&used_by_all[a->kind], ARENA_COUNTS)
+            > TR_GRAMMAR_MEMORY_KIND - ARENA_COUNTS) {
+            atomic_fetch_sub(&used_by_all[a->kind], ARENA_COUNTS);
             return NULL;
         }
         a->counted += ARENA_COUNTS;
@@ -71,7 +76,7 @@ tr_grammar_arena_free(tr_grammar_arena_t *a)
 {
     if (a->base != NULL) {
         munmap(a->base, a->size);
-        atomic_fetch_sub(&used_by_all, a->counted);
+        atomic_fetch_sub(&used_by_all[a->kind], a->counted);
     }
     a->base = NULL;
 }
@@ -157,8 +162,10 @@ grammar_new(const tr_vocabulary_t *v, tr_program_t *program)
     g->mark = calloc((size_t) g->program.n_states + 1, sizeof(*g->mark));
     g->list = calloc((size_t) g->program.n_states + 1, sizeof(*g->list));
     if (g->mark == NULL || g->list == NULL
-        || !tr_grammar_arena_init(&g->states, TR_GRAMMAR_MEMORY / 2)
-        || !tr_grammar_arena_init(&g->masks, TR_GRAMMAR_MEMORY / 2)) {
+        || !tr_grammar_arena_init(&g->states, TR_GRAMMAR_MEMORY / 2,
+                                  TR_ARENA_STATES)
+        || !tr_grammar_arena_init(&g->masks, TR_GRAMMAR_MEMORY / 2,
+                                  TR_ARENA_MASKS)) {
         tr_grammar_unref(g);
         return NULL;
     }

@@ -39,13 +39,14 @@
 
 #include "engine/tokenizer/tokenizer.h"
 
-#define TR_GRAMMAR_CONFIGS 64u        /* of a matcher */
+#define TR_GRAMMAR_CONFIGS 64u       /* of a matcher */
 #define TR_GRAMMAR_DEPTH 256u         /* of a stack */
 #define TR_GRAMMAR_STATES (1u << 18)  /* of the rules of a grammar */
 #define TR_GRAMMAR_MEMORY (64u << 20) /* bytes, to compile one; its masks */
-#define TR_GRAMMAR_MEMORY_ALL (256u << 20) /* bytes, masks and states of all */
-#define TR_GRAMMAR_TEXT (256u << 10)       /* bytes of a schema or a grammar */
-#define TR_GRAMMAR_TREE_TEXT (4u << 20)    /* bytes of a tree */
+#define TR_GRAMMAR_MEMORY_KIND \
+    (128u << 20) /* bytes, states of all grammars; masks of all */
+#define TR_GRAMMAR_TEXT (256u << 10)    /* bytes of a schema or a grammar */
+#define TR_GRAMMAR_TREE_TEXT (4u << 20) /* bytes of a tree */
 
 typedef struct tr_vocabulary tr_vocabulary_t;
 typedef struct tr_grammar tr_grammar_t;

@@ -151,7 +151,7 @@ make_room(tr_grammar_cache_t *c)
         }
         if (oldest == NULL
             || (c->n < KEPT_MAX && !is_spent(oldest)
-                && tr_grammar_memory_used() < TR_GRAMMAR_MEMORY_ALL / 2)) {
+                && !tr_grammar_memory_tight())) {
             return;
         }
         take_out(c, oldest);
@@ -170,6 +170,7 @@ tr_grammar_cache_find(tr_grammar_cache_t *c, const tr_grammar_spec_t *spec)
     e = find(c, spec, hash);
     if (e != NULL && e->grammar != NULL) {
         g = tr_grammar_ref(e->grammar);
+        make_room(c); /* those in use grow, whoever else came */
     }
     pthread_mutex_unlock(&c->lock);
     return g;

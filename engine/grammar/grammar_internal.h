@@ -225,10 +225,15 @@ typedef struct {
     uint32_t row[];    /* [n_classes] the next state, DEAD, or UNKNOWN */
 } tr_state_t;
 
+/* States and masks have limits of their own: a grammar without room for masks
+ * makes them anew, one without room for states is of no more use. */
+enum tr_arena_kind { TR_ARENA_STATES, TR_ARENA_MASKS };
+
 /* Memory that is reserved at once and used from its beginning. */
 typedef struct {
     uint8_t *base;
     size_t used, counted, size;
+    enum tr_arena_kind kind;
 } tr_grammar_arena_t;
 
 #define TR_STATE_BUCKETS 4096u
@@ -249,8 +254,8 @@ struct tr_grammar {
     tr_kept_mask_t *mask_bucket[TR_MASK_BUCKETS];
     uint32_t *mark, *list; /* [n_states] of the closure */
     uint32_t generation;
-    bool spent;    /* no memory for another state */
-    uint64_t cost; /* moves that this mask, or this step, has looked at */
+    _Atomic bool spent; /* no memory for another state; read without the lock */
+    uint64_t cost;      /* moves that this mask, or this step, has looked at */
 };
 
 /* Of one mask, or one step: some 30 ms in which the grammar is locked. */
@@ -271,10 +276,12 @@ tr_state_at(const tr_grammar_t *g, uint32_t state)
 
 /* NULL when the grammar, or all of them, have used what they may. */
 void *tr_grammar_alloc(tr_grammar_arena_t *a, size_t n);
-bool tr_grammar_arena_init(tr_grammar_arena_t *a, size_t size);
+bool tr_grammar_arena_init(tr_grammar_arena_t *a, size_t size,
+                           enum tr_arena_kind kind);
 void tr_grammar_arena_reset(tr_grammar_arena_t *a);
 void tr_grammar_arena_free(tr_grammar_arena_t *a);
-size_t tr_grammar_memory_used(void); /* of all */
+/* Have the grammars together used half of what they may, of either kind? */
+bool tr_grammar_memory_tight(void);
 
 /* 0 when memory is out: g->spent. */
 uint32_t tr_state_start(tr_grammar_t *g, uint32_t rule);

@@ -4,6 +4,8 @@
  */
 #include "../fixtures/grammar_fixture.h"
 
+#include "engine/grammar/grammar_internal.h"
+
 static int
 open_bed(void **state)
 {
@@ -204,6 +206,32 @@ test_strict_schema(void **state)
                                   "supported.");
 }
 
+/* Masks that use up what they may leave the states theirs. */
+static void
+test_memory_by_kind(void **state)
+{
+    tr_grammar_arena_t masks, states;
+    grammar_fixture_t *b = *state;
+    tr_grammar_t *g;
+
+    assert_true(tr_grammar_arena_init(&masks,
+                                      2 * (size_t) TR_GRAMMAR_MEMORY_KIND,
+                                      TR_ARENA_MASKS));
+    assert_false(tr_grammar_memory_tight());
+    while (tr_grammar_alloc(&masks, 1u << 20) != NULL) {
+    }
+    assert_true(tr_grammar_memory_tight());
+    assert_true(tr_grammar_arena_init(&states, 1u << 20, TR_ARENA_STATES));
+    assert_non_null(tr_grammar_alloc(&states, 4096));
+    /* they are made anew each time, and are the same */
+    g = compile(b, TR_GRAMMAR_REGEX, "([a-z]{3}[0-9]?)+");
+    check_walk(b, g, 1, 6);
+    tr_grammar_unref(g);
+    tr_grammar_arena_free(&states);
+    tr_grammar_arena_free(&masks);
+    assert_false(tr_grammar_memory_tight());
+}
+
 int
 main(void)
 {
@@ -212,6 +240,7 @@ main(void)
         cmocka_unit_test(test_special_tokens),
         cmocka_unit_test(test_around),
         cmocka_unit_test(test_strict_schema),
+        cmocka_unit_test(test_memory_by_kind),
     };
 
     return cmocka_run_group_tests_name("tree", tests, open_bed, fixture_close);
