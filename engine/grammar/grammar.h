@@ -39,7 +39,7 @@
 
 #include "engine/tokenizer/tokenizer.h"
 
-#define TR_GRAMMAR_CONFIGS 64u       /* of a matcher */
+#define TR_GRAMMAR_CONFIGS 256u       /* of a matcher */
 #define TR_GRAMMAR_DEPTH 256u         /* of a stack */
 #define TR_GRAMMAR_STATES (1u << 18)  /* of the rules of a grammar */
 #define TR_GRAMMAR_MEMORY (64u << 20) /* bytes, to compile one; its masks */

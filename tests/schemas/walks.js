@@ -47,13 +47,30 @@ function drive(list) {
   return child.stdout.trim().split('\n').map((line) => JSON.parse(line));
 }
 
+const BESIDE = ['type', 'enum', 'const', 'properties', 'required', 'not',
+  'additionalProperties', 'patternProperties', 'minProperties',
+  'maxProperties', 'items', 'minItems', 'maxItems', 'uniqueItems', 'minLength',
+  'maxLength', 'pattern', 'format', 'minimum', 'maximum', 'exclusiveMinimum',
+  'exclusiveMaximum', 'multipleOf', 'anyOf', 'oneOf', 'allOf'];
+
+// Up to draft 7 nothing counts beside a $ref, which ajv does not know any more.
+function alone(schema) {
+  if (Array.isArray(schema)) return schema.map(alone);
+  if (schema === null || typeof schema !== 'object') return schema;
+  const drop = typeof schema.$ref === 'string' ? BESIDE : [];
+  return Object.fromEntries(Object.entries(schema)
+    .filter(([key]) => !drop.includes(key)).map(([key, value]) =>
+      [key, key === 'enum' || key === 'const' ? value : alone(value)]));
+}
+
 // undefined: ajv does not take the schema.
 function checker(schema) {
   const Ajv = /2020-12|2019-09/.test(schema.$schema || '') ? Ajv2020 : Ajv7;
   const { $schema, id, $id, ...rest } = schema;
   try {
     return new Ajv({ strict: false, validateFormats: false, logger: false,
-      validateSchema: false }).compile(rest);
+      validateSchema: false }).compile(
+        /draft-0[3-7]/.test($schema || '') ? alone(rest) : rest);
   } catch (e) {
     return undefined;
   }
