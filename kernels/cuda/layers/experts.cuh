@@ -249,14 +249,6 @@ mma_of(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
     }
 }
 
-/* Eight inputs of a row from `at` on, nothing behind its end; NULL: none. */
-TR_DEVICE uint4
-inputs_load(const uint16_t *row, uint32_t at, uint32_t k)
-{
-    return row != NULL && at < k ? *(const uint4 *) (row + at)
-                                 : make_uint4(0, 0, 0, 0);
-}
-
 /* Which expert tile `tile` of R places belongs to, and its first place; false:
  * there are fewer tiles.  All lanes of a warp come. */
 TR_DEVICE bool
@@ -292,7 +284,44 @@ tile_find(const tr_cuda_experts_t *a, uint32_t tile, uint32_t R, uint32_t lane,
     return false;
 }
 
-/* 16 A outputs from `n` on for 8 B places from `place` on, of a warp. */
+/* c += 32 inputs from `at` on of the lane's rows; TAIL: those behind the rows' end
+ * count as 0. */
+template <tr_dtype_t T, int A, int B, bool TAIL>
+TR_DEVICE void
+expert_step(const uint16_t *const (&weights)[2 * A],
+            const uint16_t *const (&inputs)[B], uint32_t at, uint32_t k,
+            float (&c)[A][B][4])
+{
+    const bool there = !TAIL || at < k;
+    uint4 u[2 * A], v[B];
+
+#pragma unroll
+    for (int i = 0; i < 2 * A; i++) {
+        u[i] = there ? *(const uint4 *) (weights[i] + at)
+                     : make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int i = 0; i < B; i++) {
+        v[i] = there ? *(const uint4 *) (inputs[i] + at)
+                     : make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int i = 0; i < A; i++) {
+        const uint4 &p = u[2 * i], &q = u[2 * i + 1];
+        const uint32_t one[4] = { p.x, q.x, p.y, q.y };
+        const uint32_t two[4] = { p.z, q.z, p.w, q.w };
+
+#pragma unroll
+        for (int j = 0; j < B; j++) {
+            mma_of<T>(c[i][j], one, v[j].x, v[j].y);
+            mma_of<T>(c[i][j], two, v[j].z, v[j].w);
+        }
+    }
+}
+
+/* 16 A outputs from `n` on for 8 B places from `place` on, of a warp.  In place of
+ * outputs and places that there are not, one that there is is computed again, and
+ * not stored. */
 template <tr_dtype_t T, int A, int B>
 TR_DEVICE void
 expert_tile(const tr_cuda_experts_t *a, uint32_t expert, uint32_t n,
@@ -307,41 +336,24 @@ expert_tile(const tr_cuda_experts_t *a, uint32_t expert, uint32_t n,
     for (int i = 0; i < 2 * A; i++) {
         uint32_t row = n + i * 8 + g;
 
-        weights[i] = row < a->n ? w + (size_t) row * a->k : NULL;
+        weights[i] = w + (size_t) (row < a->n ? row : a->n - 1) * a->k;
     }
 #pragma unroll
     for (int i = 0; i < B; i++) {
         uint32_t at = place + i * 8 + g;
 
-        inputs[i] = at < end ? (const uint16_t *) a->x
-                                   + (a->row == NULL ? at : a->row[at]) * a->ldx
-                             : NULL;
+        at = at < end ? at : place;
+        inputs[i] = (const uint16_t *) a->x
+                    + (a->row == NULL ? at : a->row[at]) * a->ldx;
     }
     /* few rows: what is under way is what keeps memory busy */
 #pragma unroll(A == 1 ? 4 : 2)
-    for (uint32_t k = t * 8; k < (a->k + 31) / 32 * 32; k += 32) {
-        uint4 u[2 * A], v[B];
-
-#pragma unroll
-        for (int i = 0; i < 2 * A; i++) {
-            u[i] = inputs_load(weights[i], k, a->k);
-        }
-#pragma unroll
-        for (int i = 0; i < B; i++) {
-            v[i] = inputs_load(inputs[i], k, a->k);
-        }
-#pragma unroll
-        for (int i = 0; i < A; i++) {
-            const uint4 &p = u[2 * i], &q = u[2 * i + 1];
-            const uint32_t one[4] = { p.x, q.x, p.y, q.y };
-            const uint32_t two[4] = { p.z, q.z, p.w, q.w };
-
-#pragma unroll
-            for (int j = 0; j < B; j++) {
-                mma_of<T>(c[i][j], one, v[j].x, v[j].y);
-                mma_of<T>(c[i][j], two, v[j].z, v[j].w);
-            }
-        }
+    for (uint32_t k = 0; k < a->k / 32; k++) {
+        expert_step<T, A, B, false>(weights, inputs, k * 32 + t * 8, a->k, c);
+    }
+    if (a->k % 32 != 0) {
+        expert_step<T, A, B, true>(weights, inputs, a->k / 32 * 32 + t * 8,
+                                   a->k, c);
     }
 #pragma unroll
     for (int i = 0; i < A; i++) {
