@@ -19,12 +19,14 @@
  *     _tenants.c    whose a request is, and what it may use
  *     _budget.c     so many units in a time
  *     _channel.c    slots, doorbells, draining what the engine says
- *     _handler.c    the content handler: routes, admission [_request.h]
+ *     _handler.c    the content handler: routes [_request.h]
+ *     _admit.c      an engine for a request, or a wait [_request.h]
  *     _body.c       the request body, from the client
  *     _submit.c     the request body, into the request ring [_body.h]
  *     _migrate.c    another engine for one that has begun [_body.h]
  *     _upload.c     bodies that come slowly [_body.h]
  *     _record.c     what the engine's records do to a request [_request.h]
+ *     _accepted.c   of these, the first one [_request.h]
  *     _request.c    what else ends it: hang-ups, timers
  *     _retry.c      another engine for a request that lost its own [_body.h]
  *     _send.c       from pending text to the client, never more than it takes

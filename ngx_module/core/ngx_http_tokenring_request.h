@@ -6,7 +6,8 @@
  * are its own and are freed with the pool; strings are borrowed from the pool
  * or are literals.
  *
- *     _handler.c    where a request begins: routes, admission, waiting
+ *     _handler.c    where a request begins: routes
+ *     _admit.c      an engine for it, or a wait
  *     _record.c     what the engine's records do to it
  *     _request.c    what else ends it: hang-ups, timers
  */
@@ -337,22 +338,12 @@ struct ngx_http_tokenring_ctx_s {
 
 /* _handler.c */
 
-/* a handshake of the engine has ended, well or badly: those who wait are looked
- * at again, and may end */
-void ngx_http_tokenring_wake(ngx_http_tokenring_engine_t *engine);
-
 /* handler of tokenring_pass */
 ngx_int_t ngx_http_tokenring_handler(ngx_http_request_t *r);
 
 /* of r->pool, with its cleanups, and r's ctx from now on; NULL: no memory */
 ngx_http_tokenring_ctx_t *ngx_http_tokenring_create_ctx(ngx_http_request_t *r,
     ngx_uint_t endpoint);
-
-/*
- * NGX_OK: the request has a connection and a slot; NGX_AGAIN: it waits for one;
- * NGX_DECLINED: it is refused, the failure stands in ctx.
- */
-ngx_int_t ngx_http_tokenring_admit(ngx_http_tokenring_ctx_t *ctx);
 
 /* the endpoint that r's path names, 0: none of those that take a prompt */
 ngx_uint_t ngx_http_tokenring_endpoint_of(ngx_http_request_t *r);
@@ -365,6 +356,19 @@ ngx_int_t ngx_http_tokenring_name_completion(ngx_http_tokenring_ctx_t *ctx,
 ngx_int_t ngx_http_tokenring_add_request_id(ngx_http_request_t *r);
 
 
+/* _admit.c */
+
+/*
+ * NGX_OK: the request has a connection and a slot; NGX_AGAIN: it waits for one;
+ * NGX_DECLINED: it is refused, the failure stands in ctx.
+ */
+ngx_int_t ngx_http_tokenring_admit(ngx_http_tokenring_ctx_t *ctx);
+
+/* a handshake of the engine has ended, well or badly: those who wait are looked
+ * at again, and may end */
+void ngx_http_tokenring_wake(ngx_http_tokenring_engine_t *engine);
+
+
 /* _record.c */
 
 /*
@@ -374,6 +378,14 @@ ngx_int_t ngx_http_tokenring_add_request_id(ngx_http_request_t *r);
  */
 ngx_int_t ngx_http_tokenring_record(ngx_http_tokenring_ctx_t *ctx,
     tr_record_t *rec, u_char *payload);
+
+/* of these, an ACCEPTED (_accepted.c); NGX_DECLINED: it is not right;
+ * NGX_ERROR: no memory */
+ngx_int_t ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx,
+    u_char *payload, size_t len);
+
+/* the engine is told to end it, and the answer is what has come until then */
+void ngx_http_tokenring_end_here(ngx_http_tokenring_ctx_t *ctx);
 
 
 /* _request.c */
