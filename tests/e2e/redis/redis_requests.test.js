@@ -61,7 +61,9 @@ test('read half, dropped, resumed elsewhere; and when the engine is gone',
   async () => {
     await withTwo({ redis_flush: '20ms' }, async (first, second, redis) => {
       const url = `${first.url}/v1/chat/completions`;
+      // Asked more than once, with the same usage each time.
       const ask = chat(story(3), { stream: true, max_tokens: 60,
+        kv_reuse: false,
         stream_options: { include_usage: true } });
       const whole = await stream(url, ask).finished;
       assert.equal(whole.done, true);
