@@ -1,20 +1,21 @@
 /*
  * Decode attention: one query a sequence over pages of all levels.
  *
- * Every warp is on its own: it takes a range of the layer's tiles (decode.cuh),
+ * Every warp works alone: it takes a range of the layer's tiles (decode.cuh),
  * streams them through its ring (decode_iterator.cuh), attends them unit by
- * unit (decode_attend.cuh) and leaves each head's part in the workspace, which
- * the reduction kernel makes outputs of.  What a part holds depends on the plan
- * alone, so results repeat bit by bit.
+ * unit (decode_attend.cuh) and leaves a part for each head in the workspace;
+ * the reduction kernel makes outputs of these.  What a part holds depends on
+ * the plan alone, so results repeat bit by bit.
  *
- * The code for a level is a loop of its own over the units of one segment; what
- * is copied ahead may already belong to another one.
+ * Each level has its own loop, over the units of one segment; the units that
+ * are copied ahead may already belong to the next segment.
  *
- * Warps have equal bytes and yet come to their ends 15 us apart.  Those that
- * have raise scores of the layer before (decode_score.cuh) until none are left.
+ * Warps read equal bytes and yet finish up to 15 us apart.  Those that are
+ * done raise scores of the layer before (decode_score.cuh) until none are
+ * left.
  *
- * Where a range's pages are is looked up while the kernel in front still runs:
- * that one may write pages, but no tables, nor what the plan left.
+ * A range's pages are looked up while the kernel before this one still runs:
+ * that one may write pages, but neither block tables nor the plan.
  */
 #include "decode_attend.cuh"
 #include "decode_score.cuh"

@@ -2,39 +2,39 @@
  * decode.cuh: what the kernels of decode attention share.
  *
  *   plan    (decode_plan.cu, once a step) describes the heads of all layers and
- *           cuts each layer's work into ranges of equal bytes.  What it leaves
- *           is read by a kernel while the one in front of it still runs
- *   attend  (decode.cu, once a layer) one warp works off a range; nobody waits
- *           for anybody.  Warps that are done raise scores of the layer before
- *   reduce  (decode_reduce.cu, right behind) makes outputs of what the warps
- *           found, and candidates of two layers before
+ *           cuts each layer's work into ranges of equal bytes.  A later kernel
+ *           may read the plan while the one before it still runs
+ *   attend  (decode.cu, once a layer) a warp computes a range; none waits for
+ *           another.  Warps that are done raise scores of the layer before
+ *   reduce  (decode_reduce.cu, right behind) makes outputs of the warps' parts,
+ *           and finds eviction candidates of the layer two before
  *   score   (decode_score.cu, once a step) scores of the last layer, candidates
  *           of the last two
  *
  * A head is one KV head of one sequence in one layer, with the query heads of
- * its group.  Those of sequences that take no part are left out, since a warp
- * would have to walk over them one by one.  A head's cached tokens are six
- * segments: tiers 0 to 3, the window, the uncompressed pages.  A segment's
- * tokens come in tiles, 16 tokens of a level or 8 of an uncompressed page, and
- * the tiles of a head are numbered through its segments, those of a layer
- * through its heads.  A range is a run of tiles of the layer, wherever the cuts
- * fall; of each head in it, the range has a part.  Part (range b, head h) has
- * the place b + h in the workspace: on the way through the layer every step
- * enters either a new range or a new head, so places are distinct, and those of
- * a head are neighbours.
+ * its group.  Sequences that take no part in the step have no heads, or a
+ * warp would have to step over them one by one.  A head's cached tokens form
+ * six segments: tiers 0 to 3, the window, the uncompressed pages.  A
+ * segment's tokens come in tiles, 16 tokens of a level or 8 of an
+ * uncompressed page.  Tiles are numbered through the segments of a head and
+ * the heads of a layer.  A range is a run of a layer's tiles; its ends may
+ * fall inside a head.  Of each head that it touches, a range has a part.  The
+ * part of range b and head h has place b + h in the workspace: walking
+ * through the layer, every step enters either a new range or a new head, so
+ * places are distinct, and the parts of a head are neighbours.
  *
- * For its scores each tile leaves a trace: its weights as FP16, and the maximum
- * to which they relate, for each query head of the group.  Traces are counted
- * in those of 8 tokens, of which a tile of 16 has two; a segment begins with an
- * even one.  From the reduction kernel come the sums of each query head, which
- * turn weights into probabilities.  So a layer's scores can only be raised
- * behind it; that the next layer's warps do it as they come to their ends, at
- * different times, hides most of it.
+ * So that scores can be raised later, each tile leaves a trace: its weights
+ * as FP16, and the maximum that they relate to, for each query head of the
+ * group.  A trace has 8 tokens, so a tile of 16 leaves two; a segment begins
+ * at an even trace.  The reduction kernel gives the sum of each query head,
+ * which turns weights into probabilities.  A layer's scores can therefore
+ * only be raised after its reduction.  Warps of the next layer do it as they
+ * finish, at different times, which hides most of the cost.
  *
- * Until then the L2 cache has seen a layer's pages.  Asked to keep all traces
- * (evict_last) it keeps none, as those of two layers are more than it holds;
- * asked for as many as fit beside the parts (L2_KEEPS), it spares memory these
- * twice.
+ * By then a layer's pages have passed through the L2 cache.  Asked to keep
+ * all traces (evict_last) it keeps none, since those of two layers do not
+ * fit; asked for as many as fit beside the parts (L2_KEEPS), it saves writing
+ * these to memory and reading them back.
  */
 #ifndef TR_CUDA_DECODE_CUH
 #define TR_CUDA_DECODE_CUH

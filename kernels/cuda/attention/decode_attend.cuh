@@ -1,10 +1,11 @@
 /*
  * decode_attend.cuh: attention of a warp over one unit that has arrived.
  *
- * Softmax is in log2 units.  A warp's maximum is only raised when a logit
+ * Softmax is in log2 units.  A warp raises its maximum only when a logit
  * exceeds it by 8, so weights, kept as 2^7 times the exponential, stay below
- * 2^15, and FP16 is exact to 11 bits down to 2^-21 of the largest.  Values'
- * scales go into the weights, times a power of two that keeps them below 1.
+ * 2^15; FP16 holds 11 bits of them down to 2^-21 of the largest.  The scales
+ * of values go into the weights, times a power of two that keeps them below
+ * 1.
  */
 #ifndef TR_CUDA_DECODE_ATTEND_CUH
 #define TR_CUDA_DECODE_ATTEND_CUH

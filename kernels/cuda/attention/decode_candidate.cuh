@@ -1,8 +1,9 @@
 /*
- * decode_candidate.cuh: the least significant token of each tier, which the next
- * token puts to fewer bits or out (DiffKV, SOSP 2025, section 4).  Who raises a
- * row of scores leaves the least of it (decode_score.cuh); here is how two are
- * compared, and how the least of a tier is found once all its rows are raised.
+ * decode_candidate.cuh: the least significant token of each tier, which the
+ * next token downgrades or drops (DiffKV, SOSP 2025, section 4).  Raising a
+ * row of scores leaves the least of that row (decode_score.cuh); here two of
+ * them are compared, and the least of a tier is found once all its rows are
+ * raised.
  */
 #ifndef TR_CUDA_DECODE_CANDIDATE_CUH
 #define TR_CUDA_DECODE_CANDIDATE_CUH

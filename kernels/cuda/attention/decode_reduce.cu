@@ -1,14 +1,16 @@
 /*
  * Split-KV reduction: the outputs of decode attention, from the parts of each
- * query head.  A warp reduces a head where there are many heads; else a block;
- * else, where few heads have hundreds of parts, a block each 32 elements.
- * Behind these come blocks for candidates of two layers before: attention of the
- * layer before has raised the last of those scores.
+ * query head.  Where there are many heads, a warp reduces one; where there
+ * are few, a block does; where few heads have hundreds of parts, a block
+ * reduces 32 elements of one.  Further blocks find the candidates of the
+ * layer two before: attention of the layer before has raised the last of its
+ * scores.
  *
- * The kernel starts while the attend kernel still runs, where the device can do
- * that: then that one's blocks all run, and each will say when its warps have
- * left their parts, long before the last of them is done with scores.  So
- * outputs are made while other multiprocessors still raise scores.
+ * The kernel starts while the attend kernel still runs, where the device can
+ * do that.  All blocks of the attend kernel run by then, and each says when
+ * its warps have left their parts, long before the last warp is done with
+ * scores.  So outputs are made while other multiprocessors still raise
+ * scores.
  */
 #include "decode_reduce.cuh"
 #include "decode_candidate.cuh"

@@ -1,5 +1,5 @@
 /*
- * What no later layer does on its way (decode.cuh): scores of a step's last
+ * What no later layer is left to do (decode.cuh): scores of a step's last
  * layer, and candidates of its last two.
  */
 #include "decode_score.cuh"

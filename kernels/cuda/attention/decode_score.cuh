@@ -2,17 +2,17 @@
  * decode_score.cuh: raises the scores of a layer by the probabilities of its
  * tokens, and finds the least significant of these.
  *
- * Each few blocks have a pile of the layer's rows, of which their warps take
- * the next one whenever they are done with one: who comes late leaves it to the
- * others. (A pile for all: taking 8,000 rows takes 18 us.)  A row is ROW_TILES
- * tiles of a segment, which a warp does at once.  Lane 2t + i has of tile t the
- * tokens 4i .. 4i + 3, and in tiles of 16 those 8 further on: scores, positions
- * of four bytes and weights of four tokens are 16 bytes each; positions of two
- * bytes come eight at a time and change lanes.  While a warp does a row, the
- * next one is claimed, and asked for through the L2 cache.
+ * A few blocks at a time share a queue of the layer's rows.  A warp takes the
+ * next row whenever it is done with one, so one that comes late takes fewer.
+ * (One queue for all: taking 8,000 rows takes 18 us.)  A row is ROW_TILES
+ * tiles of a segment, which a warp handles at once.  Of tile t, lane 2t + i
+ * has the tokens 4i .. 4i + 3, and in tiles of 16 also those 8 further on.
+ * Scores, four-byte positions and weights of four tokens are 16 bytes each;
+ * two-byte positions come eight at a time and change lanes.  While a warp
+ * handles a row, it claims the next one and prefetches it into the L2 cache.
  *
- * Which token is the least significant must be found as the CPU does, by
- * rounded divisions: those are only done for what an estimate leaves.
+ * The least significant token must be the one that the CPU finds, by rounded
+ * divisions: those are only done for tokens that an estimate leaves.
  */
 #ifndef TR_CUDA_DECODE_SCORE_CUH
 #define TR_CUDA_DECODE_SCORE_CUH

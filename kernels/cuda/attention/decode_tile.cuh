@@ -4,18 +4,18 @@
  *   logits   S[token, head] = K q^T         A = keys,   B = queries
  *   output   O^T[dim, head] += V^T w^T      A = values, B = weights
  *
- * Logits of levels are products of bytes, exact: codes go in as they are (4 and
- * 2 bits: under a mask, in place, worth 16 or 64 times as much), and a query is
- * an integer of 15 bits, 128 hi + lo, its bytes in the columns 2h and 2h + 1.
- * So lane 4g + t ends up with head t's logits of tokens g and g + 8, and four
- * heads (a quad) fill the eight columns.  Uncompressed keys do the same with
- * FP16.
+ * Logits of levels are exact products of bytes.  Codes go in as they are (4
+ * and 2 bits: masked in place, where they count 16 or 64 times as much).  A
+ * query is an integer of 15 bits, 128 hi + lo, with its bytes in columns 2h
+ * and 2h + 1.  So lane 4g + t ends up with head t's logits of tokens g and g
+ * + 8, and four heads (a quad) fill the eight columns.  Uncompressed keys do
+ * the same with FP16.
  *
- * Values become FP16 under a mask, too: the bits of a code in the mantissa of a
- * number without exponent, a subnormal, which the tensor cores multiply exactly
- * and at full speed.  What a code is worth then depends on where it stood;
- * units of that size are taken off at the end.  The columns of O^T: 2h has head
- * h of the first quad, 2h + 1 of the second.
+ * Values become FP16 by masking, too: the bits of a code land in the mantissa
+ * of a number without exponent, a subnormal, which tensor cores multiply
+ * exactly and at full speed.  What a code counts then depends on its place in
+ * the word; that factor is taken off at the end.  In O^T, column 2h has head
+ * h of the first quad, column 2h + 1 head h of the second.
  *
  * The scale and zero of a token are applied to its logits and its weights.
  */
