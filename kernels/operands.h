@@ -41,10 +41,4 @@ typedef struct {
     const uint32_t *seq_row; /* [n_seqs + 1] */
 } tr_rows_t;
 
-/* A weight matrix [n][k] (outputs, inputs), FP32, in the backend's layout. */
-typedef struct {
-    uint32_t n, k;
-    float *data; /* matrix_floats(n, k) floats, 64-byte aligned */
-} tr_matrix_t;
-
 #endif
