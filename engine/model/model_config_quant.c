@@ -144,13 +144,29 @@ read_modelopt(tr_config_reader_t *r, json_t *q, tr_quantization_t *out)
                    .is_float = true, .symmetric = true, .bits = 8 });
 }
 
+/* Is column / group_size not the group of a column?  "weight" and "static" order
+ * columns only while they are quantised. */
+static bool
+read_actorder(tr_config_reader_t *r, json_t *w)
+{
+    json_t *v = tr_config_field(r, w, "actorder");
+    const char *order;
+
+    if (v == NULL || json_is_boolean(v)) {
+        return json_is_true(v);
+    }
+    order = ONE_OF(r, w, "actorder", "group", "dynamic", "weight", "static");
+    return order != NULL
+           && (strcmp(order, "group") == 0 || strcmp(order, "dynamic") == 0);
+}
+
 /* One of config_groups. */
 static void
 read_weights(tr_config_reader_t *r, json_t *w, tr_quantization_t *out)
 {
     static const char *const without_effect[] = {
         "dynamic",  "observer", "observer_kwargs", "scale_dtype",
-        "zp_dtype", "actorder", "is_mx",           "clip_ratio",
+        "zp_dtype", "is_mx",    "clip_ratio",
     };
     tr_quant_scheme_t s = { 0 };
     const char *type, *strategy;
@@ -165,6 +181,7 @@ read_weights(tr_config_reader_t *r, json_t *w, tr_quantization_t *out)
     s.bits = read_bits(r, w, "num_bits", !s.is_float);
     s.symmetric = tr_config_bool(r, w, "symmetric", true);
     strategy = ONE_OF(r, w, "strategy", "tensor", "channel", "group", "block");
+    s.reordered = read_actorder(r, w);
     block = tr_config_field(r, w, "block_structure");
     s.columns = read_group(r, w, strategy && strcmp(strategy, "group") == 0);
     s.rows = strategy == NULL || strcmp(strategy, "tensor") == 0 ? 0 : 1;
@@ -228,6 +245,9 @@ read_gptq(tr_config_reader_t *r, json_t *q, tr_quantization_t *out)
     ONE_OF(r, q, "pack_dtype", "int32");
     s.bits = read_bits(r, q, "bits", true);
     s.columns = read_group(r, q, true);
+    /* static groups are those of the columns in order */
+    s.reordered = tr_config_bool(r, q, "desc_act", false)
+                  && !tr_config_bool(r, q, "static_groups", false);
     out->zero_less = form == NULL || strcmp(form, "gptq") == 0 ? 1 : 0;
     add_scheme(r, out, s);
 }
@@ -259,7 +279,7 @@ static const method_t methods[] = {
       { "modules_to_not_convert", "backend", "exllama_config", "do_fuse",
         "fuse_max_seq_len", "modules_to_fuse" } },
     { "gptq", TR_QUANT_GPTQ, read_gptq,
-      { "desc_act", "sym", "static_groups", "true_sequential",
+      { "sym", "true_sequential",
         "damp_percent", "damp_auto_increment", "lm_head", "meta",
         "model_name_or_path", "model_file_base_name", "tokenizer", "dataset",
         "block_name_to_quantize", "cache_block_outputs", "exllama_config",

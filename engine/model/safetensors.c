@@ -578,6 +578,12 @@ tr_tensor_read(const tr_tensor_t *t, size_t first, size_t n, float *out)
     }
 }
 
+tr_status_t
+tr_tensor_check(const tr_tensor_t *t, tr_error_t *err)
+{
+    return t->packed != NULL ? tr_packed_check_codes(t->packed, err) : TR_OK;
+}
+
 void
 tr_safetensors_release(const tr_tensor_t *t)
 {

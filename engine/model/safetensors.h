@@ -77,6 +77,10 @@ const tr_tensor_t *tr_safetensors_find(const tr_safetensors_t *st,
  * or packed tensor. */
 void tr_tensor_read(const tr_tensor_t *t, size_t first, size_t n, float *out);
 
+/* TR_ERR_FORMAT when it is a packed tensor with codes that are no numbers: reads
+ * all of them, so it is called where they are loaded. */
+tr_status_t tr_tensor_check(const tr_tensor_t *t, tr_error_t *err);
+
 /* Element i. */
 static inline float
 tr_tensor_at(const tr_tensor_t *t, size_t i)

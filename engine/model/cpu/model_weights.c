@@ -321,6 +321,9 @@ load_matrix(loader_t *l, const tr_cpu_matrix_t *w, const tr_model_tensor_t *t)
     say_progress(l, (uint64_t) t->rows * w->k);
     if (l->st != NULL) {
         rc = tr_model_tensor_find(l->st, t, &a.tensor, l->err);
+        if (rc == TR_OK) {
+            rc = tr_tensor_check(a.tensor, l->err);
+        }
         if (rc != TR_OK) {
             return rc;
         }

@@ -288,6 +288,9 @@ load_matrix(loader_t *l, const tr_model_tensor_t *t)
     if (l->st != NULL) {
         rc = tr_model_tensor_find(l->st, t, &tensor, l->err);
     }
+    if (rc == TR_OK && tensor != NULL) {
+        rc = tr_tensor_check(tensor, l->err);
+    }
     if (rc != TR_OK) {
         return rc;
     }

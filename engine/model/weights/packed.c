@@ -133,6 +133,7 @@ tr_packed_set_scheme(tr_packed_t *p, const tr_quant_scheme_t *s)
     p->block_rows = s->rows ? s->rows : p->rows;
     p->block_columns = s->columns ? s->columns : p->columns;
     p->blocks = (p->columns - 1) / p->block_columns + 1;
+    p->reordered = s->reordered;
 }
 
 tr_status_t
@@ -172,6 +173,12 @@ tr_packed_check_groups(const tr_packed_t *p, tr_error_t *err)
     const tr_tensor_t *t = p->part[TR_PACKED_GROUPS];
     tr_status_t rc;
 
+    if (t == NULL && p->reordered && p->blocks > 1) {
+        return tr_error_set(err, TR_ERR_FORMAT, p->name,
+                            "tensor \"%s\" has no %s, but quantization_config "
+                            "says that its columns are reordered",
+                            p->name, p->format->part[TR_PACKED_GROUPS].name);
+    }
     if (t == NULL) {
         return TR_OK;
     }
@@ -222,6 +229,36 @@ check_scales(const tr_packed_t *p, tr_error_t *err)
         }
     }
     return TR_OK;
+}
+
+tr_status_t
+tr_packed_check_codes(const tr_packed_t *p, tr_error_t *err)
+{
+    static const uint64_t low = 0x7f7f7f7f7f7f7f7f;
+    const tr_tensor_t *t = p->part[TR_PACKED_CODES];
+    const uint8_t *code = t->data;
+    size_t i = 0;
+
+    if (t->stored != TR_STORED_F8_E4M3) {
+        return TR_OK;
+    }
+    for (; t->size - i >= sizeof(uint64_t); i += sizeof(uint64_t)) {
+        uint64_t eight;
+
+        /* a byte that is 0 of these is a NaN, and stays below 0x80 */
+        memcpy(&eight, code + i, sizeof(eight));
+        if (((((eight & low) ^ low) + low) & ~low) != ~low) {
+            break;
+        }
+    }
+    while (i < t->size && (code[i] & 0x7f) != 0x7f) {
+        i++;
+    }
+    return i == t->size ? TR_OK
+                        : tr_error_set(err, TR_ERR_FORMAT, t->name,
+                                       "%s: tensor \"%s\" holds nan (0x%02x) "
+                                       "at %zu, expected finite weights",
+                                       t->file, t->name, code[i], i);
 }
 
 /* ---- a weight's parts ------------------------------------------------------ */

@@ -75,6 +75,7 @@ struct tr_packed {
     uint32_t bits;                      /* of a code */
     uint32_t block_rows, block_columns; /* of a scale */
     uint32_t blocks;    /* scales beside each other, over the columns */
+    bool reordered;     /* tr_quant_scheme_t */
     uint32_t zero_less; /* tr_quantization_t */
 };
 
@@ -93,6 +94,10 @@ tr_status_t tr_packed_find(const tr_quantization_t *q,
 void tr_packed_read(const tr_tensor_t *t, size_t first, size_t n, float *out);
 void tr_packed_release(const tr_packed_t *p);
 
+/* Are all codes numbers?  FP8 has two that are none.  Reads all of them, so it is
+ * asked where they are loaded.  TR_ERR_FORMAT names the tensor and the place. */
+tr_status_t tr_packed_check_codes(const tr_packed_t *p, tr_error_t *err);
+
 /* Bytes in the files. */
 uint64_t tr_packed_bytes(const tr_packed_t *p);
 
@@ -110,7 +115,8 @@ tr_status_t tr_packed_scheme(tr_packed_t *p, const tr_quantization_t *q,
 /* Fills bits and block for a scheme. */
 void tr_packed_set_scheme(tr_packed_t *p, const tr_quant_scheme_t *s);
 
-/* Are the scheme's zero points there?  Are g_idx's numbers groups? */
+/* Are the scheme's zero points there?  Is g_idx, where columns are reordered, and
+ * are its numbers groups? */
 tr_status_t tr_packed_check_zeros(const tr_packed_t *p, bool symmetric,
                                   tr_error_t *err);
 tr_status_t tr_packed_check_groups(const tr_packed_t *p, tr_error_t *err);

@@ -28,6 +28,8 @@ typedef enum {
 typedef struct {
     bool is_float; /* codes are FP8 or FP4, else integers */
     bool symmetric;
+    bool
+        reordered; /* columns are in groups by a list of theirs, not in order */
     uint32_t bits; /* of a code */
     uint32_t rows, columns;
 } tr_quant_scheme_t;

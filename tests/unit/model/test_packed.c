@@ -640,6 +640,21 @@ static const wrong_t wrong[] = {
       { 0 },
       "is missing",
       Q "weight" },
+    { "gptq-v2",
+      Q "g_idx",
+      GONE,
+      NULL,
+      { 0 },
+      "has no .g_idx, but quantization_config says that its columns are "
+      "reordered",
+      Q "weight" },
+    { "int4-zero",
+      Q "weight_g_idx",
+      GONE,
+      NULL,
+      { 0 },
+      "has no .weight_g_idx, but",
+      Q "weight" },
 };
 
 static uint8_t *
@@ -776,6 +791,83 @@ test_wrong(void **state)
     }
 }
 
+/* A list of groups is needed only where groups are not those in order. */
+static void
+test_groups_in_order(void **state)
+{
+    static const wrong_t gone = { "gptq-v2", Q "g_idx", GONE, NULL,
+                                  { 0 },     NULL,      NULL };
+    static const struct {
+        const char *name;
+        json_t *(*value)(void);
+    } settings[] = { { "desc_act", json_false },
+                     { "static_groups", json_true } };
+
+    (void) state;
+    for (size_t i = 0; i < sizeof(settings) / sizeof(settings[0]); i++) {
+        tr_safetensors_t *st = NULL;
+        tr_model_config_t c;
+        tr_error_t err;
+        json_t *config;
+
+        write_wrong(&gone);
+        config = load_json(dir, "config.json");
+        json_object_set_new(json_object_get(config, "quantization_config"),
+                            settings[i].name, settings[i].value());
+        write_config(config);
+        assert_int_equal(tr_model_config_load(dir, NULL, &c, &err), TR_OK);
+        if (tr_model_tensors_open(&c, dir, &st, &err) != TR_OK) {
+            fail_msg("%s: %s", settings[i].name, err.text);
+        }
+        tr_safetensors_close(st);
+    }
+}
+
+/* Both codes of FP8 that are no numbers, in the words that are looked at together
+ * and anywhere in them. */
+static void
+test_fp8_nan(void **state)
+{
+    static const struct {
+        const char *bytes, *words; /* as hexadecimal; of the error, or NULL */
+    } rows[] = {
+        { "7f", "holds nan (0x7f) at 0, expected finite weights" },
+        { "0000ff", "holds nan (0xff) at 2, expected" },
+        { "7e00fe807e00fe807e00fe80807eff",
+          "holds nan (0xff) at 14, expected" },
+        { "7efe00807efe00807e", NULL },
+    };
+
+    (void) state;
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        wrong_t change = { "fp8-channel", "mlp.down_proj.weight",
+                           BYTES,         rows[i].bytes,
+                           { 0 },         NULL,
+                           NULL };
+        const char *full = write_wrong(&change);
+        tr_model_options_t options = { .dir = dir,
+                                       .load_format = "auto",
+                                       .kernels = tr_kernels_cpu("c"),
+                                       .threads = 1,
+                                       .max_rows = 8,
+                                       .max_seqs = 1 };
+        tr_model_t *m = NULL;
+        tr_error_t err = { 0 };
+        tr_status_t rc = tr_model_open(&options, &m, &err);
+
+        if (rc == TR_OK) {
+            tr_model_free(m);
+        }
+        assert_int_equal(rc, rows[i].words == NULL ? TR_OK : TR_ERR_FORMAT);
+        if (rows[i].words != NULL
+            && (strstr(err.text, full) == NULL
+                || strstr(err.text, rows[i].words) == NULL)) {
+            fail_msg("\"%s\", expected %s and \"%s\"", err.text, full,
+                     rows[i].words);
+        }
+    }
+}
+
 /* A bias that nobody reads may stay when it adds nothing. */
 static void
 test_zero_bias(void **state)
@@ -821,10 +913,16 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bytes), cmocka_unit_test(test_words),
-        cmocka_unit_test(test_awq),   cmocka_unit_test(test_gptq),
-        cmocka_unit_test(test_mxfp4), cmocka_unit_test(test_models),
-        cmocka_unit_test(test_wrong), cmocka_unit_test(test_zero_bias),
+        cmocka_unit_test(test_bytes),
+        cmocka_unit_test(test_words),
+        cmocka_unit_test(test_awq),
+        cmocka_unit_test(test_gptq),
+        cmocka_unit_test(test_mxfp4),
+        cmocka_unit_test(test_models),
+        cmocka_unit_test(test_wrong),
+        cmocka_unit_test(test_zero_bias),
+        cmocka_unit_test(test_groups_in_order),
+        cmocka_unit_test(test_fp8_nan),
     };
 
     return cmocka_run_group_tests(tests, make_dir, remove_dir);
