@@ -30,8 +30,9 @@ typedef struct {
     uint32_t max_tokens;        /* if the client names none; 0: what fits */
     bool max_completion_tokens; /* the newer name of max_tokens is known */
     unsigned fields;            /* TR_FIELD_* (openai_fields.h) */
-    bool ends_turn;             /* the template's end of turn ends it, too */
-    bool tells_stop;            /* which stop string ended an answer */
+    bool text;       /* it gives text, which can be kept and gone on with */
+    bool ends_turn;  /* the template's end of turn ends it, too */
+    bool tells_stop; /* which stop string ended an answer */
 } tr_endpoint_t;
 
 /* The row of an enum tr_endpoint; NULL: this engine does not serve it. */

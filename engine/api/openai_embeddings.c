@@ -82,7 +82,6 @@ tr_openai_read_embeddings(tr_openai_call_t *c)
         r->kv_policy = api->policies[0].policy;
         r->max_len = api->policies[0].max_len;
     }
-    r->submit_flags &= (uint16_t) ~TR_SUBMIT_RESUMABLE;
     r->params.top_p = r->params.repetition_penalty = 1;
     c->max_tokens = 1; /* which is never computed */
     return tr_openai_read_prompts(c, tr_json_field(c->root, "input"));

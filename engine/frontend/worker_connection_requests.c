@@ -336,6 +336,19 @@ expect_ahead(tr_request_t *r, const tr_wire_submit_t *head)
     return n == 0 || r->ahead != NULL ? TR_OK : TR_ERR_NOMEM;
 }
 
+/* Where no text comes, nothing is kept and nothing goes on without its client,
+ * whatever the worker asks for. */
+static uint16_t
+kept_flags(const tr_wire_submit_t *head)
+{
+    const tr_endpoint_t *endpoint = tr_endpoint(head->endpoint);
+
+    return endpoint != NULL && endpoint->text
+               ? head->flags
+               : head->flags
+                     & (uint16_t) ~(TR_SUBMIT_RESUMABLE | TR_SUBMIT_DETACH);
+}
+
 static tr_status_t
 first_part(tr_connection_t *c, const tr_record_t *rec, const uint8_t *payload)
 {
@@ -352,6 +365,7 @@ first_part(tr_connection_t *c, const tr_record_t *rec, const uint8_t *payload)
         return tr_connection_violation(c, "a replay block, which its hello did "
                                           "not speak of");
     }
+    head.flags = kept_flags(&head);
     r = calloc(1, sizeof(*r));
     if (r == NULL || expect_ahead(r, &head) != TR_OK) {
         tr_request_free(r);

@@ -486,6 +486,9 @@ tr_emit_pooled(tr_emit_t *e, tr_sequence_t *q)
     double square = 0;
     uint32_t i;
 
+    if (tr_request_detached(r)) {
+        return; /* nothing waited for its room, and nobody reads it */
+    }
     for (i = 0; i < pool->dimensions; i++) {
         q->pooled[i] /= pool->mean ? (float) q->prompt_len : 1.0f;
         square += (double) q->pooled[i] * (double) q->pooled[i];

@@ -207,6 +207,42 @@ test_what_is_not_told(void **state)
     publisher_stop(&b);
 }
 
+/* A vector is no output that could be kept, and nothing waits for it but its
+ * client: of an endpoint without text neither is promised. */
+static void
+test_vectors_are_not_kept(void **state)
+{
+    fake_command_t *cmd;
+    unsigned at;
+    publisher_fixture_t b;
+    raw_t r;
+
+    (void) state;
+    publisher_start(&b, NULL);
+    raw_open(&r, &b.fixture, 65536);
+    submit_to(&r, TR_ENDPOINT_EMBEDDINGS, TR_ID(0, 1), ID_A,
+              TR_SUBMIT_RESUMABLE | TR_SUBMIT_DETACH, "{\"input\":[5]}", false);
+    assert_int_equal(next_error(&r), TR_ERR_UNSUPPORTED); /* of backend null */
+    wait_state(&b, 0, "failed");
+    at = fake_wait(&b.redis, 0, "HSET", KEY_A, "owner", OWNER);
+    pthread_mutex_lock(&b.redis.lock);
+    cmd = &b.redis.log[at];
+    assert_string_equal(fake_field(cmd, "endpoint"), "embeddings");
+    assert_null(fake_field(cmd, "resumable"));
+    assert_null(fake_field(cmd, "detach"));
+    pthread_mutex_unlock(&b.redis.lock);
+    assert_int_equal(fake_count(&b.redis, "XADD", OUT_A), 0);
+
+    /* its client leaves when only half of it is here: that is its end */
+    submit_to(&r, TR_ENDPOINT_EMBEDDINGS, TR_ID(1, 1), ID_B, TR_SUBMIT_DETACH,
+              "{\"input\":", true);
+    fake_wait(&b.redis, 0, "HSET", "tr:req:{" ID_B "}", "state", "queued");
+    raw_command(&r, TR_ID(1, 1), TR_CONTROL_DETACH);
+    assert_int_equal(raw_end(&r, TR_ID(1, 1)), TR_FINISH_ABORTED);
+    raw_close(&r);
+    publisher_stop(&b);
+}
+
 static void
 test_a_refused_request(void **state)
 {
@@ -544,6 +580,7 @@ main(void)
         cmocka_unit_test(test_a_request),
         cmocka_unit_test(test_progress),
         cmocka_unit_test(test_what_is_not_told),
+        cmocka_unit_test(test_vectors_are_not_kept),
         cmocka_unit_test(test_a_refused_request),
         cmocka_unit_test(test_batches),
         cmocka_unit_test(test_detached),

@@ -1,6 +1,6 @@
 /*
  * Requests: the arena's alignment and zeroes, the layout of prompts and
- * choices, seeds, and sizes that must be refused.
+ * choices, seeds, sizes that must be refused, and a vector whose client has left.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,7 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/scheduler/emit.h"
 #include "engine/scheduler/request.h"
+#include "tests/unit/fixtures/response_writer_fixture.h"
 
 static tr_tokenizer_t *tokenizer;
 
@@ -186,6 +188,28 @@ layout_refuses(void **state)
     tr_request_free(NULL);
 }
 
+/* A vector for whose room nobody waited is not sent. */
+static void
+detached_vector(void **state)
+{
+    static tr_emit_t e;
+    static float vector[4096];
+    tr_ring_consumer_t peer;
+    tr_response_writer_t writer;
+    tr_request_t *r = make(1, 1);
+    tr_sequence_t q = { .request = r, .prompt_len = 3, .pooled = vector };
+
+    (void) state;
+    writer_make(&writer, &peer, 65536, -1, -1);
+    r->writer = &writer;
+    r->commands = TR_CONTROL_DETACH;
+    r->pool = (tr_pool_t){ .width = 4096, .dimensions = 4096 };
+    tr_emit_pooled(&e, &q);
+    assert_null(e.staged);
+    writer_unmake(&writer, &peer);
+    free(r);
+}
+
 static int
 setup(void **state)
 {
@@ -212,6 +236,7 @@ main(void)
         cmocka_unit_test(layout_seeds),
         cmocka_unit_test(layout_echo_scores),
         cmocka_unit_test(layout_refuses),
+        cmocka_unit_test(detached_vector),
     };
 
     return cmocka_run_group_tests(tests, setup, teardown);
