@@ -137,6 +137,7 @@ typedef struct {
     const char *name; /* of the function */
     char param[64];   /* of its parameters, for errors */
     bool strict;
+    uint32_t steps; /* left of it: TR_DIALECT_STEPS */
     tr_error_t *err;
     tr_status_t rc;
 } hold_t;
@@ -161,6 +162,52 @@ unsupported(hold_t *h, const char *what, const char *property)
                              property != NULL ? "/properties/" : "/",
                              property != NULL ? property : "");
     }
+}
+
+/* Levels of JSON in a tool's parameters: the compiler takes 64 levels of schemas
+ * (SCHEMA_DEPTH), each of which is two of JSON, and jansson reads a tree of no
+ * more than 2048. */
+#define LEVELS_MAX 256
+
+static bool
+is_deeper(const json_t *value, int levels)
+{
+    const json_t *one;
+    const char *key;
+    size_t i;
+
+    if (!json_is_object(value) && !json_is_array(value)) {
+        return false;
+    }
+    if (levels == 0) {
+        return true;
+    }
+    json_array_foreach ((json_t *) value, i, one) {
+        if (is_deeper(one, levels - 1)) {
+            return true;
+        }
+    }
+    json_object_foreach ((json_t *) value, key, one) {
+        if (is_deeper(one, levels - 1)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Has the tree room left?  It is looked at before each part of it, so that a
+ * tree in which a schema stands many times is not written to its end. */
+static bool
+has_room(hold_t *h)
+{
+    if (h->rc == TR_OK && ftell(h->f) > (long) TR_GRAMMAR_TREE_TEXT) {
+        h->rc = tr_error_set(h->err, TR_ERR_INVALID, h->param,
+                             "Invalid '%s': the schemas that an answer is held "
+                             "to, once for each parameter, have more than %u "
+                             "bytes up to here. Give fewer or smaller ones.",
+                             h->param, TR_GRAMMAR_TREE_TEXT);
+    }
+    return h->rc == TR_OK;
 }
 
 /* property: of this one alone; NULL: of the whole. */
@@ -268,7 +315,7 @@ put_value(hold_t *h, const json_t *whole, const char *key,
           const json_t *property)
 {
     const layout_t *l = h->d->layout;
-    uint32_t types = tr_dialect_types(whole, property);
+    uint32_t types = tr_dialect_types(whole, property, &h->steps);
     const char *beyond;
 
     if (types != 0 && !(types & TR_TYPE_STRING)) {
@@ -287,18 +334,19 @@ put_value(hold_t *h, const json_t *whole, const char *key,
     }
 }
 
-static bool
-is_required(const json_t *schema, const char *key)
+/* The names of "required", as those of an object. */
+static json_t *
+required_of(const json_t *schema)
 {
-    const json_t *one;
+    json_t *names = json_object(), *one;
     size_t i;
 
     json_array_foreach (json_object_get(schema, "required"), i, one) {
-        if (json_is_string(one) && strcmp(json_string_value(one), key) == 0) {
-            return true;
+        if (json_is_string(one)) {
+            json_object_set(names, json_string_value(one), one);
         }
     }
-    return false;
+    return names;
 }
 
 /* Parameters as marked-up text, in the schema's order. */
@@ -319,6 +367,7 @@ put_parameters(hold_t *h, const json_t *schema)
                                            "dependentRequired" };
     const layout_t *l = h->d->layout;
     json_t *properties = json_object_get(schema, "properties"), *one;
+    json_t *required = required_of(schema);
     const char *key;
 
     for (size_t i = 0; h->strict && i < sizeof(refused) / sizeof(refused[0]);
@@ -329,9 +378,13 @@ put_parameters(hold_t *h, const json_t *schema)
     }
     fputs(NOTHING, h->f);
     json_object_foreach (properties, key, one) {
-        json_t *name = json_string(key);
-        bool must = is_required(schema, key);
+        json_t *name;
+        bool must = json_object_get(required, key) != NULL;
 
+        if (!has_room(h)) {
+            break;
+        }
+        name = json_string(key);
         fprintf(h->f, ",%s[\"seq\",%s,", must ? "" : "[\"or\"," NOTHING ",",
                 l->open);
         put_json(h->f, name);
@@ -340,6 +393,7 @@ put_parameters(hold_t *h, const json_t *schema)
         fprintf(h->f, "]%s", must ? "" : "]");
         json_decref(name);
     }
+    json_decref(required);
 }
 
 /* ---- calls */
@@ -350,6 +404,13 @@ put_arguments(hold_t *h, const json_t *function)
     const json_t *schema = json_object_get(function, "parameters");
 
     schema = json_is_object(schema) ? schema : NULL;
+    if (is_deeper(schema, LEVELS_MAX)) {
+        h->rc = tr_error_set(h->err, TR_ERR_INVALID, h->param,
+                             "Invalid schema for function '%.64s': '%s' is "
+                             "nested deeper than %d levels.",
+                             h->name, h->param, LEVELS_MAX);
+        return;
+    }
     if (is_harmony(h->d) || h->d->layout->open == NULL) {
         put_object(h, schema);
     } else {
@@ -375,6 +436,10 @@ put_call(hold_t *h, const json_t *tools)
         }
         snprintf(h->param, sizeof(h->param), "tools[%zu].function.parameters",
                  i);
+        h->steps = TR_DIALECT_STEPS;
+        if (!has_room(h)) {
+            break;
+        }
         fprintf(h->f, ",[\"seq\",\"%s\",", h->name);
         if (is_harmony(h->d)) {
             fputs("\" \",", h->f);

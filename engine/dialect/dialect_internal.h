@@ -198,8 +198,11 @@ enum step tr_dialect_step_call(tr_dialect_state_t *s, tr_dialect_out_t *out);
 enum step tr_dialect_step_json(tr_dialect_state_t *s, tr_dialect_out_t *out);
 
 /* dialect_tools.c: types that the schema, which is part of `whole`, allows; 0:
- * any, also where it says so in a way that is not read. */
-uint32_t tr_dialect_types(const json_t *whole, const json_t *schema);
+ * any, also where it says so in a way that is not read.  *steps: what is left of
+ * TR_DIALECT_STEPS, which all parameters of a tool share; 0 left: any. */
+#define TR_DIALECT_STEPS 4096u
+uint32_t tr_dialect_types(const json_t *whole, const json_t *schema,
+                          uint32_t *steps);
 
 /* dialect_value.c */
 void tr_dialect_open_arguments(tr_dialect_state_t *s, tr_dialect_out_t *out);

@@ -73,18 +73,60 @@ target(const json_t *whole, const char *ref)
     return whole;
 }
 
+/* References make a schema a graph in which there may be very many ways: the
+ * steps that a tool takes are counted, and the types behind them are not known.
+ * items: that are read in this one. */
+static bool
+step(uint32_t *steps, size_t items)
+{
+    size_t cost = 1 + items / 16;
+
+    if (*steps < cost) {
+        *steps = 0;
+        return false;
+    }
+    *steps -= (uint32_t) cost;
+    return true;
+}
+
+static uint32_t types_of(const json_t *whole, const json_t *schema, int depth,
+                         uint32_t *steps);
+
+/* anyOf or oneOf: all of what each of them allows; false: not known. */
+static bool
+types_of_each(const json_t *whole, const json_t *list, int depth,
+              uint32_t *steps, uint32_t *types)
+{
+    const json_t *one;
+    uint32_t each;
+    size_t i;
+
+    json_array_foreach ((json_t *) list, i, one) {
+        each = depth < 8 ? types_of(whole, one, depth + 1, steps) : 0;
+        if (each == 0) {
+            return false;
+        }
+        *types |= each;
+    }
+    return true;
+}
+
 static uint32_t
-types_of(const json_t *whole, const json_t *schema, int depth)
+types_of(const json_t *whole, const json_t *schema, int depth, uint32_t *steps)
 {
     const json_t *type = json_object_get(schema, "type"), *one;
     const json_t *list = json_object_get(schema, "anyOf");
-    uint32_t types = 0, each;
+    uint32_t types = 0;
     size_t i;
 
     one = json_object_get(schema, "$ref");
+    if (!step(steps, json_string_length(one) + json_array_size(type))) {
+        return 0;
+    }
     if (one != NULL && type == NULL) {
         one = target(whole, json_string_value(one));
-        return one != NULL && depth < 8 ? types_of(whole, one, depth + 1) : 0;
+        return one != NULL && depth < 8 ? types_of(whole, one, depth + 1, steps)
+                                        : 0;
     }
     if (json_is_string(type)) {
         return type_bit(json_string_value(type));
@@ -96,14 +138,14 @@ types_of(const json_t *whole, const json_t *schema, int depth)
         return types;
     }
     list = list != NULL ? list : json_object_get(schema, "oneOf");
-    json_array_foreach ((json_t *) list, i, one) {
-        each = depth < 8 ? types_of(whole, one, depth + 1) : 0;
-        if (each == 0) {
-            return 0;
-        }
-        types |= each;
+    if (!types_of_each(whole, list, depth, steps, &types)) {
+        return 0;
     }
-    json_array_foreach (json_object_get(schema, "enum"), i, one) {
+    list = json_object_get(schema, "enum");
+    if (!step(steps, json_array_size(list))) {
+        return 0;
+    }
+    json_array_foreach ((json_t *) list, i, one) {
         types |= type_of_value(one);
     }
     one = json_object_get(schema, "const");
@@ -111,9 +153,9 @@ types_of(const json_t *whole, const json_t *schema, int depth)
 }
 
 uint32_t
-tr_dialect_types(const json_t *whole, const json_t *schema)
+tr_dialect_types(const json_t *whole, const json_t *schema, uint32_t *steps)
 {
-    return types_of(whole, schema, 0);
+    return types_of(whole, schema, 0, steps);
 }
 
 static const char *
@@ -136,6 +178,7 @@ read_tool(const json_t *function, tr_dialect_alloc_pt alloc, void *arg,
     const json_t *whole = json_object_get(function, "parameters");
     const json_t *properties = json_object_get(whole, "properties");
     tr_dialect_param_t *params;
+    uint32_t steps = TR_DIALECT_STEPS;
     const char *key;
 
     out->len = (uint32_t) json_string_length(name);
@@ -150,7 +193,7 @@ read_tool(const json_t *function, tr_dialect_alloc_pt alloc, void *arg,
 
         p->len = (uint32_t) strlen(key);
         p->name = copy(alloc, arg, key, p->len);
-        p->types = tr_dialect_types(whole, schema);
+        p->types = tr_dialect_types(whole, schema, &steps);
         if (p->name == NULL) {
             return TR_ERR_NOMEM;
         }
