@@ -211,11 +211,8 @@ static tr_status_t
 lay_out(tr_openai_call_t *c)
 {
     tr_request_t *r = c->r;
-    tr_status_t rc = check_lengths(c);
+    tr_status_t rc = check_vocabulary(c);
 
-    if (rc == TR_OK) {
-        rc = check_vocabulary(c);
-    }
     if (rc == TR_OK) {
         rc = settle_eos(c);
     }
@@ -259,6 +256,12 @@ parse(tr_openai_call_t *c)
     }
     if (rc == TR_OK) {
         rc = c->endpoint->read_prompts(c);
+    }
+    if (rc == TR_OK && c->endpoint->result == NULL) {
+        rc = check_lengths(c);
+    }
+    if (rc == TR_OK && c->endpoint->fields == TR_FIELD_CHAT) {
+        rc = tr_openai_hold(c); /* the largest work, for what else is right */
     }
     if (rc == TR_OK) {
         rc = c->endpoint->result != NULL ? c->endpoint->result(c) : lay_out(c);

@@ -318,9 +318,6 @@ read_messages(tr_openai_call_t *c, json_t *array)
     }
     in.max_bytes = tr_openai_max_bytes(c);
     rc = encode(c, &in);
-    if (rc == TR_OK) {
-        rc = tr_openai_hold(c);
-    }
     return rc == TR_ERR_CONTEXT_LENGTH
                ? tr_openai_too_long(c, "at least ",
                                     (uint64_t) c->r->max_len + 1)

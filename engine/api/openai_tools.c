@@ -227,52 +227,80 @@ require(tr_openai_call_t *c, const char *param, const char *only)
     return TR_OK;
 }
 
-/* {"type": "allowed_tools", "allowed_tools": {"mode", "tools"}}: the others are
- * left out. */
+/* The tools that the list names, each once, as an array in *left. */
 static tr_status_t
-take_allowed(tr_openai_call_t *c, const json_t *choice, json_t **tools)
+pick_allowed(tr_openai_call_t *c, const json_t *list, const json_t *tools,
+             json_t *left)
 {
-    const json_t *allowed = json_object_get(choice, "allowed_tools"), *one;
-    const char *mode = json_string_value(json_object_get(allowed, "mode"));
-    const json_t *list = json_object_get(allowed, "tools"), *tool;
-    json_t *left;
+    const json_t *one, *tool;
+    const char *name;
     size_t i;
 
-    if (!json_is_array(list) || mode == NULL) {
-        return tr_error_set(c->err, TR_ERR_INVALID, "tool_choice.allowed_tools",
-                            "Invalid 'tool_choice.allowed_tools': expected an "
-                            "object with 'mode' and 'tools'.");
-    }
-    if (strcmp(mode, "auto") != 0 && strcmp(mode, "required") != 0) {
-        return tr_error_set(c->err, TR_ERR_INVALID,
-                            "tool_choice.allowed_tools.mode",
-                            "Invalid value: '%.64s'. Expected 'auto' or "
-                            "'required'.",
-                            mode);
-    }
-    left = json_array();
     json_array_foreach ((json_t *) list, i, one) {
-        const char *name = name_of(one);
-
+        name = name_of(one);
         name = name != NULL ? name
                             : json_string_value(json_object_get(one, "name"));
-        tool = name != NULL ? find_tool(*tools, name) : NULL;
+        tool = name != NULL ? find_tool(tools, name) : NULL;
         if (tool == NULL) {
-            json_decref(left);
             return tr_error_set(c->err, TR_ERR_INVALID,
                                 "tool_choice.allowed_tools",
                                 "Tool choice '%.64s' not found in 'tools' "
                                 "parameter.",
                                 name != NULL ? name : "");
         }
+        if (find_tool(left, name) != NULL) {
+            return tr_error_set(c->err, TR_ERR_INVALID,
+                                "tool_choice.allowed_tools.tools",
+                                "Invalid 'tool_choice.allowed_tools.tools': "
+                                "'%.64s' is listed twice.",
+                                name);
+        }
         json_array_append(left, (json_t *) tool);
+    }
+    return TR_OK;
+}
+
+/* {"type": "allowed_tools", "allowed_tools": {"mode", "tools"}}: the others are
+ * left out. */
+static tr_status_t
+take_allowed(tr_openai_call_t *c, const json_t *choice, json_t **tools)
+{
+    const json_t *allowed = json_object_get(choice, "allowed_tools");
+    const char *mode = json_string_value(json_object_get(allowed, "mode"));
+    const json_t *list = json_object_get(allowed, "tools");
+    bool required = mode != NULL && strcmp(mode, "required") == 0;
+    json_t *left;
+    tr_status_t rc;
+
+    if (!json_is_array(list) || mode == NULL) {
+        return tr_error_set(c->err, TR_ERR_INVALID, "tool_choice.allowed_tools",
+                            "Invalid 'tool_choice.allowed_tools': expected an "
+                            "object with 'mode' and 'tools'.");
+    }
+    if (!required && strcmp(mode, "auto") != 0) {
+        return tr_error_set(c->err, TR_ERR_INVALID,
+                            "tool_choice.allowed_tools.mode",
+                            "Invalid value: '%.64s'. Expected 'auto' or "
+                            "'required'.",
+                            mode);
+    }
+    if (required && json_array_size(list) == 0) {
+        return tr_error_set(c->err, TR_ERR_INVALID,
+                            "tool_choice.allowed_tools.tools",
+                            "Invalid 'tool_choice.allowed_tools.tools': empty "
+                            "array. Mode 'required' expects one tool or more.");
+    }
+    left = json_array();
+    rc = pick_allowed(c, list, *tools, left);
+    if (rc != TR_OK) {
+        json_decref(left);
+        return rc;
     }
     *tools = left;
     if (json_object_set_new(c->root, "tools", left) != 0) {
         return tr_openai_no_memory(c);
     }
-    return strcmp(mode, "required") == 0 ? require(c, "tool_choice", NULL)
-                                         : TR_OK;
+    return required ? require(c, "tool_choice", NULL) : TR_OK;
 }
 
 /* {"type": "function", "function": {"name"}}, or the older {"name"}. */

@@ -1,0 +1,119 @@
+/*
+ * Tools of a chat whose model calls them: which of them a choice leaves, and
+ * what is refused before an answer is held to them.
+ */
+#include "tests/unit/fixtures/openai_fixture.h"
+
+static tr_openai_t with_tools;
+static tr_dialect_t *dialect;
+
+static int
+open_tools(void **state)
+{
+    tr_error_t err = { 0 };
+
+    if (setup(state) != 0
+        || tr_dialect_open("auto", &chat_template, tokenizer, &dialect, &err)
+               != TR_OK) {
+        fail_msg("%s", err.text);
+    }
+    assert_true(tr_dialect_holds(dialect));
+    with_tools = api;
+    with_tools.dialect = dialect;
+    with_tools.max_model_len = 512;
+    with_tools.policies = NULL;
+    with_tools.n_policies = 0;
+    return 0;
+}
+
+static int
+close_tools(void **state)
+{
+    tr_dialect_free(dialect);
+    return teardown(state);
+}
+
+#define TOOL(name) \
+    "{\"type\":\"function\",\"function\":{\"name\":\"" name "\"}}"
+#define ALLOWED(mode, list)                                              \
+    "{" HI ",\"tools\":[" TOOL("a") "," TOOL(                            \
+        "b") "],\"tool_choice\":{\"type\":\"allowed_tools\","            \
+             "\"allowed_tools\":{\"mode\":\"" mode "\",\"tools\":[" list \
+             "]}}}"
+
+static void
+check(const char *body, tr_status_t status, const char *param,
+      const char *message)
+{
+    tr_request_t *r = parse_bytes(&with_tools, CHAT, body, strlen(body));
+
+    if (r->error.status != status || strcmp(r->error.param, param) != 0
+        || strstr(r->error.text, message) == NULL) {
+        fail_msg("%.400s\n  %d: %s (%s)", body, r->error.status, r->error.text,
+                 r->error.param);
+    }
+    tr_request_free(r);
+}
+
+static void
+test_allowed(void **state)
+{
+    (void) state;
+    check(ALLOWED("auto", TOOL("a")), TR_OK, "", "");
+    check(ALLOWED("auto", ""), TR_OK, "", "");
+    check(ALLOWED("required", TOOL("b") "," TOOL("a")), TR_OK, "", "");
+    check(ALLOWED("required", TOOL("c")), TR_ERR_INVALID,
+          "tool_choice.allowed_tools", "'c' not found");
+    check(ALLOWED("auto", TOOL("a") "," TOOL("b") ",{\"name\":\"a\"}"),
+          TR_ERR_INVALID, "tool_choice.allowed_tools.tools",
+          "'a' is listed twice");
+    check(ALLOWED("required", ""), TR_ERR_INVALID,
+          "tool_choice.allowed_tools.tools", "expects one tool or more");
+}
+
+/* A body with a tool whose parameters have so many levels, in `out`. */
+static void
+write_nested(char *out, int levels)
+{
+    out += sprintf(out,
+                   "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}],"
+                   "\"tool_choice\":\"required\",\"tools\":[{\"type\":"
+                   "\"function\",\"function\":{\"name\":\"a\",\"parameters\":");
+    for (int i = 1; i < levels; i++) {
+        out += sprintf(out, "{\"n\":");
+    }
+    out += sprintf(out, "{}");
+    for (int i = 1; i < levels; i++) {
+        out += sprintf(out, "}");
+    }
+    sprintf(out, "}}]}");
+}
+
+static void
+test_deep(void **state)
+{
+    static char body[32768];
+
+    (void) state;
+    with_tools.max_model_len = 8192;
+    write_nested(body, 200);
+    check(body, TR_OK, "", "");
+    write_nested(body, 1900);
+    check(body, TR_ERR_INVALID, "tools[0].function.parameters",
+          "nested deeper than 256 levels");
+    /* nothing is held for a prompt that does not fit */
+    with_tools.max_model_len = 512;
+    write_nested(body, 300);
+    check(body, TR_ERR_CONTEXT_LENGTH, "messages", "512 tokens");
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_allowed),
+        cmocka_unit_test(test_deep),
+    };
+
+    return cmocka_run_group_tests(tests, open_tools, close_tools);
+}
