@@ -380,16 +380,26 @@ find_form(const char *name, const reasoning_t *reasoning,
     return found;
 }
 
-/* The marks of reasoning that the template writes or looks for. */
+static bool
+mentions(const tr_chat_template_t *c, const char *mark)
+{
+    return tr_jinja_mentions(c->chat, mark)
+           || (c->tool_use != NULL && tr_jinja_mentions(c->tool_use, mark));
+}
+
+/* The marks of reasoning that the template writes or looks for.  One that opens
+ * reasoning, and never looks at it again, names the opening mark alone: then
+ * both are tokens. */
 static const reasoning_t *
-find_reasoning(const tr_chat_template_t *c)
+find_reasoning(const tr_chat_template_t *c, const tr_tokenizer_t *t)
 {
     for (uint32_t i = 0; i < tr_dialect_n_thoughts; i++) {
         const reasoning_t *r = &tr_dialect_thoughts[i];
 
-        if (tr_jinja_mentions(c->chat, r->close)
-            || (c->tool_use != NULL
-                && tr_jinja_mentions(c->tool_use, r->close))) {
+        if (mentions(c, r->close)
+            || (mentions(c, r->open) && t != NULL
+                && tr_tokenizer_find(t, r->open) >= 0
+                && tr_tokenizer_find(t, r->close) >= 0)) {
             return r;
         }
     }
@@ -428,7 +438,7 @@ tr_dialect_open(const char *name, const tr_chat_template_t *c,
 
     *out = NULL;
     if (rc == TR_OK && c->chat != NULL) {
-        reasoning = find_reasoning(c);
+        reasoning = find_reasoning(c, t);
         if (strcmp(name, "none") != 0 && c->reads_tools) {
             form = find_form(name, reasoning, c, t);
         }

@@ -71,6 +71,8 @@ agentGoldens.forEach((golden, i) => {
     assert.equal(r.status, 200, r.text);
     const body = r.json();
     assert.equal(body.usage.prompt_tokens, golden.ids.length);
+    assert.equal('reasoning_content' in body.choices[0].message,
+      Boolean(golden.enable_thinking));
     assert.ok(written(body.choices[0].message)
       .startsWith(golden.continuation.slice(0, 150)),
       JSON.stringify(body.choices[0].message));
