@@ -84,7 +84,8 @@ async function* events(body) {
   }
 }
 
-// Calls on.text(more), on.usage(usage), on.finish(reason) as the answer comes.
+// Calls on.reasoning(more), on.text(more), on.usage(usage), on.finish(reason) as
+// the answer comes.
 // Throws ApiError, or AbortError when `signal` ended it.
 export async function chat(request, { key, signal, on }) {
   let res;
@@ -114,7 +115,8 @@ export async function chat(request, { key, signal, on }) {
       }
       if (event.usage) on.usage(event.usage);
       for (const choice of event.choices || []) {
-        const more = choice.delta && choice.delta.content;
+        const { reasoning_content: thought, content: more } = choice.delta || {};
+        if (thought) on.reasoning(thought);
         if (more) on.text(more);
         if (choice.finish_reason) on.finish(choice.finish_reason);
       }

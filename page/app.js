@@ -24,12 +24,19 @@ let request = null;     // {abort, answer}
 const chosen = () => known_models.find((m) => m.id === $('model').value)
   || { id: $('model').value, length: 0, policies: [] };
 
+const thinks = () => $('think').getAttribute('aria-pressed') === 'true';
+
+function think(yes) {
+  $('think').setAttribute('aria-pressed', String(yes));
+}
+
 function settings() {
   const out = { model: chosen().id };
   const temperature = parseFloat($('temperature').value);
   const most = parseInt($('max-tokens').value, 10);
   if (known(temperature)) out.temperature = temperature;
   if (most > 0) out.max_tokens = most;
+  out.chat_template_kwargs = { enable_thinking: thinks() };
   const { policies } = chosen();
   // The server's own is not asked for: it may allow nobody to choose.
   if ($('policy').value && $('policy').value !== policies[0]) {
@@ -222,6 +229,11 @@ async function ask() {
       rate: n > 8 && seconds > 0.25 ? (n - 1) / seconds : NaN,
       policy: body.kv_policy || chosen().policies[0] || '' };
   };
+  const arrived = () => {
+    state.last = performance.now();
+    if (!known(state.first)) state.first = state.last;
+    state.pieces++;
+  };
   answer.grown = follow;
   for (const old of $('log').querySelectorAll('[data-again]')) old.remove();
   request = { abort, answer };
@@ -235,10 +247,12 @@ async function ask() {
   let wrong = '';
   try {
     await api.chat(body, { key: $('key').value, signal: abort.signal, on: {
+      reasoning(piece) {
+        arrived();
+        answer.think(piece);
+      },
       text(piece) {
-        state.last = performance.now();
-        if (!known(state.first)) state.first = state.last;
-        state.pieces++;
+        arrived();
         answer.add(piece);
       },
       usage(usage) {
@@ -289,6 +303,10 @@ const IDEAS = [
     add_document('Notes of a village', notes());
     write(QUESTION);
   }],
+  ['Work out a sum', '4827 + 391, thinking first', () => {
+    think(true);
+    write('What is 4827 + 391?');
+  }],
   ['Tell me a story', 'about a fox named Tobin and a silver key', () =>
     write('Tell me a story about a fox named Tobin and a silver key.')],
   ['Sort a list of words', 'alphabetically: tulip, anchor, piano', () =>
@@ -308,6 +326,11 @@ $('composer').addEventListener('submit', (event) => {
   event.preventDefault();
   if (request) stop();
   else send();
+});
+
+$('think').addEventListener('click', () => {
+  think(!thinks());
+  $('prompt').focus();
 });
 
 $('prompt').addEventListener('input', () => {

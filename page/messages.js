@@ -25,7 +25,8 @@ export function user(message) {
     ...message.docs.map(document_), message.text ? text : null);
 }
 
-// An answer: show(text) as it grows, then close(note, more).
+// An answer: think(more) and add(more) as it grows, then close(trouble).  What the
+// model reasoned is open until its answer begins.
 export class Answer {
   constructor() {
     this.text = '';
@@ -39,12 +40,28 @@ export class Answer {
     this.pending = 0;
   }
 
-  add(more) {
-    this.text += more;
-    if (this.waits) {
-      this.waits.remove();
-      this.waits = null;
+  begun() {
+    if (this.waits) this.waits.remove();
+    this.waits = null;
+  }
+
+  think(more) {
+    this.begun();
+    if (!this.thought) {
+      this.thought = make('pre', { tabindex: 0 });
+      this.thinking = make('details', { class: 'document thinking', open: true },
+        make('summary', {}, make('b', {}, 'Reasoning')), this.thought);
+      this.body.before(this.thinking);
     }
+    this.thought.append(more);
+    this.thought.scrollTop = this.thought.scrollHeight;
+    if (this.grown) this.grown();
+  }
+
+  add(more) {
+    this.begun();
+    if (this.thinking && !this.text) this.thinking.open = false;
+    this.text += more;
     if (!this.pending) {
       this.pending = requestAnimationFrame(() => this.show());
     }
@@ -64,8 +81,7 @@ export class Answer {
   close(trouble) {
     cancelAnimationFrame(this.pending);
     this.show();
-    if (this.waits) this.waits.remove();
-    this.waits = null;
+    this.begun();
     this.body.removeAttribute('aria-busy');
     if (trouble) this.body.after(make('p', { class: 'alert', 'data-level': 'bad', role: 'alert' }, trouble));
     this.foot.prepend(

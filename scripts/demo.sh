@@ -2,7 +2,7 @@
 #
 # A real conversation with the shipped model, through NGINX, as it streams: a fact
 # from a document that is long enough for the KV cache to be compressed, a story,
-# and a fact from a short document.  Expects `make up` to have run.
+# and a tool called.  Expects `make up` to have run.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR
 . "$(dirname "$0")/lib.sh"
@@ -41,16 +41,7 @@ memory() {
 logbook=$(cat "$ROOT/scripts/demo.txt")
 price='How much does the clay clock from Ashstow cost?'
 story='Tell me a story about a fox named Tobin and a silver key.'
-document='Here are some notes.
-
-Notes
-
-[Mon] The amber key from Penholm costs 793 crowns.
-[Tue] The train to Wesford leaves at 17:51.
-[Wed] The yellow hammer is stored on shelf C67.
-[Thu] Hilda and Juno walked to the harbour together.
-[Fri] The password for the red library is breeze-lagoon-78.'
-question='Where is the yellow hammer stored?'
+lamp='How much does the brass lamp cost in Ashford?'
 
 printf '\n%sYou:%s (a logbook of %s words: scripts/demo.txt) %s\n' \
     "$BOLD" "$PLAIN" "$(wc -w <"$ROOT/scripts/demo.txt")" "$price"
@@ -64,12 +55,31 @@ printf '\n%sYou:%s %s\n' "$BOLD" "$PLAIN" "$story"
 printf '%sPocket:%s ' "$BOLD" "$PLAIN"
 chat "$story" 400
 
-printf '\n%sYou:%s %s\n\n%s\n' "$BOLD" "$PLAIN" "$document" \
-    "Use the notes to answer: $question"
-printf '%sPocket:%s ' "$BOLD" "$PLAIN"
-chat "$document
+# A tool, and what the model makes of its result.
+tools='[{"type": "function", "function": {"name": "find_price",
+    "description": "Finds what an item costs in a town.", "parameters": {
+        "type": "object", "properties": {"item": {"type": "string"},
+            "town": {"type": "string"}}, "required": ["item", "town"]}}}]'
+result='{"price": 42}'
 
-Use the notes to answer: $question" 60
+ask() { # messages
+    jq -n --argjson messages "$1" --argjson tools "$tools" '{model: "pocket",
+        temperature: 0, messages: $messages, tools: $tools}' \
+        | curl -sS --fail-with-body "$URL/v1/chat/completions" \
+            -H 'Content-Type: application/json' -d @- \
+        | jq -c '.choices[0].message'
+}
+
+printf '\n%sYou:%s %s\n' "$BOLD" "$PLAIN" "$lamp"
+messages=$(jq -nc --arg text "$lamp" '[{role: "user", content: $text}]')
+call=$(ask "$messages") || fail "the demo's call of a tool failed: $call"
+printf '%sPocket calls:%s %s\n' "$BOLD" "$PLAIN" "$(jq -r \
+    '.tool_calls[].function | "\(.name)(\(.arguments))"' <<<"$call")"
+printf '%sfind_price:%s %s\n' "$BOLD" "$PLAIN" "$result"
+answer=$(ask "$(jq -c --argjson call "$call" --arg result "$result" '. + [$call,
+    {role: "tool", tool_call_id: $call.tool_calls[0].id, content: $result}]' \
+    <<<"$messages")") || fail "the demo's answer failed: $answer"
+printf '%sPocket:%s %s\n' "$BOLD" "$PLAIN" "$(jq -r .content <<<"$answer")"
 
 cat <<END
 

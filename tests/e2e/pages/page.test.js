@@ -156,6 +156,30 @@ test('an answer streams, is copied, and its cache stands beside it', async () =>
   await clean(page);
 });
 
+test('a model that may think shows its reasoning, then its answer', async () => {
+  const page = await open();
+  await page.locator('.idea', { hasText: 'Work out a sum' }).click();
+  assert.equal(await page.locator('#think').getAttribute('aria-pressed'), 'true');
+  await page.keyboard.press('Enter');
+  await answered(page);
+  assert.deepEqual(page.asked[0].chat_template_kwargs, { enable_thinking: true });
+  const reasoning = page.locator('.thinking');
+  assert.equal(await reasoning.count(), 1);
+  assert.equal(await reasoning.evaluate((d) => d.open), false, 'the answer is there');
+  assert.match(await reasoning.locator('pre').textContent(), /So far: 5218$/);
+  assert.equal(await page.locator('.answer').textContent(), 'Answer: 5218');
+
+  // What was reasoned is not sent again; without the button none comes.
+  await page.locator('#think').click();
+  await say(page, 'Hello!');
+  await answered(page, 2);
+  assert.deepEqual(page.asked[1].chat_template_kwargs, { enable_thinking: false });
+  assert.deepEqual(page.asked[1].messages.map((m) => m.content),
+    ['What is 4827 + 391?', 'Answer: 5218', 'Hello!']);
+  assert.equal(await page.locator('.thinking').count(), 1);
+  await clean(page);
+});
+
 test('stop ends the work of the engine, too', async () => {
   // An engine that goes on until somebody stops it.
   const slow = await Stack.start({ server,
