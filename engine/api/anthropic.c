@@ -459,11 +459,54 @@ set_thinking(const tr_translation_t *t, bool on)
     return tr_translate_set(t, t->body, kwargs, own);
 }
 
+/* budget_tokens: thinking_token_budget of a chat, by which the engine closes
+ * reasoning.  Those of less than Anthropic's 1024 are taken, too. */
+static tr_status_t
+take_budget(const tr_translation_t *t, const json_t *thinking, bool enabled)
+{
+    static const char param[] = "thinking.budget_tokens";
+    const tr_openai_t *api = t->c->api;
+    const json_t *budget = tr_json_field(thinking, "budget_tokens");
+
+    if (budget == NULL) {
+        return TR_OK;
+    }
+    if (!json_is_integer(budget)) {
+        return tr_translate_wrong_type(t, param, "an integer", budget);
+    }
+    if (json_integer_value(budget) < 1
+        || json_integer_value(budget) > UINT32_MAX) {
+        return tr_error_set(t->c->err, TR_ERR_INVALID, param,
+                            "Invalid '%s': %lld. Expected 1 to %u.", param,
+                            (long long) json_integer_value(budget), UINT32_MAX);
+    }
+    if (!enabled) {
+        return tr_error_set(t->c->err, TR_ERR_INVALID, param,
+                            "'%s' belongs to the type 'enabled'; leave it out.",
+                            param);
+    }
+    if (tr_json_field(t->body, "thinking_token_budget") != NULL) {
+        return tr_error_set(t->c->err, TR_ERR_INVALID, param,
+                            "'%s' and 'thinking_token_budget' cannot both be "
+                            "given.",
+                            param);
+    }
+    if (api->grammars == NULL && tr_dialect_thought_end(api->dialect) != NULL) {
+        return tr_error_set(t->c->err, TR_ERR_INVALID, param,
+                            "'%s' is not supported by this engine's backend; "
+                            "leave it out.",
+                            param);
+    }
+    return tr_translate_set(t, t->body, "thinking_token_budget",
+                            json_incref((json_t *) budget));
+}
+
 static tr_status_t
 take_thinking_config(const tr_translation_t *t)
 {
     const json_t *thinking = tr_json_field(t->c->root, "thinking"), *type;
-    const json_t *display, *budget;
+    const json_t *display;
+    tr_status_t rc;
     bool on;
 
     json_object_del(t->body, "thinking");
@@ -479,12 +522,9 @@ take_thinking_config(const tr_translation_t *t)
         return tr_translate_wrong_value(t, "thinking.type", type,
                                         "'enabled', 'adaptive' or 'disabled'");
     }
-    budget = tr_json_field(thinking, "budget_tokens");
-    if (budget != NULL) {
-        return tr_error_set(t->c->err, TR_ERR_INVALID, "thinking.budget_tokens",
-                            "'thinking.budget_tokens': reasoning cannot be "
-                            "limited; leave it out, or use the type "
-                            "'adaptive'.");
+    rc = take_budget(t, thinking, tr_translate_is(type, "enabled"));
+    if (rc != TR_OK) {
+        return rc;
     }
     display = tr_json_field(thinking, "display");
     if (display != NULL && !tr_translate_is(display, "summarized")

@@ -215,6 +215,25 @@ for (const streamed of [false, true]) {
   });
 }
 
+const thought = 'one two three four five six seven eight nine ten';
+says(`\n${thought}`, '\nHm.\n</think>\n\nMild.');
+test('thinking.budget_tokens closes thinking there', async () => {
+  const end = await post(`${stack.url}/v1/tokenize`, { prompt: '</think>',
+    add_special_tokens: false });
+  const think = (n) => create({ thinking: { type: 'enabled',
+    budget_tokens: n } });
+  const r = await think(4);
+  assert.deepEqual(r.content.map((b) => b.type), ['thinking', 'text']);
+  assert.match(r.content[0].thinking, /^one t/);
+  assert.ok(!r.content[0].thinking.includes('nine'));
+  assert.match(r.content[1].text, /ten/); // what the model says next
+  assert.equal(r.usage.output_tokens_details.thinking_tokens,
+    4 + end.json().count);
+  const enough = await think(1024);
+  assert.equal(enough.content[0].thinking, 'Hm.');
+  assert.equal(enough.content[1].text, 'Mild.');
+});
+
 says('word '.repeat(400));
 test('abort: the engine stops, and the next answer comes', async () => {
   const stream = client.messages.stream({ model, messages, max_tokens: 2000 });
@@ -304,8 +323,12 @@ const bad = [
   ['a choice', { tools, tool_choice: { type: 'some' } },
     /'tool_choice.type': 'some'/],
   ['stop_sequences', { stop_sequences: ['a', ''] }, /stop_sequences\[1\]/],
-  ['a budget', { thinking: { type: 'enabled', budget_tokens: 1024 } },
-    /'thinking.budget_tokens'/],
+  ['a budget of nothing', { thinking: { type: 'enabled', budget_tokens: 0 } },
+    /'thinking.budget_tokens': 0. Expected 1 to/],
+  ['a budget that is no integer', { thinking: { type: 'enabled',
+    budget_tokens: '9' } }, /'thinking.budget_tokens'.*integer/],
+  ['a budget of what has none', { thinking: { type: 'adaptive',
+    budget_tokens: 1024 } }, /'thinking.budget_tokens' belongs to/],
   ['a kind of thinking', { thinking: { type: 'loud' } },
     /'thinking.type': 'loud'/],
   ['an effort', { output_config: { effort: 'low' } },

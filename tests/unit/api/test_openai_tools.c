@@ -1,6 +1,6 @@
 /*
- * Tools of a chat whose model calls them: which of them a choice leaves, and
- * what is refused before an answer is held to them.
+ * A chat whose model calls tools and reasons: which tools a choice leaves, what
+ * is refused before an answer is held to them, and where reasoning is closed.
  */
 #include "tests/unit/fixtures/openai_fixture.h"
 
@@ -42,10 +42,10 @@ close_tools(void **state)
              "]}}}"
 
 static void
-check(const char *body, tr_status_t status, const char *param,
-      const char *message)
+check_at(uint16_t endpoint, const char *body, tr_status_t status,
+         const char *param, const char *message)
 {
-    tr_request_t *r = parse_bytes(&with_tools, CHAT, body, strlen(body));
+    tr_request_t *r = parse_bytes(&with_tools, endpoint, body, strlen(body));
 
     if (r->error.status != status || strcmp(r->error.param, param) != 0
         || strstr(r->error.text, message) == NULL) {
@@ -53,6 +53,13 @@ check(const char *body, tr_status_t status, const char *param,
                  r->error.param);
     }
     tr_request_free(r);
+}
+
+static void
+check(const char *body, tr_status_t status, const char *param,
+      const char *message)
+{
+    check_at(CHAT, body, status, param, message);
 }
 
 static void
@@ -107,12 +114,59 @@ test_deep(void **state)
     check(body, TR_ERR_CONTEXT_LENGTH, "messages", "512 tokens");
 }
 
+#define THINKING(members) "{" HI ",\"max_tokens\":9,\"thinking\":{" members "}}"
+#define BUDGET "thinking.budget_tokens"
+
+static void
+test_thinking_budget(void **state)
+{
+    static const char thought[] = "{% for m in messages %}<think>{{ "
+                                  "m.reasoning_content }}</think>"
+                                  "{{ m.content }}{% endfor %}";
+    static const char body[] = THINKING("\"type\":\"enabled\","
+                                        "\"budget_tokens\":7");
+    tr_chat_template_t thinks = { .end_of_turn = -1 };
+    tr_dialect_t *d = NULL;
+    tr_error_t err = { 0 };
+    tr_request_t *r;
+
+    (void) state;
+    thinks.tokens[0] = strdup("<s>");
+    thinks.tokens[1] = strdup("</s>");
+    if (tr_jinja_parse(thought, sizeof(thought) - 1, "test", &thinks.chat, &err)
+            != TR_OK
+        || tr_dialect_open("none", &thinks, tokenizer, &d, &err) != TR_OK) {
+        fail_msg("%s", err.text);
+    }
+    assert_non_null(tr_dialect_thought_end(d));
+    with_tools.dialect = d;
+    r = parse_bytes(&with_tools, TR_ENDPOINT_MESSAGES, body, strlen(body));
+    assert_int_equal(r->error.status, TR_OK);
+    assert_int_equal(r->thought_budget, 7);
+    assert_true(r->n_thought_end > 0);
+    tr_request_free(r);
+    check_at(TR_ENDPOINT_MESSAGES,
+             THINKING("\"type\":\"disabled\",\"budget_tokens\":7"),
+             TR_ERR_INVALID, BUDGET, "belongs to the type 'enabled'");
+    check_at(TR_ENDPOINT_MESSAGES,
+             THINKING("\"type\":\"enabled\",\"budget_tokens\":-1"),
+             TR_ERR_INVALID, BUDGET, "-1. Expected 1 to 4294967295");
+    with_tools.grammars = NULL; /* as of a backend that holds nothing */
+    check_at(TR_ENDPOINT_MESSAGES, body, TR_ERR_INVALID, BUDGET,
+             "is not supported by this engine's backend");
+    with_tools.grammars = api.grammars;
+    with_tools.dialect = dialect;
+    tr_dialect_free(d);
+    tr_chat_template_free(&thinks);
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_allowed),
         cmocka_unit_test(test_deep),
+        cmocka_unit_test(test_thinking_budget),
     };
 
     return cmocka_run_group_tests(tests, open_tools, close_tools);
