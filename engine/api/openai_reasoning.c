@@ -78,6 +78,24 @@ read_effort(tr_openai_call_t *c)
                         text);
 }
 
+/* A tokenizer may know tokens that the model has no row for: nothing can make it
+ * say them. */
+static tr_status_t
+check_known(tr_openai_call_t *c, const tr_ids_t *ids, const char *end,
+            const char *param)
+{
+    for (uint32_t i = 0; i < ids->len; i++) {
+        if ((uint32_t) ids->data[i] >= c->api->vocab) {
+            return tr_error_set(c->err, TR_ERR_INVALID, param,
+                                "'%s' is not supported by this model: %s ends "
+                                "its reasoning, whose token %d it (%u tokens) "
+                                "does not know.",
+                                param, end, ids->data[i], c->api->vocab);
+        }
+    }
+    return TR_OK;
+}
+
 /* The ids that close reasoning, for a budget of tokens. */
 static tr_status_t
 set_budget(tr_openai_call_t *c, int64_t budget, const char *param)
@@ -106,6 +124,9 @@ set_budget(tr_openai_call_t *c, int64_t budget, const char *param)
     rc = tr_tokenizer_encode_tagged(c->api->tokenizer, c->scratch, end, tags, n,
                                     &ids, c->err);
     free(tags);
+    if (rc == TR_OK) {
+        rc = check_known(c, &ids, end, param);
+    }
     if (rc == TR_OK) {
         kept = tr_arena_alloc(&c->r->arena, (ids.len + 1) * sizeof(*kept));
     }

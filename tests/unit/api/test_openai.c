@@ -81,6 +81,46 @@ test_thinking(void **state)
     tr_chat_template_free(&template);
 }
 
+/* A mark that ends reasoning, of which the model has no row, cannot be forced. */
+static void
+test_budget_of_unknown_mark(void **state)
+{
+    static const char body[] = "{" HI ",\"thinking_token_budget\":3}";
+    tr_chat_template_t template = template_of(
+        "{% for m in messages %}{{ m.role }}: {% if m.reasoning_content %}"
+        "<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
+        "{{ m.content }}<|eot_id|>{% endfor %}assistant: ");
+    tr_openai_t own = api;
+    tr_dialect_t *dialect;
+    tr_error_t err;
+    tr_request_t *r;
+    uint32_t last = 0;
+
+    (void) state;
+    assert_int_equal(tr_dialect_open("auto", &template, tokenizer, &dialect,
+                                     &err),
+                     TR_OK);
+    own.chat_template = &template;
+    own.dialect = dialect;
+    r = parse_bytes(&own, CHAT, body, strlen(body));
+    assert_int_equal(r->error.status, TR_OK);
+    assert_true(r->n_thought_end > 0 && r->thought_budget == 3);
+    for (uint32_t i = 0; i < r->n_thought_end; i++) {
+        uint32_t id = (uint32_t) r->thought_end[i];
+
+        last = id > last ? id : last;
+    }
+    tr_request_free(r);
+    own.vocab = last;
+    r = parse_bytes(&own, CHAT, body, strlen(body));
+    assert_int_equal(r->error.status, TR_ERR_INVALID);
+    assert_string_equal(r->error.param, "thinking_token_budget");
+    assert_null(r->thought_end);
+    tr_request_free(r);
+    tr_dialect_free(dialect);
+    tr_chat_template_free(&template);
+}
+
 /* What the template says itself, and where it goes wrong. */
 static void
 test_template_refuses(void **state)
@@ -555,6 +595,7 @@ main(void)
         cmocka_unit_test(test_all_parameters),
         cmocka_unit_test(test_nul_in_a_text),
         cmocka_unit_test(test_thinking),
+        cmocka_unit_test(test_budget_of_unknown_mark),
         cmocka_unit_test(test_template_refuses),
         cmocka_unit_test(test_template_writes_too_much),
         cmocka_unit_test(test_template_inputs),
