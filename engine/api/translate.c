@@ -118,26 +118,15 @@ tr_status_t
 tr_translate_reasoning(const tr_translation_t *t, json_t *message,
                        const json_t *text)
 {
-    const json_t *before = json_object_get(message, "reasoning_content");
-    size_t len = json_string_length(before), more = json_string_length(text);
-    tr_status_t rc;
-    char *both;
+    json_t *parts = json_object_get(message, "reasoning_content");
 
-    if (before == NULL) {
-        return tr_translate_set(t, message, "reasoning_content",
-                                json_incref((json_t *) text));
+    if (parts == NULL) {
+        parts = json_array();
+        if (json_object_set_new(message, "reasoning_content", parts) != 0) {
+            return tr_translate_no_memory(t);
+        }
     }
-    both = malloc(len + 1 + more);
-    if (both == NULL) {
-        return tr_translate_no_memory(t);
-    }
-    memcpy(both, json_string_value(before), len);
-    both[len] = '\n';
-    memcpy(both + len + 1, json_string_value(text), more);
-    rc = tr_translate_set(t, message, "reasoning_content",
-                          json_stringn_nocheck(both, len + 1 + more));
-    free(both);
-    return rc;
+    return append(t, parts, json_incref((json_t *) text));
 }
 
 tr_status_t
@@ -158,6 +147,37 @@ tr_translate_call(const tr_translation_t *t, json_t *message, const json_t *id,
                             arguments));
 }
 
+/* Blocks of reasoning become one text, a line each.  All at once: a body may have
+ * a million of them. */
+static tr_status_t
+join_reasoning(const tr_translation_t *t, json_t *message)
+{
+    json_t *parts = json_object_get(message, "reasoning_content"), *part;
+    size_t len = 0, i;
+    tr_status_t rc;
+    char *all, *at;
+
+    if (parts == NULL) {
+        return TR_OK;
+    }
+    json_array_foreach (parts, i, part) {
+        len += json_string_length(part) + 1;
+    }
+    at = all = malloc(len);
+    if (all == NULL) {
+        return tr_translate_no_memory(t);
+    }
+    json_array_foreach (parts, i, part) {
+        memcpy(at, json_string_value(part), json_string_length(part));
+        at += json_string_length(part);
+        *at++ = '\n';
+    }
+    rc = tr_translate_set(t, message, "reasoning_content",
+                          json_stringn_nocheck(all, len - 1));
+    free(all);
+    return rc;
+}
+
 /* One part is a string; none is "", or null beside calls. */
 tr_status_t
 tr_translate_settle(const tr_translation_t *t)
@@ -167,6 +187,10 @@ tr_translate_settle(const tr_translation_t *t)
     size_t i;
 
     json_array_foreach (t->messages, i, message) {
+        rc = join_reasoning(t, message);
+        if (rc != TR_OK) {
+            return rc;
+        }
         parts = json_object_get(message, "content");
         if (json_array_size(parts) == 1) {
             parts = json_object_get(json_array_get(parts, 0), "text");

@@ -42,8 +42,8 @@ tr_status_t tr_translate_set(const tr_translation_t *t, json_t *object,
  * one.  NULL without memory. */
 json_t *tr_translate_message(const tr_translation_t *t, const char *role,
                              bool join);
-/* A part of its content; more of its reasoning; a call, whose arguments are an
- * object or a string. */
+/* A part of its content; more of its reasoning, which settling joins; a call,
+ * whose arguments are an object or a string. */
 tr_status_t tr_translate_text(const tr_translation_t *t, json_t *parts,
                               const json_t *text);
 tr_status_t tr_translate_reasoning(const tr_translation_t *t, json_t *message,

@@ -3,6 +3,7 @@
  * own (test_openai_refused.c).
  */
 #include <math.h>
+#include <time.h>
 
 #include "tests/unit/fixtures/openai_fixture.h"
 
@@ -119,6 +120,64 @@ test_budget_of_unknown_mark(void **state)
     tr_request_free(r);
     tr_dialect_free(dialect);
     tr_chat_template_free(&template);
+}
+
+/* Blocks of thinking are lines of one text; a body of nothing else is read in a
+ * time that grows with its length alone. */
+static void
+test_thoughts(void **state)
+{
+    static const char blocks[] =
+        "{\"max_tokens\":1,\"messages\":[{\"role\":\"assistant\","
+        "\"content\":[{\"type\":\"thinking\",\"thinking\":\"one\"},"
+        "{\"type\":\"thinking\",\"thinking\":\"\"},"
+        "{\"type\":\"thinking\",\"thinking\":\"two\"}]},"
+        "{\"role\":\"user\",\"content\":\"\"}]}";
+    static const char lines[] = "{\"max_tokens\":1,\"messages\":[{\"role\":"
+                                "\"user\","
+                                "\"content\":\"one\\n\\ntwo\"}]}";
+    static const char block[] = "{\"type\":\"thinking\",\"thinking\":"
+                                "\"01234567890123456789012345678901"
+                                "23456789012345678901234567890123\"},";
+    tr_chat_template_t template = template_of(
+        "{{ messages[0].reasoning_content or messages[0].content }}");
+    tr_openai_t own = api;
+    tr_request_t *r, *plain;
+    size_t n = 80000, at;
+    char *body = malloc(n * sizeof(block) + 200);
+    clock_t began;
+
+    (void) state;
+    own.chat_template = &template;
+    r = parse_bytes(&own, TR_ENDPOINT_MESSAGES, blocks, strlen(blocks));
+    plain = parse_bytes(&own, CHAT, lines, strlen(lines));
+    assert_int_equal(r->error.status, TR_OK);
+    assert_int_equal(plain->error.status, TR_OK);
+    assert_int_equal(r->prompt_tokens, plain->prompt_tokens);
+    assert_memory_equal(r->sequences[0].tokens, plain->sequences[0].tokens,
+                        r->prompt_tokens * sizeof(int32_t));
+    tr_request_free(r);
+    tr_request_free(plain);
+
+    assert_non_null(body);
+    at = (size_t) sprintf(body, "%s",
+                          "{\"max_tokens\":1,\"messages\":[{"
+                          "\"role\":\"assistant\",\"content\":[");
+    for (size_t i = 0; i < n; i++) {
+        memcpy(body + at, block, sizeof(block) - 1);
+        at += sizeof(block) - 1;
+    }
+    at--;
+    at += (size_t) sprintf(body + at, "%s",
+                           "]},{\"role\":\"user\",\"content\":\"\"}]}");
+    began = clock();
+    r = parse_bytes(&own, TR_ENDPOINT_MESSAGES, body, at);
+    assert_true(clock() - began < 6 * CLOCKS_PER_SEC);
+    assert_int_equal(r->error.status, TR_ERR_CONTEXT_LENGTH);
+    assert_non_null(strstr(r->error.text, "tokens"));
+    tr_request_free(r);
+    tr_chat_template_free(&template);
+    free(body);
 }
 
 /* What the template says itself, and where it goes wrong. */
@@ -596,6 +655,7 @@ main(void)
         cmocka_unit_test(test_nul_in_a_text),
         cmocka_unit_test(test_thinking),
         cmocka_unit_test(test_budget_of_unknown_mark),
+        cmocka_unit_test(test_thoughts),
         cmocka_unit_test(test_template_refuses),
         cmocka_unit_test(test_template_writes_too_much),
         cmocka_unit_test(test_template_inputs),
