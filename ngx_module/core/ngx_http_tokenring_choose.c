@@ -89,6 +89,24 @@ ngx_http_tokenring_group_mixed(ngx_http_tokenring_group_t *group)
 }
 
 
+void
+ngx_http_tokenring_group_model(ngx_http_tokenring_group_t *group,
+    ngx_str_t *model)
+{
+    ngx_uint_t                   i;
+    ngx_http_tokenring_conn_t  **conns;
+
+    conns = group->conns.elts;
+
+    ngx_str_null(model);
+
+    for (i = 0; i < group->conns.nelts && model->len == 0; i++) {
+        model->data = (u_char *) conns[i]->card.model;
+        model->len = ngx_strlen(conns[i]->card.model);
+    }
+}
+
+
 /*
  * Is it one for this request?  One that moves goes where its model_id is, one
  * that names a model where that is served.

@@ -154,6 +154,11 @@ tr_status_t ngx_http_tokenring_choose(ngx_http_tokenring_ctx_t *ctx,
 /* do the engines of the group serve several models, as far as is known? */
 ngx_uint_t ngx_http_tokenring_group_mixed(ngx_http_tokenring_group_t *group);
 
+/* the name of the first model that is known, in its engine's card; empty: none
+ * is */
+void ngx_http_tokenring_group_model(ngx_http_tokenring_group_t *group,
+    ngx_str_t *model);
+
 /* is it one that serves this model?  Of one that was never connected nobody
  * knows: 1, too */
 ngx_uint_t ngx_http_tokenring_conn_may_serve(ngx_http_tokenring_conn_t *conn,

@@ -18,6 +18,8 @@
 
 
 static ngx_int_t ngx_http_tokenring_route_to(ngx_http_tokenring_ctx_t *ctx);
+static ngx_int_t ngx_http_tokenring_route_unnamed(
+    ngx_http_tokenring_ctx_t *ctx);
 static ngx_str_t *ngx_http_tokenring_follow_names(
     ngx_http_tokenring_models_t *models, ngx_http_tokenring_ctx_t *ctx,
     ngx_str_t *name);
@@ -176,22 +178,14 @@ ngx_http_tokenring_route_to(ngx_http_tokenring_ctx_t *ctx)
     models = ctx->models;
     name = &ctx->asked;
 
+    ctx->falls = 0;
+
     if (name->len == 0 && models) {
         name = &models->model;
     }
 
     if (name->len == 0) {
-
-        if (ctx->scan == NULL
-            || ctx->scan->kind == NGX_HTTP_TOKENRING_SCAN_OTHER
-            || !ngx_http_tokenring_group_mixed(ctx->group))
-        {
-            return NGX_OK;
-        }
-
-        return ngx_http_tokenring_refuse_model(ctx, TR_ERR_INVALID,
-                   "This server has several models: 'model' must name one",
-                   NULL);
+        return ngx_http_tokenring_route_unnamed(ctx);
     }
 
     if (!ngx_http_tokenring_allowed(ctx->request, models, name)) {
@@ -215,6 +209,62 @@ unknown:
     return ngx_http_tokenring_refuse_model(ctx, TR_ERR_MODEL_NOT_FOUND,
                "The model `%V` does not exist, or you have no access to it",
                name);
+}
+
+
+/*
+ * The client names no model, nor does the configuration: it gets the only one
+ * that there is, if that is allowed.  An engine that serves another may come
+ * until one is chosen, so that what was allowed is wanted by its name.
+ */
+
+static ngx_int_t
+ngx_http_tokenring_route_unnamed(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_str_t  name;
+
+    if (ctx->scan == NULL
+        || ctx->scan->kind == NGX_HTTP_TOKENRING_SCAN_OTHER)
+    {
+        return NGX_OK;
+    }
+
+    if (ngx_http_tokenring_group_mixed(ctx->group)) {
+        return ngx_http_tokenring_refuse_model(ctx, TR_ERR_INVALID,
+                   "This server has several models: 'model' must name one",
+                   NULL);
+    }
+
+    ngx_str_null(&name);
+
+    if (ngx_http_tokenring_allowed(ctx->request, ctx->models, &name)) {
+        /* there is no list, or all are on it */
+        return NGX_OK;
+    }
+
+    ngx_http_tokenring_group_model(ctx->group, &name);
+
+    if (name.len == 0) {
+        ngx_http_tokenring_fail(ctx, TR_ERR_NO_ENGINE,
+                                "No engine is available");
+        return NGX_DECLINED;
+    }
+
+    if (!ngx_http_tokenring_allowed(ctx->request, ctx->models, &name)) {
+        return ngx_http_tokenring_refuse_model(ctx, TR_ERR_MODEL_NOT_FOUND,
+                   "'model' must name one that you have access to", NULL);
+    }
+
+    /* the engine's card may change */
+
+    ctx->wanted.data = ngx_pstrdup(ctx->request->pool, &name);
+    if (ctx->wanted.data == NULL) {
+        return NGX_ERROR;
+    }
+
+    ctx->wanted.len = name.len;
+
+    return NGX_OK;
 }
 
 

@@ -24,7 +24,7 @@ before(async () => {
       tokenring_engine both unix:DIR/main.sock unix:DIR/second.sock;
       tokenring_engine next unix:DIR/third.sock;
       map $http_x_plan $allowed { default "*"; small "qwen,smart gone";
-                                  none ""; }
+                                  only llama-next; none ""; }
       tokenring_models all {
         engine main;
         default llama;
@@ -36,10 +36,12 @@ before(async () => {
         fallback llama-next qwen;
         allow $allowed;
       }
-      tokenring_models two { engine both; }`,
+      tokenring_models two { engine both; }
+      tokenring_models one { engine next; allow $allowed; }`,
     location: 'client_max_body_size 8m;',
     server: `
       location /all/v1/ { tokenring_pass models=all; }
+      location /one/v1/ { tokenring_pass models=one; }
       location /two/v1/ { tokenring_pass models=two; }
       location /few/v1/ {
         tokenring_body_memory 96k;
@@ -194,6 +196,15 @@ test('what is allowed', async () => {
   assert.ok(smart.max_model_len > 0);
   assert.equal((await one('llama', small)).status, 404);
   assert.equal((await one('llama')).json().id, 'llama');
+});
+
+test('what is allowed holds for a request that names no model', async () => {
+  assert.equal(await served('/one', {}), 'llama-next');
+  assert.equal(await served('/one', {}, { 'X-Plan': 'only' }), 'llama-next');
+  for (const plan of ['small', 'none']) {
+    const e = await refused('/one', {}, 404, { 'X-Plan': plan });
+    assert.deepEqual([e.code, e.param], ['model_not_found', 'model']);
+  }
 });
 
 test('a model that the administrator names', async () => {
