@@ -317,6 +317,7 @@ ngx_http_tokenring_message_usage(ngx_http_tokenring_ctx_t *ctx)
                    ",\"output_tokens_details\":{\"thinking_tokens\":%uD}",
                    totals->reasoning_tokens)
                != NGX_OK)
+        || ngx_http_tokenring_usage_cut(out, totals) != NGX_OK
         || ngx_http_tokenring_usage_kv(out, &ctx->policy, &totals->kv)
            != NGX_OK)
     {

@@ -543,9 +543,7 @@ ngx_http_tokenring_render_usage(ngx_http_tokenring_text_t *t,
                    ",\"completion_tokens_details\":{\"reasoning_tokens\":"
                    "%uD}", totals->reasoning_tokens)
                != NGX_OK)
-        || ((totals->flags & NGX_HTTP_TOKENRING_CUT)
-            && ngx_http_tokenring_put(t, ",\"cut\":\"token_budget\"")
-               != NGX_OK)
+        || ngx_http_tokenring_usage_cut(t, totals) != NGX_OK
         || ngx_http_tokenring_usage_kv(t, policy, &totals->kv) != NGX_OK)
     {
         return NGX_ERROR;
@@ -563,6 +561,15 @@ ngx_http_tokenring_usage_counts(ngx_http_tokenring_text_t *t,
                "\"usage\":{\"prompt_tokens\":%uL,\"completion_tokens\":%uL,"
                "\"total_tokens\":%uL", prompt_tokens, completion_tokens,
                prompt_tokens + completion_tokens);
+}
+
+
+ngx_int_t
+ngx_http_tokenring_usage_cut(ngx_http_tokenring_text_t *t,
+    tr_wire_finish_t *totals)
+{
+    return (totals->flags & NGX_HTTP_TOKENRING_CUT)
+           ? ngx_http_tokenring_put(t, ",\"cut\":\"token_budget\"") : NGX_OK;
 }
 
 

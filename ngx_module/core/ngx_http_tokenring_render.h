@@ -42,6 +42,10 @@ const char *ngx_http_tokenring_reason(ngx_uint_t reason);
 ngx_int_t ngx_http_tokenring_usage_kv(ngx_http_tokenring_text_t *t,
     ngx_str_t *policy, tr_wire_usage_t *kv);
 
+/* ,"cut":"token_budget" where we ended the answer, or nothing */
+ngx_int_t ngx_http_tokenring_usage_cut(ngx_http_tokenring_text_t *t,
+    tr_wire_finish_t *totals);
+
 /* the line of an SSE id, none for 0 */
 ngx_int_t ngx_http_tokenring_id(ngx_http_tokenring_ctx_t *ctx,
     uint64_t number);

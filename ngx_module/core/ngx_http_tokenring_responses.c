@@ -478,6 +478,7 @@ ngx_http_tokenring_response_usage(ngx_http_tokenring_ctx_t *ctx)
                ctx->completion_tokens, totals->reasoning_tokens,
                ctx->prompt_tokens + ctx->completion_tokens)
         != NGX_OK
+        || ngx_http_tokenring_usage_cut(&ctx->out, totals) != NGX_OK
         || ngx_http_tokenring_usage_kv(&ctx->out, &ctx->policy, &totals->kv)
            != NGX_OK)
     {

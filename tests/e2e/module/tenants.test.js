@@ -187,6 +187,7 @@ test('an answer ends where the budget does', withPlans(`
       { model: 'pocket', ...body }, { 'X-Key': `out-${path}` });
     assert.equal(r.status, 200, r.text);
     assert.ok(ended(r.json()), r.text);
+    assert.equal(r.json().usage.cut, 'token_budget');
     const n = r.json().usage.output_tokens;
     assert.ok(n >= 50 && n <= 90, `${n} tokens`);
     const s = stream(`${stack.url}/v1/${path}`,
@@ -194,6 +195,7 @@ test('an answer ends where the budget does', withPlans(`
       { headers: { 'X-Key': `out-s${path}` } });
     const { raw } = await s.finished.catch(() => s);
     assert.match(raw, /"reason":"max_output_tokens"|"stop_reason":"max_tokens"/);
+    assert.match(raw, /"cut":"token_budget"/);
   }
   // What ends by itself is not cut.
   const own = (await ask('out-c', { max_tokens: 10, ignore_eos: true })).json();
