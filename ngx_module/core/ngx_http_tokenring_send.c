@@ -26,6 +26,9 @@
 #define NGX_HTTP_TOKENRING_KEPT   1024
 #define NGX_HTTP_TOKENRING_LINKS  8
 
+/* bytes of the shared output buffer, between streams */
+#define NGX_HTTP_TOKENRING_SPARE_MAX  (256 * 1024)
+
 
 static void ngx_http_tokenring_stream(ngx_http_tokenring_ctx_t *ctx);
 static void ngx_http_tokenring_whole(ngx_http_tokenring_ctx_t *ctx);
@@ -222,12 +225,16 @@ ngx_http_tokenring_out_take(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/* only when no filter refers to it any more */
+/* only when no filter refers to it any more; what one large answer needed is
+ * not kept for ever */
 
 static void
 ngx_http_tokenring_out_return(ngx_http_tokenring_ctx_t *ctx)
 {
-    if (ngx_http_tokenring_spare.start) {
+    if (ngx_http_tokenring_spare.start
+        || (size_t) (ctx->out.end - ctx->out.start)
+           > NGX_HTTP_TOKENRING_SPARE_MAX)
+    {
         ngx_http_tokenring_text_free(&ctx->out);
         return;
     }
