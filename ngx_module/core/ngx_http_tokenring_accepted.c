@@ -37,6 +37,8 @@ ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
         || head.policy_len > TR_NAME_MAX
         || ((head.flags & TR_ACCEPTED_ITEMS)
             && ngx_http_tokenring_endpoint(ctx->endpoint)->item == NULL)
+        || ((head.flags & TR_ACCEPTED_LOGPROBS)
+            && ngx_http_tokenring_endpoint(ctx->endpoint)->logprobs == NULL)
         || ((head.flags & TR_ACCEPTED_STREAM)
             && ngx_http_tokenring_endpoint(ctx->endpoint)->chunks == NULL)
         || ctx->state != NGX_HTTP_TOKENRING_QUEUED)

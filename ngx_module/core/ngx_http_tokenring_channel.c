@@ -776,7 +776,8 @@ ngx_http_tokenring_slot_abandon(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/* replaces what the engine was told: ABORT, PAUSE, DETACH or nothing */
+/* replaces what the engine was told: ABORT, PAUSE, DETACH or nothing; the end
+ * of a request whose budget is empty stays in force */
 
 void
 ngx_http_tokenring_control(ngx_http_tokenring_ctx_t *ctx, uint32_t bits)
@@ -784,6 +785,10 @@ ngx_http_tokenring_control(ngx_http_tokenring_ctx_t *ctx, uint32_t bits)
     ngx_http_tokenring_conn_t  *conn;
 
     conn = ctx->conn;
+
+    if (ctx->cut) {
+        bits = TR_CONTROL_ABORT;
+    }
 
     ngx_log_debug4(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
                    "tokenring request: tell the engine%s%s%s%s",

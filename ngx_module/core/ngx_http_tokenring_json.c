@@ -44,7 +44,11 @@ ngx_http_tokenring_json_string(u_char *p, u_char *last)
             continue;
         }
 
-        if (++p == last || ngx_strchr("\"\\/bfnrtu", *p) == NULL) {
+        /* strchr() finds a NUL, too: where its string ends */
+
+        if (++p == last || *p == '\0'
+            || ngx_strchr("\"\\/bfnrtu", *p) == NULL)
+        {
             return NULL;
         }
 

@@ -538,7 +538,7 @@ ngx_http_tokenring_block_input(ngx_http_tokenring_ctx_t *ctx,
 
     if (ngx_http_tokenring_json_object(items->calls.pos, len)) {
 
-        if (ngx_http_tokenring_append(out, items->calls.pos, len) != NGX_OK) {
+        if (ngx_http_tokenring_utf8(out, items->calls.pos, len) != NGX_OK) {
             return NGX_ERROR;
         }
 

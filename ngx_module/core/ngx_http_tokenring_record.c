@@ -319,7 +319,9 @@ queued:
 
     ngx_http_tokenring_dirty(ctx->conn, ctx);
 
-    if (ctx->pending > ctx->conf->buffer_size && !ctx->paused && ctx->conn) {
+    if (ctx->pending > ctx->conf->buffer_size && !ctx->paused && !ctx->cut
+        && ctx->conn)
+    {
         ctx->paused = 1;
         ngx_http_tokenring_control(ctx, TR_CONTROL_PAUSE);
         ngx_http_tokenring_count(pauses);
@@ -563,6 +565,7 @@ ngx_http_tokenring_finish(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
                    last, (uint64_t) head.completion_tokens);
 
     if (ctx->cut && head.reason == TR_FINISH_ABORTED && last
+        && ctx->state >= NGX_HTTP_TOKENRING_ACCEPTED && ctx->nchoices
         && !ctx->gone && !ctx->error)
     {
         return ngx_http_tokenring_finish_cut(ctx, &head);

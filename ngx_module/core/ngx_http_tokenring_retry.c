@@ -258,7 +258,7 @@ ngx_http_tokenring_may_retry(ngx_http_tokenring_ctx_t *ctx)
 {
     ngx_uint_t  i;
 
-    if (ctx->gone || ctx->conn || ctx->lost_body || ctx->follow) {
+    if (ctx->gone || ctx->cut || ctx->conn || ctx->lost_body || ctx->follow) {
         return 0;
     }
 

@@ -203,6 +203,29 @@ ngx_http_tokenring_copy_character(u_char *d, const u_char **p,
 }
 
 
+/* appends a text as it is; invalid UTF-8 becomes U+FFFD */
+
+ngx_int_t
+ngx_http_tokenring_utf8(ngx_http_tokenring_text_t *t, const u_char *data,
+    size_t len)
+{
+    const u_char  *p, *last;
+
+    if (ngx_http_tokenring_reserve(t, len * 3) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    p = data;
+    last = data + len;
+
+    while (p < last) {
+        t->last = ngx_http_tokenring_copy_character(t->last, &p, last);
+    }
+
+    return NGX_OK;
+}
+
+
 /* appends the inside of a JSON string; invalid UTF-8 becomes U+FFFD */
 
 ngx_int_t

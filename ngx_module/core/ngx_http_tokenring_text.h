@@ -47,6 +47,8 @@ ngx_int_t ngx_http_tokenring_printf(ngx_http_tokenring_text_t *t, size_t max,
     const char *fmt, ...);
 
 /* the inside of a JSON string; bytes that are not UTF-8 become U+FFFD */
+ngx_int_t ngx_http_tokenring_utf8(ngx_http_tokenring_text_t *t,
+    const u_char *data, size_t len);
 ngx_int_t ngx_http_tokenring_json(ngx_http_tokenring_text_t *t,
     const u_char *data, size_t len);
 

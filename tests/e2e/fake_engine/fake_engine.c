@@ -23,6 +23,11 @@
  *                  on to count tokens
  *     escapes      one token with everything that JSON must escape
  *     items        reasoning, text, and count calls
+ *     arguments    two calls: arguments with a backslash before a NUL, and
+ *                  with a byte that is no UTF-8
+ *     late_ears    count tokens at once, and only then an abort is heard
+ *     leaves       ACCEPTED, then ERROR with DRAINING; where it comes again,
+ *                  FINISH(aborted) before ACCEPTED.  An abort is not heard
  *     hostile_X    ACCEPTED, one token, then what X in fake_put_hostile() says;
  *                  hostile_flood also ends the process, 20 s later at most
  *
@@ -46,6 +51,7 @@ static int status_fd;
 static uint8_t *scratch;
 static bool refuse, mute;
 static uint32_t refused; /* replays, since one was accepted */
+static bool left;        /* one request of "leaves" has its error */
 volatile sig_atomic_t fake_stopping;
 
 static void
@@ -186,6 +192,16 @@ step(fake_channel_t *c, fake_request_t *r)
     if (fake_body_is(r, "moves") && moves_on(c, r)) {
         return true;
     }
+    if (fake_body_is(r, "leaves") && (left || r->accepted)) {
+        if (left) {
+            fake_put_finish(c, r, 0, TR_FINISH_ABORTED, true);
+        } else {
+            fake_put_error(c, r, TR_ERR_DRAINING);
+        }
+        left = !left;
+        request_free(r);
+        return true;
+    }
     if (!r->accepted) {
         if (fake_body_is(r, "error")) {
             fake_put_error(c, r, -(int) fake_body_number(r, "count", 2));
@@ -209,6 +225,11 @@ step(fake_channel_t *c, fake_request_t *r)
         for (i = 0; i < n; i++) {
             fake_put_items(c, r, i);
         }
+        finish_all(c, r, TR_FINISH_TOOL_CALLS);
+        return true;
+    }
+    if (fake_body_is(r, "arguments")) {
+        fake_put_arguments(c, r);
         finish_all(c, r, TR_FINISH_TOOL_CALLS);
         return true;
     }
@@ -236,6 +257,9 @@ step(fake_channel_t *c, fake_request_t *r)
         tr_ring_publish(&c->answers);
         tr_ring_publish(&c->responses);
         _exit(9);
+    }
+    if (fake_body_is(r, "late_ears")) {
+        return false;
     }
     if (fake_body_is(r, "late_error")) {
         fake_put_error(c, r, TR_ERR_INTERNAL);
@@ -266,6 +290,11 @@ advance(fake_channel_t *c, fake_request_t *r, uint64_t now)
         return false;
     }
     command = tr_control_get(&c->map, r->id);
+    if (fake_body_is(r, "leaves")
+        || (fake_body_is(r, "late_ears")
+            && r->sent < fake_body_number(r, "count", 1))) {
+        command = 0;
+    }
     if (command & TR_CONTROL_ABORT) {
         fake_put_finish(c, r, 0, TR_FINISH_ABORTED, true);
         request_free(r);

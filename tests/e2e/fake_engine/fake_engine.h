@@ -70,6 +70,7 @@ bool fake_put_text(fake_channel_t *c, fake_request_t *r, uint32_t choice,
 /* One choice that thinks, speaks and calls. */
 void fake_put_items(fake_channel_t *c, fake_request_t *r, uint32_t choice);
 /* What r holds of the KV cache, which grows. */
+void fake_put_arguments(fake_channel_t *c, fake_request_t *r);
 bool fake_put_kv(fake_channel_t *c, fake_request_t *r, uint32_t choice);
 bool fake_put_finish(fake_channel_t *c, fake_request_t *r, uint32_t choice,
                      uint16_t reason, bool last);

@@ -89,7 +89,7 @@ fake_put_accepted(fake_channel_t *c, fake_request_t *r)
                            ? TR_ACCEPTED_USAGE_STATS
                            : 0)
                     | (fake_body_true(r, "include_kv") ? TR_ACCEPTED_KV : 0)
-                    | (fake_body_is(r, "items")
+                    | (fake_body_is(r, "items") || fake_body_is(r, "arguments")
                                || fake_body_is(r, "hostile_item_kind")
                            ? TR_ACCEPTED_ITEMS
                            : 0));
@@ -187,6 +187,16 @@ fake_put_items(fake_channel_t *c, fake_request_t *r, uint32_t choice)
             r->sent++;
         }
     }
+}
+
+void
+fake_put_arguments(fake_channel_t *c, fake_request_t *r)
+{
+    put_item(c, r, 0, TR_ITEM_TOOL_CALL, 0);
+    fake_put_text(c, r, 0, "{\"q\": \"\\\0\"}", 11);
+    put_item(c, r, 0, TR_ITEM_TOOL_CALL, 1);
+    fake_put_text(c, r, 0, "{\"q\": \"\xff\"}", 10);
+    r->sent += 2;
 }
 
 bool

@@ -69,7 +69,9 @@ before(async () => {
     http2: true,
     main: 'worker_shutdown_timeout 200ms;',
     http: `tokenring_engine fake unix:${socket} ring=64k;
-      tokenring_engine wide unix:${socket} ring=16m;`,
+      tokenring_engine wide unix:${socket} ring=16m;
+      tokenring_engine pair unix:${socket} unix:${dir}/./fake.sock;
+      tokenring_plan few tokens=5/h;`,
     pass: 'fake',
     server: `
       listen 127.0.0.1:${small} sndbuf=16k;
@@ -96,6 +98,12 @@ before(async () => {
         proxy_pass http://127.0.0.1:${gate.address().port}/;
         proxy_pass_request_body off;
         proxy_set_header Content-Length "";
+      }
+      location /cut/v1/ {
+        tokenring_tenant $arg_key;
+        tokenring_limits few;
+        tokenring_idle_timeout 2s;
+        tokenring_pass pair;
       }
       location /wide/v1/ { tokenring_pass wide; }
       location /mirrored/v1/ { mirror /shadow; tokenring_pass fake; }
@@ -293,7 +301,36 @@ test('the same in the events of other APIs', async () => {
   }
 });
 
+test('arguments that are JSON only as far as a NUL, or no UTF-8', async () => {
+  const r = await post(url.replace('chat/completions', 'messages'),
+    { fake: 'arguments' });
+  assert.deepEqual(r.json().content.map((block) => block.input),
+    [{ INVALID_JSON: '{"q": "\\\0"}' }, { q: '\ufffd' }]);
+});
+
 // ---- rules broken ---------------------------------------------------------
+
+test('a hostile engine: logprobs where there can be none', async () => {
+  for (const path of ['messages', 'responses']) {
+    const r = await post(url.replace('chat/completions', path),
+      { fake: 'tokens', count: 1, logprobs: true });
+    assert.equal(r.status, 503, r.text);
+    await works();
+  }
+});
+
+test('a hostile engine: it aborts what was cut and sent again', async () => {
+  const workers = stack.workers();
+  for (const path of ['messages', 'responses']) {
+    const r = await post(`${stack.url}/cut/v1/${path}?key=${path}`,
+      { fake: 'leaves', count: 1 });
+    assert.equal(r.status, 503, r.text);
+    // It was not sent again: the engine waits for another to abort.
+    const next = await post(url, { fake: 'leaves', count: 1 });
+    assert.equal(next.status, 503, next.text);
+  }
+  assert.deepEqual(stack.workers(), workers);
+});
 
 for (const how of ['type', 'short', 'long', 'length', 'choice', 'logprobs',
   'item', 'item_kind', 'echo', 'vector', 'twice', 'reason', 'again', 'last', 'abort', 'error', 'header', 'tail']) {
@@ -390,7 +427,7 @@ test('an abort that nobody asked for is an error', async () => {
 });
 
 // A reader with small buffers that reads nothing until rest() is over.
-function slow(fake, count, rest) {
+function slow(fake, count, rest, path = '/v1/chat/completions') {
   return new Promise((resolve, reject) => {
     const body = JSON.stringify({ fake, count, stream: true });
     const s = net.connect({ port: small, host: '127.0.0.1' });
@@ -399,7 +436,7 @@ function slow(fake, count, rest) {
     s.on('data', (d) => { text += d; });
     s.on('error', reject);
     s.on('close', () => resolve(text));
-    s.write('POST /v1/chat/completions HTTP/1.0\r\n'
+    s.write(`POST ${path} HTTP/1.0\r\n`
       + 'Content-Type: application/json\r\n'
       + `Content-Length: ${body.length}\r\n\r\n${body}`);
     s.pause();
@@ -418,6 +455,13 @@ test('an engine that does not hear a pause loses that request', async () => {
   });
   assert.match(text.slice(-400), /too large for the gateway/);
   await works();
+});
+
+test('an abort for a budget is not taken back by a pause', async () => {
+  const text = await slow('late_ears', 100000, () => sleep(1000),
+    '/cut/v1/chat/completions?key=slow');
+  assert.match(text.slice(-400), /"finish_reason":"length"/);
+  assert.match(text.slice(-40), /\[DONE\]/);
 });
 
 // ---- silence and death ----------------------------------------------------
