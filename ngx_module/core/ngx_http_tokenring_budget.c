@@ -15,6 +15,9 @@
 
 static int64_t ngx_http_tokenring_budget_full(
     const ngx_http_tokenring_rate_t *rate);
+static int64_t ngx_http_tokenring_budget_rest(
+    const ngx_http_tokenring_budget_t *b,
+    const ngx_http_tokenring_rate_t *rate);
 static int64_t ngx_http_tokenring_budget_parts(
     const ngx_http_tokenring_rate_t *rate);
 
@@ -101,6 +104,14 @@ ngx_http_tokenring_budget_parts(const ngx_http_tokenring_rate_t *rate)
 
 
 static int64_t
+ngx_http_tokenring_budget_rest(const ngx_http_tokenring_budget_t *b,
+    const ngx_http_tokenring_rate_t *rate)
+{
+    return ngx_http_tokenring_budget_full(rate) - b->used;
+}
+
+
+static int64_t
 ngx_http_tokenring_budget_full(const ngx_http_tokenring_rate_t *rate)
 {
     return (int64_t) rate->limit * ngx_http_tokenring_budget_parts(rate);
@@ -112,7 +123,7 @@ ngx_http_tokenring_budget_init(ngx_http_tokenring_budget_t *b,
     const ngx_http_tokenring_rate_t *rate,
     const ngx_http_tokenring_clock_t *clock)
 {
-    b->left = ngx_http_tokenring_budget_full(rate);
+    b->used = 0;
     b->since = rate->period ? clock->now
                             : clock->unix_s / NGX_HTTP_TOKENRING_DAY;
 }
@@ -123,16 +134,16 @@ ngx_http_tokenring_budget_refill(ngx_http_tokenring_budget_t *b,
     const ngx_http_tokenring_rate_t *rate,
     const ngx_http_tokenring_clock_t *clock)
 {
-    int64_t   full;
     uint64_t  day, gone;
-
-    full = ngx_http_tokenring_budget_full(rate);
 
     if (rate->period == 0) {
         day = clock->unix_s / NGX_HTTP_TOKENRING_DAY;
 
-        if (day > b->since) {
-            b->left = full;
+        /* a day ahead at most: a clock that is put right at midnight; further
+         * ahead it was wrong, and what it began is not waited for */
+
+        if (day > b->since || day + 1 < b->since) {
+            b->used = 0;
             b->since = day;
         }
 
@@ -148,11 +159,11 @@ ngx_http_tokenring_budget_refill(ngx_http_tokenring_budget_t *b,
     gone = clock->now - b->since;
     b->since = clock->now;
 
-    if (gone > (uint64_t) (full - b->left) / rate->limit) {
-        b->left = full;
+    if (gone > (uint64_t) b->used / rate->limit) {
+        b->used = 0;
 
     } else {
-        b->left += (int64_t) (gone * rate->limit);
+        b->used -= (int64_t) (gone * rate->limit);
     }
 }
 
@@ -161,11 +172,12 @@ int64_t
 ngx_http_tokenring_budget_left(const ngx_http_tokenring_budget_t *b,
     const ngx_http_tokenring_rate_t *rate)
 {
-    int64_t  parts;
+    int64_t  parts, rest;
 
     parts = ngx_http_tokenring_budget_parts(rate);
+    rest = ngx_http_tokenring_budget_rest(b, rate);
 
-    return (b->left >= 0) ? b->left / parts : -((-b->left + parts - 1) / parts);
+    return (rest >= 0) ? rest / parts : -((-rest + parts - 1) / parts);
 }
 
 
@@ -173,22 +185,22 @@ void
 ngx_http_tokenring_budget_take(ngx_http_tokenring_budget_t *b,
     const ngx_http_tokenring_rate_t *rate, int64_t n)
 {
-    int64_t  parts, full;
+    int64_t  parts, most;
 
     parts = ngx_http_tokenring_budget_parts(rate);
-    full = ngx_http_tokenring_budget_full(rate);
+    most = ngx_http_tokenring_budget_full(rate) + NGX_HTTP_TOKENRING_DEBT_MAX;
 
-    if (n > 0 && n > (b->left + NGX_HTTP_TOKENRING_DEBT_MAX) / parts) {
-        b->left = -NGX_HTTP_TOKENRING_DEBT_MAX;
+    if (n > 0 && n > (most - b->used) / parts) {
+        b->used = most;
         return;
     }
 
-    if (n < 0 && -n >= (full - b->left) / parts) {
-        b->left = full;
+    if (n < 0 && -n >= b->used / parts) {
+        b->used = 0;
         return;
     }
 
-    b->left -= n * parts;
+    b->used += n * parts;
 }
 
 
@@ -197,11 +209,12 @@ ngx_http_tokenring_budget_wait(const ngx_http_tokenring_budget_t *b,
     const ngx_http_tokenring_rate_t *rate,
     const ngx_http_tokenring_clock_t *clock, uint64_t n)
 {
-    int64_t  want;
+    int64_t  want, rest;
 
     want = (int64_t) n * ngx_http_tokenring_budget_parts(rate);
+    rest = ngx_http_tokenring_budget_rest(b, rate);
 
-    if (b->left >= want) {
+    if (rest >= want) {
         return 0;
     }
 
@@ -210,5 +223,5 @@ ngx_http_tokenring_budget_wait(const ngx_http_tokenring_budget_t *b,
                 - clock->unix_s % NGX_HTTP_TOKENRING_DAY) * 1000;
     }
 
-    return ((uint64_t) (want - b->left) + rate->limit - 1) / rate->limit;
+    return ((uint64_t) (want - rest) + rate->limit - 1) / rate->limit;
 }

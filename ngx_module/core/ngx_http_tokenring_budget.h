@@ -4,6 +4,7 @@
  * One of a second, minute or hour refills evenly, up to what it holds: after a
  * pause all of it may be spent at once, then as it comes (GCRA).  One of a day
  * is whole again when a day of UTC begins.  It may be overdrawn, and then owes.
+ * What was used is kept, not what is left: so the limit may change meanwhile.
  *
  * Plain C, without NGINX: tests/unit/module/test_budget.c.  Who uses it from
  * several processes locks it.
@@ -27,8 +28,8 @@ typedef struct {
 
 
 typedef struct {
-    int64_t                         left;    /* units * period; of a day: units,
-                                                below 0: owed */
+    int64_t                         used;    /* units * period; of a day: units.
+                                                More than it holds is owed */
     uint64_t                        since;   /* ms; of a day: which one */
 } ngx_http_tokenring_budget_t;
 

@@ -81,6 +81,13 @@ test_evenly(void **state)
     assert_int_equal(taken, 60 + 599);
 }
 
+/* Units * period that are left. */
+static int64_t
+rest(const budget_t *b, const rate_t *r)
+{
+    return (int64_t) (r->limit * r->period) - b->used;
+}
+
 /* Left, as a sum over all that was ever taken. */
 static void
 check_sum(const budget_t *b, const rate_t *r, uint64_t since, uint64_t now,
@@ -92,7 +99,7 @@ check_sum(const budget_t *b, const rate_t *r, uint64_t since, uint64_t now,
                      + (__int128) (now - since) * r->limit;
 
     assert_true(parts <= (__int128) r->limit * r->period);
-    assert_true(b->left == (int64_t) parts);
+    assert_true(rest(b, r) == (int64_t) parts);
 }
 
 static void
@@ -114,15 +121,15 @@ test_random(void **state)
         for (step = 0; step < 100; step++) {
             at.now += draw(draw(2) ? 10 : 2 * r.period);
             ngx_http_tokenring_budget_refill(&b, &r, &at);
-            if (b.left == (int64_t) (r.limit * r.period)) {
+            if (b.used == 0) {
                 since = at.now;
                 taken = 0;
             }
             /* who owes much takes nothing: a debt has an end (test_edges) */
-            n = b.left < 0 && draw(4) != 0
+            n = rest(&b, &r) < 0 && draw(4) != 0
                     ? 0
                     : (int64_t) draw(draw(2) ? 3 : r.limit + 2);
-            n = b.left < -(int64_t) (r.limit * r.period / 8) ? 0 : n;
+            n = rest(&b, &r) < -(int64_t) (r.limit * r.period / 8) ? 0 : n;
             ngx_http_tokenring_budget_take(&b, &r, n);
             taken += n;
             check_sum(&b, &r, since, at.now, taken);
@@ -168,6 +175,44 @@ test_days(void **state)
     at.unix_s -= DAY;
     ngx_http_tokenring_budget_refill(&b, &r, &at);
     assert_int_equal(ngx_http_tokenring_budget_left(&b, &r), 0);
+    /* but one that was wrong by days withholds nothing until then */
+    at.unix_s += 400 * DAY;
+    ngx_http_tokenring_budget_refill(&b, &r, &at);
+    ngx_http_tokenring_budget_take(&b, &r, 100);
+    at.unix_s -= 399 * DAY;
+    ngx_http_tokenring_budget_refill(&b, &r, &at);
+    assert_int_equal(ngx_http_tokenring_budget_left(&b, &r), 100);
+    ngx_http_tokenring_budget_take(&b, &r, 30);
+    ngx_http_tokenring_budget_refill(&b, &r, &at);
+    assert_int_equal(ngx_http_tokenring_budget_left(&b, &r), 70);
+}
+
+/* What was used stays used when the limit becomes another. */
+static void
+test_other_limit(void **state)
+{
+    static const uint64_t periods[] = { 1000, 3600000, 0 };
+    timer_at_t at = { 5000, DAY };
+    budget_t b;
+    size_t i;
+
+    (void) state;
+    for (i = 0; i < sizeof(periods) / sizeof(periods[0]); i++) {
+        rate_t r = { 100, periods[i] };
+
+        ngx_http_tokenring_budget_init(&b, &r, &at);
+        ngx_http_tokenring_budget_take(&b, &r, 100);
+        r.limit = 150;
+        ngx_http_tokenring_budget_refill(&b, &r, &at);
+        assert_int_equal(ngx_http_tokenring_budget_left(&b, &r), 50);
+        r.limit = 10;
+        ngx_http_tokenring_budget_refill(&b, &r, &at);
+        assert_int_equal(ngx_http_tokenring_budget_left(&b, &r), -90);
+        ngx_http_tokenring_budget_take(&b, &r, INT64_MAX);
+        r.limit = 1;
+        ngx_http_tokenring_budget_take(&b, &r, 1);
+        assert_true(ngx_http_tokenring_budget_left(&b, &r) < 0);
+    }
 }
 
 static void
@@ -206,7 +251,7 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_parse),  cmocka_unit_test(test_evenly),
         cmocka_unit_test(test_random), cmocka_unit_test(test_days),
-        cmocka_unit_test(test_edges),
+        cmocka_unit_test(test_edges),  cmocka_unit_test(test_other_limit),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
