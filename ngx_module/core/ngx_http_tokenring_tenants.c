@@ -33,8 +33,8 @@ typedef struct {
 typedef struct {
     ngx_rbtree_node_t               node;    /* key: of the hash */
     ngx_queue_t                     queue;
-    u_char                          tenant[NGX_HTTP_TOKENRING_TENANT];
-    uint32_t                        plan;    /* hash of it */
+    u_char                          name[NGX_HTTP_TOKENRING_TENANT];
+    uint8_t                         kinds[NGX_HTTP_TOKENRING_BUDGETS];
     ngx_http_tokenring_budget_t     budgets[NGX_HTTP_TOKENRING_BUDGETS];
 } ngx_http_tokenring_account_t;
 
@@ -61,7 +61,11 @@ static ngx_http_tokenring_account_t *ngx_http_tokenring_account(
     ngx_shm_zone_t *zone, ngx_http_tokenring_use_t *use,
     ngx_http_tokenring_clock_t *clock);
 static ngx_http_tokenring_account_t *ngx_http_tokenring_account_find(
-    ngx_http_tokenring_tenants_t *t, ngx_rbtree_key_t key, u_char *tenant);
+    ngx_http_tokenring_tenants_t *t, ngx_rbtree_key_t key, u_char *name);
+static void ngx_http_tokenring_account_name(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_use_t *use);
+static void ngx_http_tokenring_account_fit(ngx_http_tokenring_account_t *a,
+    ngx_http_tokenring_plan_t *plan, ngx_http_tokenring_clock_t *clock);
 static ngx_http_tokenring_account_t *ngx_http_tokenring_account_new(
     ngx_shm_zone_t *zone);
 static ngx_int_t ngx_http_tokenring_plan_of(ngx_http_tokenring_ctx_t *ctx,
@@ -194,6 +198,27 @@ ngx_http_tokenring_tenants_unlock(ngx_shm_zone_t *zone)
 }
 
 
+/* of a tenant in a plan: one that changes between plans finds each as it left
+ * it */
+
+static void
+ngx_http_tokenring_account_name(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_use_t *use)
+{
+    u_char      digest[20], tenant[NGX_HTTP_TOKENRING_TENANT];
+    ngx_sha1_t  sha1;
+
+    ngx_http_tokenring_tenant(ctx, tenant);
+
+    ngx_sha1_init(&sha1);
+    ngx_sha1_update(&sha1, tenant, sizeof(tenant));
+    ngx_sha1_update(&sha1, use->plan->name.data, use->plan->name.len);
+    ngx_sha1_final(digest, &sha1);
+
+    ngx_memcpy(use->account, digest, NGX_HTTP_TOKENRING_TENANT);
+}
+
+
 /* the account of a tenant, refilled; NULL: the zone has no room for one */
 
 static ngx_http_tokenring_account_t *
@@ -209,9 +234,9 @@ ngx_http_tokenring_account(ngx_shm_zone_t *zone, ngx_http_tokenring_use_t *use,
     t = zone->data;
     plan = use->plan;
 
-    ngx_memcpy(&key, use->tenant, sizeof(ngx_rbtree_key_t));
+    ngx_memcpy(&key, use->account, sizeof(ngx_rbtree_key_t));
 
-    a = ngx_http_tokenring_account_find(t, key, use->tenant);
+    a = ngx_http_tokenring_account_find(t, key, use->account);
 
     if (a == NULL) {
         a = ngx_http_tokenring_account_new(zone);
@@ -219,9 +244,8 @@ ngx_http_tokenring_account(ngx_shm_zone_t *zone, ngx_http_tokenring_use_t *use,
             return NULL;
         }
 
-        ngx_memcpy(a->tenant, use->tenant, NGX_HTTP_TOKENRING_TENANT);
+        ngx_memcpy(a->name, use->account, NGX_HTTP_TOKENRING_TENANT);
         a->node.key = key;
-        a->plan = ~plan->hash;
 
         ngx_rbtree_insert(&t->tree, &a->node);
 
@@ -231,15 +255,7 @@ ngx_http_tokenring_account(ngx_shm_zone_t *zone, ngx_http_tokenring_use_t *use,
 
     ngx_queue_insert_head(&t->queue, &a->queue);
 
-    if (a->plan != plan->hash) {
-        /* another plan: its budgets are full */
-        a->plan = plan->hash;
-
-        for (i = 0; i < plan->n; i++) {
-            ngx_http_tokenring_budget_init(&a->budgets[i],
-                                           &plan->limits[i].rate, clock);
-        }
-    }
+    ngx_http_tokenring_account_fit(a, plan, clock);
 
     for (i = 0; i < plan->n; i++) {
         ngx_http_tokenring_budget_refill(&a->budgets[i],
@@ -250,9 +266,56 @@ ngx_http_tokenring_account(ngx_shm_zone_t *zone, ngx_http_tokenring_use_t *use,
 }
 
 
+/*
+ * Its budgets, in the order of the plan's limits.  Since a reload these may be
+ * others: what was used stays with the first limit of the same unit and time,
+ * whatever its number is now; a new one is full.
+ */
+
+static void
+ngx_http_tokenring_account_fit(ngx_http_tokenring_account_t *a,
+    ngx_http_tokenring_plan_t *plan, ngx_http_tokenring_clock_t *clock)
+{
+    uint8_t                      kinds[NGX_HTTP_TOKENRING_BUDGETS], kind;
+    ngx_uint_t                   i, j;
+    ngx_http_tokenring_budget_t  budgets[NGX_HTTP_TOKENRING_BUDGETS];
+
+    for (i = 0; i < NGX_HTTP_TOKENRING_BUDGETS; i++) {
+        kinds[i] = (i < plan->n) ? plan->limits[i].kind : 0;
+    }
+
+    if (ngx_memcmp(kinds, a->kinds, sizeof(kinds)) == 0) {
+        return;
+    }
+
+    for (i = 0; i < plan->n; i++) {
+        kind = kinds[i];
+
+        for (j = 0; j < NGX_HTTP_TOKENRING_BUDGETS; j++) {
+            if (a->kinds[j] == kind) {
+                break;
+            }
+        }
+
+        if (j == NGX_HTTP_TOKENRING_BUDGETS) {
+            ngx_http_tokenring_budget_init(&budgets[i], &plan->limits[i].rate,
+                                           clock);
+            continue;
+        }
+
+        budgets[i] = a->budgets[j];
+        a->kinds[j] = 0;
+    }
+
+    ngx_memcpy(a->budgets, budgets,
+               plan->n * sizeof(ngx_http_tokenring_budget_t));
+    ngx_memcpy(a->kinds, kinds, sizeof(kinds));
+}
+
+
 static ngx_http_tokenring_account_t *
 ngx_http_tokenring_account_find(ngx_http_tokenring_tenants_t *t,
-    ngx_rbtree_key_t key, u_char *tenant)
+    ngx_rbtree_key_t key, u_char *name)
 {
     ngx_rbtree_node_t             *node;
     ngx_http_tokenring_account_t  *a;
@@ -269,7 +332,7 @@ ngx_http_tokenring_account_find(ngx_http_tokenring_tenants_t *t,
         a = (ngx_http_tokenring_account_t *) node;
 
         /* half of a SHA-1 is equal only if all of it is */
-        return (ngx_memcmp(a->tenant, tenant, NGX_HTTP_TOKENRING_TENANT) == 0)
+        return (ngx_memcmp(a->name, name, NGX_HTTP_TOKENRING_TENANT) == 0)
                ? a : NULL;
     }
 
@@ -381,7 +444,7 @@ ngx_http_tokenring_admit_tenant(ngx_http_tokenring_ctx_t *ctx, ngx_int_t *rc)
     }
 
     use->plan = plan;
-    ngx_http_tokenring_tenant(ctx, use->tenant);
+    ngx_http_tokenring_account_name(ctx, use);
 
     ctx->use = use;
     empty.limit = NULL;

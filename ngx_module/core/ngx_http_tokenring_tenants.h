@@ -2,7 +2,8 @@
  * Tenants: whose a request is, and what its plan lets it use.
  *
  * What each tenant has used stands in shared memory, for all workers and over
- * reloads, by a hash of the tenant's name.  Plans live in the cycle's pool.
+ * reloads, by a hash of the tenant's name and of its plan's: an account.  Plans
+ * live in the cycle's pool.
  */
 
 #ifndef _NGX_HTTP_TOKENRING_TENANTS_H_INCLUDED_
@@ -16,7 +17,7 @@
 /* budgets of a plan */
 #define NGX_HTTP_TOKENRING_BUDGETS  8
 
-/* bytes of the hash of a tenant's name */
+/* bytes of the hash of a tenant's name, or of its account's */
 #define NGX_HTTP_TOKENRING_TENANT   16
 
 
@@ -32,12 +33,12 @@ typedef struct {
     ngx_http_tokenring_unit_e       unit;
     ngx_http_tokenring_rate_t       rate;
     ngx_str_t                       text;    /* as it was configured */
+    uint8_t                         kind;    /* unit and time, never 0 */
 } ngx_http_tokenring_limit_t;
 
 
 typedef struct {
     ngx_str_t                       name;
-    uint32_t                        hash;    /* of its budgets */
     ngx_uint_t                      n;
     ngx_http_tokenring_limit_t      limits[NGX_HTTP_TOKENRING_BUDGETS];
     unsigned                        defined:1;
@@ -50,7 +51,7 @@ typedef struct {
 
 typedef struct {
     ngx_http_tokenring_plan_t      *plan;
-    u_char                          tenant[NGX_HTTP_TOKENRING_TENANT];
+    u_char                          account[NGX_HTTP_TOKENRING_TENANT];
     uint64_t                        in;      /* tokens, charged up to now */
     uint64_t                        out;
     uint64_t                        next;    /* of the answer, when to charge

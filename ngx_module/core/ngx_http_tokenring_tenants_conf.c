@@ -149,8 +149,12 @@ ngx_http_tokenring_plan_limit(ngx_http_tokenring_plan_t *plan, ngx_str_t *text)
     limit->unit = ngx_http_tokenring_units[i].unit;
     limit->text = *text;
 
+    limit->kind = (uint8_t) (limit->unit * 4
+                             + (limit->rate.period == 0 ? 4
+                                : limit->rate.period == 1000 ? 1
+                                : limit->rate.period == 60000 ? 2 : 3));
+
     plan->n++;
-    plan->hash = plan->hash * 31 + ngx_crc32_short(text->data, text->len) + 1;
 
     return NGX_OK;
 }

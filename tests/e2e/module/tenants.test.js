@@ -236,7 +236,20 @@ test('a day: no haste to try again', withPlans(
     assert.equal(tries, 1);
   }));
 
-test('a reload keeps what was used; another plan begins anew', withPlans(
+test('a tenant of two plans uses up each of them once', withPlans(`
+  tokenring_plan few requests=2/h;
+  tokenring_plan more requests=3/h;`, async (stack, ask) => {
+  for (let i = 0; i < 2; i++) {
+    assert.equal((await ask('few-a')).status, 200);
+    assert.equal((await ask('more-a')).status, 200);
+  }
+  assert.equal((await ask('few-a')).status, 429);
+  assert.equal((await ask('more-a')).status, 200);
+  assert.equal((await ask('few-a')).status, 429);
+  assert.equal((await ask('more-a')).status, 429);
+}, { location: 'tokenring_tenant one; tokenring_limits $plan;' }));
+
+test('a reload keeps what was used, also of a plan with other numbers', withPlans(
   'tokenring_plan few requests=2/h;', async (stack, ask) => {
     assert.equal((await ask('few-a')).status, 200);
     assert.equal((await ask('few-a')).status, 200);
@@ -246,7 +259,19 @@ test('a reload keeps what was used; another plan begins anew', withPlans(
     await stack.reload();
     const r = await ask('few-a');
     assert.equal(r.status, 200);
-    assert.equal(r.headers['x-ratelimit-remaining-requests'], '2');
+    assert.equal(r.headers['x-ratelimit-remaining-requests'], '0');
+    assert.equal((await ask('few-a')).status, 429);
+    // A limit of another kind is full; that of the first is still used up.
+    stack.configure({ http: stack.options.http
+      .replace('requests=3/h', 'tokens=1k/h requests=3/h') });
+    await stack.reload();
+    assert.equal((await ask('few-a')).status, 429);
+    stack.configure({ http: stack.options.http
+      .replace(' requests=3/h', ' requests=100/m') });
+    await stack.reload();
+    const other = await ask('few-a');
+    assert.equal(other.status, 200);
+    assert.equal(other.headers['x-ratelimit-remaining-requests'], '99');
     // A plan that a variable names and nobody has defined.
     assert.equal((await ask('other-a')).status, 500);
     assert.ok(stack.errorLog().includes('no tokenring_plan "other"'));
