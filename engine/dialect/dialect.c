@@ -725,7 +725,7 @@ tr_dialect_init(const tr_dialect_t *d, const tr_dialect_start_t *start,
     s->kind = TR_DIALECT_TEXT;
     s->calls_on = start->tools != NULL && start->tools->n != 0;
     s->inside = start->inside && d->open.len != 0;
-    s->fresh = !s->inside && d->open.len != 0;
+    s->fresh = !s->inside && d->open.len != 0 && !d->by_prompt;
     s->strip = s->inside;
     enter(s, d->form != NULL && !s->calls_on && !(d->form->flags & FORM_HARMONY)
                  ? content_op(s)

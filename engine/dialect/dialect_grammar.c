@@ -119,7 +119,7 @@ tr_dialect_make_around(tr_dialect_t *d, const tr_tokenizer_t *t)
 const char *
 tr_dialect_around(const tr_dialect_t *d, bool inside)
 {
-    return d != NULL ? d->around[inside] : NULL;
+    return d != NULL && (inside || !d->by_prompt) ? d->around[inside] : NULL;
 }
 
 const char *
@@ -217,7 +217,8 @@ put_schema(hold_t *h, const json_t *schema, const char *property)
     fprintf(h->f,
             "[\"schema\",{\"flags\":%u,\"name\":\"%s\",\"param\":\"%s\","
             "\"schema\":",
-            h->strict ? TR_GRAMMAR_STRICT : 0, h->name, h->param);
+            h->strict ? TR_GRAMMAR_STRICT : TR_GRAMMAR_LISTED, h->name,
+            h->param);
     put_json(h->f, schema);
     if (property != NULL) {
         json_t *name = json_string(property);
@@ -574,7 +575,7 @@ tr_dialect_hold(const tr_dialect_t *d, const json_t *tools,
     if (is_harmony(d)) {
         put_harmony(&h, tools);
     } else {
-        if (d->open.len != 0) {
+        if (d->open.len != 0 && (how->inside || !d->by_prompt)) {
             put_reasoning(h.f, d, how->inside, how->mode != TR_HOLD_REQUIRED);
             fputs(",", h.f);
         }

@@ -113,6 +113,7 @@ struct tr_dialect {
     const char *texts[MARKS + 2]; /* of these */
     pattern_t patterns[OPS][ALTS];
     pattern_t open, close; /* of reasoning; len 0: none */
+    bool by_prompt;        /* the prompt opens reasoning, or there is none */
     char plain_open[PATTERN_MAX], plain_close[PATTERN_MAX];
 };
 

@@ -387,19 +387,24 @@ mentions(const tr_chat_template_t *c, const char *mark)
            || (c->tool_use != NULL && tr_jinja_mentions(c->tool_use, mark));
 }
 
-/* The marks of reasoning that the template writes or looks for.  One that opens
- * reasoning, and never looks at it again, names the opening mark alone: then
- * both are tokens. */
+/* The marks of reasoning that the template writes or looks for.  by_prompt: it
+ * names the opening mark alone, with which it ends prompts that ask for
+ * reasoning; then both are tokens, and a model that was not asked does not
+ * reason. */
 static const reasoning_t *
-find_reasoning(const tr_chat_template_t *c, const tr_tokenizer_t *t)
+find_reasoning(const tr_chat_template_t *c, const tr_tokenizer_t *t,
+               bool *by_prompt)
 {
     for (uint32_t i = 0; i < tr_dialect_n_thoughts; i++) {
         const reasoning_t *r = &tr_dialect_thoughts[i];
 
-        if (mentions(c, r->close)
-            || (mentions(c, r->open) && t != NULL
-                && tr_tokenizer_find(t, r->open) >= 0
-                && tr_tokenizer_find(t, r->close) >= 0)) {
+        if (mentions(c, r->close)) {
+            return r;
+        }
+        if (mentions(c, r->open) && t != NULL
+            && tr_tokenizer_find(t, r->open) >= 0
+            && tr_tokenizer_find(t, r->close) >= 0) {
+            *by_prompt = true;
             return r;
         }
     }
@@ -434,11 +439,12 @@ tr_dialect_open(const char *name, const tr_chat_template_t *c,
 {
     const reasoning_t *reasoning = NULL;
     const form_t *form = NULL;
+    bool by_prompt = false;
     tr_status_t rc = check_name(name, err);
 
     *out = NULL;
     if (rc == TR_OK && c->chat != NULL) {
-        reasoning = find_reasoning(c, t);
+        reasoning = find_reasoning(c, t, &by_prompt);
         if (strcmp(name, "none") != 0 && c->reads_tools) {
             form = find_form(name, reasoning, c, t);
         }
@@ -452,6 +458,9 @@ tr_dialect_open(const char *name, const tr_chat_template_t *c,
     }
     if (rc == TR_OK) {
         rc = tr_dialect_make(form, reasoning, t, out, err);
+    }
+    if (rc == TR_OK) {
+        (*out)->by_prompt = by_prompt;
     }
     if (rc == TR_OK && form != NULL) {
         read_layout(*out, c, t);
