@@ -143,7 +143,7 @@ read_json_schema(call_t *c, const json_t *format)
         return tr_json_wrong_type(c->err, "response_format.json_schema.schema",
                                   "an object", schema);
     }
-    c->r->grammar_spec.flags = strict ? TR_GRAMMAR_STRICT : 0;
+    c->r->grammar_spec.flags = strict ? TR_GRAMMAR_STRICT : TR_GRAMMAR_LISTED;
     return set_json(c, schema);
 }
 
@@ -199,6 +199,7 @@ read_value(call_t *c, enum tr_grammar_kind kind, const char *param,
                    ? TR_OK
                    : tr_json_wrong_type(c->err, param, "a boolean", value);
     case TR_GRAMMAR_SCHEMA:
+        c->r->grammar_spec.flags = TR_GRAMMAR_LISTED;
         if (json_is_string(value)) { /* a schema as a text, as vLLM takes it */
             return set_text(c, json_string_value(value),
                             json_string_length(value));

@@ -113,6 +113,10 @@ enum tr_grammar_kind {
 /* Of a schema: an object that does not say so has no additional properties. */
 #define TR_GRAMMAR_CLOSED 0x2u
 #define TR_GRAMMAR_STRICT (TR_GRAMMAR_REFUSE | TR_GRAMMAR_CLOSED)
+/* Of a schema: an object that lists properties, and says nothing else of which
+ * it may have, has these alone.  Its schema would allow more; but models that
+ * may go on with keys of their own do, and never come to an end. */
+#define TR_GRAMMAR_LISTED 0x4u
 
 /* What a request asks for.  All borrowed. */
 typedef struct {

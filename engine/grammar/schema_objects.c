@@ -398,14 +398,44 @@ read_names(object_t *o, json_t *flat)
     o->names = rest;
 }
 
+/* It lists its properties, and no other keyword speaks of them. */
+static bool
+listed(json_t *flat)
+{
+    static const char *const others[] = { "patternProperties",
+                                          "propertyNames",
+                                          "minProperties",
+                                          "dependencies",
+                                          "dependentSchemas",
+                                          "dependentRequired",
+                                          "anyOf",
+                                          "oneOf",
+                                          "allOf",
+                                          "not",
+                                          "if",
+                                          "$ref",
+                                          "$dynamicRef",
+                                          "unevaluatedProperties" };
+
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
+        if (json_object_get(flat, others[i]) != NULL) {
+            return false;
+        }
+    }
+    return json_object_size(json_object_get(flat, "properties")) > 0;
+}
+
 static void
 read_more(object_t *o, json_t *flat)
 {
+    uint32_t flags = o->c->spec->flags;
     json_t *more = json_object_get(flat, "additionalProperties");
     json_t *by_pattern = json_object_get(flat, "patternProperties");
 
-    o->open = more != NULL ? !json_is_false(more)
-                           : !(o->c->spec->flags & TR_GRAMMAR_CLOSED);
+    o->open = more != NULL
+                  ? !json_is_false(more)
+                  : !(flags & TR_GRAMMAR_CLOSED)
+                        && !(flags & TR_GRAMMAR_LISTED && listed(flat));
     o->more = json_is_true(more) ? NULL : more;
     if (json_object_size(by_pattern) > 0) {
         tr_schema_unsupported(o->c, "patternProperties");

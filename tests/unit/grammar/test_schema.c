@@ -135,6 +135,42 @@ test_strict(void **state)
     tr_grammar_unref(g);
 }
 
+/* Listed: so is an object that lists its properties, unless a keyword speaks of
+ * others. */
+static void
+test_listed(void **state)
+{
+    static const struct {
+        const char *schema, *good, *bad;
+    } listed[] = {
+        { "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"}}}",
+          "{\"a\":1}", "{\"a\":1,\"b\":2}" },
+        { "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"object\"}}}",
+          "{\"a\":{\"b\":2}}", "{\"b\":{}}" },
+        { "{\"type\":\"object\"}", "{\"b\":2}", "[]" },
+        { "{\"type\":\"object\",\"properties\":{\"a\":{}},"
+          "\"additionalProperties\":{\"type\":\"integer\"}}",
+          "{\"b\":2}", "{\"b\":true}" },
+        { "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"null\"}},"
+          "\"propertyNames\":{\"maxLength\":2}}",
+          "{\"bc\":2}", "{\"bcd\":2}" },
+    };
+    grammar_fixture_t *b = *state;
+
+    for (size_t i = 0; i < sizeof(listed) / sizeof(listed[0]); i++) {
+        tr_grammar_spec_t spec = spec_of(TR_GRAMMAR_SCHEMA, listed[i].schema);
+        tr_grammar_t *g;
+        tr_error_t err;
+
+        spec.flags = TR_GRAMMAR_LISTED;
+        assert_int_equal(tr_grammar_compile(b->vocabulary, &spec, &g, &err),
+                         TR_OK);
+        assert_true(accepts(b, g, listed[i].good));
+        assert_false(accepts(b, g, listed[i].bad));
+        tr_grammar_unref(g);
+    }
+}
+
 static const char *const refused[][2] = {
     { "{\"not\":{}}", "'not' at / is not supported" },
     { "{\"properties\":{\"a/b\":{\"type\":\"array\",\"uniqueItems\":true}}}",
@@ -199,9 +235,8 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_schemas),
-        cmocka_unit_test(test_strict),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_schemas), cmocka_unit_test(test_strict),
+        cmocka_unit_test(test_listed),  cmocka_unit_test(test_refused),
         cmocka_unit_test(test_dropped),
     };
 
