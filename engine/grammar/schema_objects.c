@@ -34,6 +34,7 @@ typedef struct {
     tr_chars_t names;  /* of others */
     bool has_names;    /* else: any string */
     uint32_t more_rule;
+    bool root; /* the whole answer: no blanks lead its end into a column */
 } object_t;
 
 static void
@@ -113,7 +114,13 @@ behind(object_t *o, uint32_t done, uint32_t next, bool may_end)
     schema_t *c = o->c;
     uint32_t spaced = tr_rules_state(c->b), comma = tr_rules_state(c->b);
 
-    space(c, done, spaced);
+    if (o->root) {
+        tr_rules_empty(c->b, done, spaced);
+        tr_rules_bytes(c->b, done, ' ', ' ', spaced);
+        tr_rules_bytes(c->b, done, '\n', '\n', spaced);
+    } else {
+        space(c, done, spaced);
+    }
     if (may_end) {
         close_object(o, spaced);
     }
@@ -445,7 +452,7 @@ read_more(object_t *o, json_t *flat)
 void
 tr_schema_object(schema_t *c, json_t *flat, uint32_t from, uint32_t to)
 {
-    object_t o = { .c = c, .to = to };
+    object_t o = { .c = c, .to = to, .root = c->path[0] == '\0' };
     uint32_t opened = tr_rules_state(c->b), first = tr_rules_state(c->b);
 
     o.min = tr_schema_count(c, flat, "minProperties", 0);

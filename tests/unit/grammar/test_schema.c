@@ -88,6 +88,10 @@ static const case_t cases[] = {
     { "{\"type\":\"object\",\"properties\":{}}",
       { "{}", "{\"a\":1}" },
       { "{,}", "{\"a\":1,}", "{\"a\":1 , }" } },
+    /* an answer ends in the first column; what is nested may be indented */
+    { "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"object\"}}}",
+      { "{\n  \"a\": {\n    \"b\": 1\n  }\n}", "{\"a\":{} }" },
+      { "{\"a\":{}\n }", "{\"a\":{}  }" } },
     { "{\"type\":\"object\",\"maxProperties\":3}",
       { "{}", "{\"a\":1,\"b\":1,\"c\":1}" },
       { "{,}", "{\"a\":1,}", "{\"a\":1,\"b\":1,\"c\":1,\"d\":1}" } },
