@@ -130,7 +130,7 @@ $(UNIT_BIN): $B/libcli.a $B/libtokenring.a
 	    -lcmocka $(LIBS) -lcurl $(WRAP) $(LDFLAGS)
 
 # Parts of the module that need no NGINX.
-$B/tests/test_scan $B/tests/test_budget: $B/tests/test_%: \
+$B/tests/test_scan $B/tests/test_budget $B/tests/test_number: $B/tests/test_%: \
     $B/obj/ngx_module/core/ngx_http_tokenring_%.o
 
 # Counts what the scheduler asks of response writers.

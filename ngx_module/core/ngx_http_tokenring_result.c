@@ -3,6 +3,7 @@
  * the names that vLLM gives it; embeddings as OpenAI's API gives them.
  */
 
+#include "ngx_http_tokenring_number.h"
 #include "ngx_http_tokenring_render.h"
 
 
@@ -160,9 +161,8 @@ static ngx_int_t
 ngx_http_tokenring_vector(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_text_t *numbers)
 {
-    int                         n;
-    char                        digits[32];
     float                       number;
+    size_t                      n;
     u_char                     *p;
     ngx_str_t                   from, to;
     ngx_http_tokenring_text_t  *out;
@@ -189,25 +189,28 @@ ngx_http_tokenring_vector(ngx_http_tokenring_ctx_t *ctx,
         return NGX_OK;
     }
 
-    if (ngx_http_tokenring_put(out, "[") != NGX_OK) {
+    n = ngx_http_tokenring_text_len(numbers) / sizeof(float);
+
+    if (ngx_http_tokenring_reserve(out,
+                                   n * (NGX_HTTP_TOKENRING_NUMBER_LEN + 1) + 2)
+        != NGX_OK)
+    {
         return NGX_ERROR;
     }
+
+    *out->last++ = '[';
 
     for (p = numbers->pos; p < numbers->last; p += sizeof(float)) {
         ngx_memcpy(&number, p, sizeof(float));
 
-        /* no JSON has what is none; ngx_sprintf() knows no exponents */
-
-        n = (number - number == 0)
-            ? snprintf(digits, sizeof(digits), "%.9g", (double) number)
-            : snprintf(digits, sizeof(digits), "null");
-
-        if ((p > numbers->pos && ngx_http_tokenring_put(out, ",") != NGX_OK)
-            || ngx_http_tokenring_append(out, digits, n) != NGX_OK)
-        {
-            return NGX_ERROR;
+        if (p > numbers->pos) {
+            *out->last++ = ',';
         }
+
+        out->last = ngx_http_tokenring_number(out->last, number);
     }
 
-    return ngx_http_tokenring_put(out, "]");
+    *out->last++ = ']';
+
+    return NGX_OK;
 }
