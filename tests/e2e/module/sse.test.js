@@ -212,7 +212,7 @@ test('errors: another method, another path', async () => {
   assert.equal(get.status, 405);
   assert.equal(get.json().error.type, 'invalid_request_error');
   assert.match(get.headers.allow || '', /POST/);
-  const other = await post(`${stack.url}/v1/embeddings`, {});
+  const other = await post(`${stack.url}/v1/audio/speech`, {});
   assert.equal(other.status, 404);
   assert.equal(other.json().error.type, 'invalid_request_error');
 });
