@@ -221,7 +221,7 @@ test_what_is_not_sent(void **state)
     c = connected(&f, NULL);
     memset(long_id, 'a', sizeof(long_id));
     long_id[sizeof(long_id) - 1] = '\0';
-    assert_int_equal(tr_ring_client_submit(c, 9, NULL, "", 0, 0, &id, &err),
+    assert_int_equal(tr_ring_client_submit(c, 99, NULL, "", 0, 0, &id, &err),
                      TR_ERR_INVALID);
     assert_int_equal(tr_ring_client_submit(c, TR_ENDPOINT_CHAT, long_id, "", 0,
                                            0, &id, &err),
