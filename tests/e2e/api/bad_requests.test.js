@@ -240,7 +240,7 @@ for (const [what, type, status] of [
 }
 
 for (const [what, path, options, status] of [
-  ['no such URL', '/v1/responses', { method: 'POST', body: '{}' }, 404],
+  ['no such URL', '/v1/nothing', { method: 'POST', body: '{}' }, 404],
   ['no such method', '/v1/chat/completions', { method: 'GET' }, 405],
   ['no JSON', '/v1/chat/completions', { method: 'POST', body: 'x',
     headers: { 'Content-Type': 'text/plain' } }, 415],
