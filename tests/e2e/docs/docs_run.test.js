@@ -32,6 +32,7 @@ const BEFORE = {
   'docs/engine.md': `mkdir /run/tokenring /etc/tokenring
     sed "s|^model .*|model $PWD/models/pocket|" conf/engine.conf \
       >/etc/tokenring/engine.conf`,
+  'docs/api.md': 'make -s up',
   'docs/tools.md': 'make -s up',
   'docs/dashboard.md': 'mkdir -p /etc/prometheus /etc/grafana/provisioning',
   'docs/kv-cache.md': `cp -R models/pocket /srv/models/X; cd /tmp
