@@ -157,7 +157,8 @@ test('a long prefill is not the queue: tokenring_first_token_timeout', withStack
     }`,
 }, async (stack, url) => {
   // some 900 steps of four tokens each before the first one comes out
-  const long = chat('the fox and '.repeat(900), { max_tokens: 3 });
+  const long = chat('the fox and '.repeat(900), { max_tokens: 3,
+    kv_reuse: false });
   const answer = post(url, long);
   // Some steps later it stays in its prefill for longer than the queue's limit.
   await until(async () => (await stack.metrics())

@@ -175,7 +175,7 @@ test('without a Redis it shows the engines of this NGINX', async () => {
     assert.match(await page.locator('.engine-model').textContent(),
       /^pocket · cpu · diffkv/);
     assert.ok(!await page.locator('#requests-card').isVisible());
-    const load = [0, 1, 2].map((i) => stream(url, endless(i, 400)).finished);
+    const load = [0, 1, 2].map((i) => stream(url, endless(i, 3000)).finished);
     await figure(page, 'Running', 1);
     await figure(page, 'Tokens out', 1);
     await when(page, () => document.querySelectorAll('#levels tr').length >= 2);
@@ -238,7 +238,7 @@ test('an hour of the past, and what has gone in it', with_fleet(
       await when(page, () => /^llama-3-8b-instruct · cuda/.test(document.querySelector(
         '.engine[data-state="gone"] .engine-model')?.textContent));
       await page.locator('#span input[value="3600"]').check({ force: true });
-      await when(page, () => document.querySelectorAll('#levels tr').length === 3);
+      await when(page, () => document.querySelectorAll('#levels tr').length === 4);
       // By model: the engines, their figures, their requests.
       await page.locator('#model').selectOption('qwen3-4b');
       await when(page, () => document.querySelectorAll('.engine').length === 1);
