@@ -302,6 +302,17 @@ test('a real engine under load, and then killed', async () => {
     const short = await post(url, chat('Hello!'));
     const { id } = short.json();
     const hex = id.replace('chatcmpl-', '');
+    // The request that is over, with what its cache took.
+    const r = await until(async () => {
+      const one = await request(`${stack.url}/dashboard/requests/${hex}`);
+      return one.status === 200 && one.json().state === 'done' && one.json();
+    }, 'the end in Redis');
+    assert.equal(Number(r.completion_tokens), short.json().usage.completion_tokens);
+    assert.equal(Number(r.kv_bytes), short.json().usage.kv_cache.bytes);
+    await page.locator(`a[href="#/requests/${hex}"]`).click();
+    await when(page, () => document.querySelectorAll('.timeline .phase').length === 3);
+    await page.locator('.back').click();
+
     // There are always six, however long the browser takes.
     let over = false;
     let broken = 0;
@@ -323,15 +334,6 @@ test('a real engine under load, and then killed', async () => {
     await when(page, () => parseFloat(
       document.getElementById('saving').textContent) > 1);
     assert.match(await page.locator('.engine-model').textContent(), /^pocket · cpu · diffkv/);
-
-    // The request that is over, with what its cache took.
-    const r = (await request(`${stack.url}/dashboard/requests/${hex}`)).json();
-    assert.equal(r.state, 'done');
-    assert.equal(Number(r.completion_tokens), short.json().usage.completion_tokens);
-    assert.equal(Number(r.kv_bytes), short.json().usage.kv_cache.bytes);
-    await page.locator(`a[href="#/requests/${hex}"]`).click();
-    await when(page, () => document.querySelectorAll('.timeline .phase').length === 3);
-    await page.locator('.back').click();
 
     // One that runs, with what it holds now.
     await page.locator('#requests tr[data-final="false"] a').first().click();
