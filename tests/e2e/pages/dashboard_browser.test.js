@@ -296,6 +296,7 @@ test('a real engine under load, and then killed', async () => {
       kv_policy: 'diffkv:alpha_high=12,alpha_low=0' } });
   const browser = await Browser.start();
   const url = `${stack.url}/v1/chat/completions`;
+  let over = false;
   try {
     const page = await browser.open(`${stack.url}/dashboard/`);
     await live(page);
@@ -314,7 +315,6 @@ test('a real engine under load, and then killed', async () => {
     await page.locator('.back').click();
 
     // There are always six, however long the browser takes.
-    let over = false;
     let broken = 0;
     const load = Array.from({ length: 6 }, async (_, i) => {
       while (!over) {
@@ -363,6 +363,7 @@ test('a real engine under load, and then killed', async () => {
     assert.deepEqual(page.complaints, []);
     assert.deepEqual(stack.complaints(), []);
   } finally {
+    over = true; // a load that nobody stops would never end
     await browser.stop();
     await stack.stop();
     await redis.stop();
