@@ -306,10 +306,6 @@ def tool(rng, difficulty, train=False):
 TRADES = "baker miller sailor painter teacher farmer doctor gardener".split()
 
 
-def field(names, schema, value, sentence):
-    return names, schema, value, sentence
-
-
 def fields_of(rng, who, count, nested):
     """`count` facts about a person: [(names, schema, value, sentence)]."""
     town, age, day, n = rng.choice(TOWNS), rng.randint(9, 90), rng.choice(DAYS), rng.randint(1000, 9999)
@@ -319,32 +315,30 @@ def fields_of(rng, who, count, nested):
     bought = [(rng.choice(OBJECTS), rng.randint(2, 30)) for _ in range(rng.randint(1, 3))]
     whole, text = {"type": "integer"}, {"type": "string"}
     simple = [
-        field(("town", "home", "lives_in"), text, town, f"{who} lives in {town}."),
-        field(("age", "years"), whole, age, f"{who} is {age} years old."),
-        field(("day", "visit", "comes_on"), {"type": "string", "enum": DAYS}, day, f"{who} comes on {day}."),
-        field(("extension", "phone", "number"), whole, n, f"The extension of {who} is {n}."),
-        field(("trade", "job", "work"), text, trade, f"{who} is {an(trade)}."),
-        field(("height", "metres"), {"type": "number"}, height, f"{who} is {height} metres tall."),
-        field(("member", "in_club"), {"type": "boolean"}, member,
-              f"{who} is {'' if member else 'not '}a member of the club.")]
+        (("town", "home", "lives_in"), text, town, f"{who} lives in {town}."),
+        (("age", "years"), whole, age, f"{who} is {age} years old."),
+        (("day", "visit", "comes_on"), {"type": "string", "enum": DAYS}, day, f"{who} comes on {day}."),
+        (("extension", "phone", "number"), whole, n, f"The extension of {who} is {n}."),
+        (("trade", "job", "work"), text, trade, f"{who} is {an(trade)}."),
+        (("height", "metres"), {"type": "number"}, height, f"{who} is {height} metres tall."),
+        (("member", "in_club"), {"type": "boolean"}, member,
+         f"{who} is {'' if member else 'not '}a member of the club.")]
     deep = [
-        field(("pet", "animal"), {"type": "object", "properties": {"kind": text, "name": text},
-                                  "required": ["kind", "name"]}, {"kind": pet, "name": pet_name},
-              f"{who} has {an(pet)} called {pet_name}."),
-        field(("colours", "likes"), {"type": "array", "items": text}, colours, f"{who} likes {joined(colours)}."),
-        field(("bought", "items", "orders"), {"type": "array", "items": {
+        (("pet", "animal"), {"type": "object", "properties": {"kind": text, "name": text},
+                              "required": ["kind", "name"]}, {"kind": pet, "name": pet_name},
+         f"{who} has {an(pet)} called {pet_name}."),
+        (("colours", "likes"), {"type": "array", "items": text}, colours, f"{who} likes {joined(colours)}."),
+        (("bought", "items", "orders"), {"type": "array", "items": {
             "type": "object", "properties": {"item": text, "count": whole}, "required": ["item", "count"]}},
-              [{"item": o, "count": c} for o, c in bought],
-              f"{who} bought {joined([f'{c} of the {o}' for o, c in bought])}.")]
+         [{"item": o, "count": c} for o, c in bought],
+         f"{who} bought {joined([f'{c} of the {o}' for o, c in bought])}.")]
     chosen = rng.sample(deep, min(nested, len(deep)))
     return chosen + rng.sample(simple, min(len(simple), count - len(chosen)))
 
 
 def plain(schema):
     """A schema in words."""
-    if schema["type"] == "array":
-        return "list"
-    return schema["type"]
+    return "list" if schema["type"] == "array" else schema["type"]
 
 
 def form(rng, difficulty, train=False):

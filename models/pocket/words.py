@@ -2,8 +2,6 @@
 
 world.py and agent.py draw names, places and objects from these lists, so a model needs only a few thousand distinct words.
 """
-import json
-
 SHE = ("Mira Fern Ada Hazel Ivy Juno Lena Nora Opal Pia Rosa Sela Tess Uma Vera Wren "
        "Yara Zoe Bea Cora Dora Elsa Greta Hilda Ines Kira Lila Maud Nell Olive").split()
 HE = ("Tobin Alder Bram Cole Dario Emil Finn Gus Hugo Ivan Jonas Kit Leo Milo Ned Otto "
