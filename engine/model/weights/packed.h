@@ -18,8 +18,9 @@
  * file's scales have, else to BF16.  So a model has the same bits as its twin
  * whose file holds these 16-bit weights, on every backend.
  *
- * To add a format: a row, and where no layout fits, a file.  Its test is
- * tests/unit/model/test_packed.c; tests/models/quantise.py makes models of it.
+ * To add a format: a row, and where no layout fits, a file.  Its tests are
+ * tests/unit/model/test_packed.c and, for files that are wrong,
+ * test_packed_hostile.c; models/pocket/quantise.py makes models of it.
  *
  * What the layouts follow, by what wrote them:
  *   compressed-tensors  vllm-project/compressed-tensors, compressors/pack_quantized
