@@ -127,17 +127,18 @@ $(CUDA_PROMPT): $B/cuda/%: $B/cuda/obj/%.o $B/cuda/obj/prompt_fixture.o \
 	@echo "  LD    $@"
 	$Q$(NVCC) -o $@ $^ -lm
 
-# The rest of the model, and sampling.
+# The rest of the model, and sampling.  Experts are chosen as the CPU chooses them.
 CUDA_MODEL := $B/cuda/test_model $B/cuda/test_sample $B/cuda/test_small_gemm \
               $B/cuda/test_experts $B/cuda/bench_model
 CUDA_ARRAYS := $(patsubst %,$B/cuda/obj/%.o,arrays model_reference \
-    sample_reference experts_reference)
+    sample_reference experts_reference) \
+    $B/obj/kernels/cpu/layers/experts.o $B/obj/kernels/thread_pool.o
 cuda: $(CUDA_MODEL)
 
 $(CUDA_MODEL): $B/cuda/%: $B/cuda/obj/%.o $(CUDA_ARRAYS) $(CUDA_GPU) \
     $B/libtokenring_cuda.a
 	@echo "  LD    $@"
-	$Q$(NVCC) -o $@ $^ -lm
+	$Q$(NVCC) -o $@ $^ -Xcompiler=-pthread -lm
 
 # What these kernels are compared with is plain C, and has a unit test of its own.
 MODEL_REF := model_reference sample_reference

@@ -1,128 +1,42 @@
 /*
- * What the device's kernels for layers with experts compute, as plain loops.
+ * Layers with experts as plain C: what the device's kernels are compared with, and
+ * what the software device (tests/soft) runs in their place.
+ *
+ * The router is the CPU backend's own: both backends must choose the same experts.
+ * tests/unit/kernels/test_kernels.c holds it against its definition.  The rest has
+ * no counterpart there, which orders rows in the engine and computes in FP32, and
+ * is written out here as loops.
  */
 #include "experts_reference.h"
 
-#include <math.h>
-
-/* ---- the router ---------------------------------------------------------- */
-
-/* Of two numbers, a NaN counting as the smallest. */
-static bool
-larger(float x, float y)
-{
-    return x > y || (y != y && x == x);
-}
-
-static uint32_t
-best_of(const float *x, uint32_t n, const bool *taken)
-{
-    uint32_t best = n;
-
-    for (uint32_t i = 0; i < n; i++) {
-        if (!taken[i] && (best == n || larger(x[i], x[best]))) {
-            best = i;
-        }
-    }
-    return best;
-}
-
-static void
-score_row(const tr_cuda_route_t *a, uint32_t row, float *score)
-{
-    const tr_route_t *t = &a->route;
-    float max = -INFINITY, sum = 0;
-
-    for (uint32_t e = 0; e < t->experts; e++) {
-        score[e] = a->logits[row * a->ld + e]
-                   + (a->logit_bias == NULL ? 0 : a->logit_bias[e]);
-        max = fmaxf(max, score[e]);
-    }
-    for (uint32_t e = 0; e < t->experts; e++) {
-        score[e] = t->score == TR_ROUTE_TOP_SOFTMAX ? score[e]
-                   : t->score == TR_ROUTE_SIGMOID   ? 1 / (1 + expf(-score[e]))
-                                                    : expf(score[e] - max);
-        sum += score[e];
-    }
-    for (uint32_t e = 0; t->score == TR_ROUTE_SOFTMAX && e < t->experts; e++) {
-        score[e] /= sum;
-    }
-}
-
-/* Experts that are in none of the best groups are taken. */
-static void
-drop_groups(const tr_route_t *t, const float *choice, bool *taken)
-{
-    uint32_t size = t->experts / t->groups;
-    float score[TR_EXPERTS_MAX];
-    bool kept[TR_EXPERTS_MAX] = { false };
-
-    for (uint32_t g = 0; g < t->groups; g++) {
-        const float *x = choice + g * size;
-        bool seen[TR_EXPERTS_MAX] = { false };
-        uint32_t first = best_of(x, size, seen);
-
-        seen[first] = true;
-        score[g] = x[first] + (size > 1 ? x[best_of(x, size, seen)] : 0);
-    }
-    for (uint32_t i = 0; i < t->top_groups; i++) {
-        kept[best_of(score, t->groups, kept)] = true;
-    }
-    for (uint32_t e = 0; e < t->experts; e++) {
-        taken[e] = !kept[e / size];
-    }
-}
-
-static void
-weigh(const tr_route_t *t, float *weight)
-{
-    float sum = 0, max = weight[0];
-
-    for (uint32_t k = 0; k < t->top_k; k++) {
-        weight[k] = t->score == TR_ROUTE_TOP_SOFTMAX ? expf(weight[k] - max)
-                                                     : weight[k];
-        sum += weight[k];
-    }
-    for (uint32_t k = 0; k < t->top_k; k++) {
-        weight[k] = t->renorm || t->score == TR_ROUTE_TOP_SOFTMAX
-                        ? weight[k] / sum * t->scale
-                        : weight[k] * t->scale;
-    }
-}
+#include "kernels/cpu/cpu.h"
 
 int
 tr_ref_route(const tr_cuda_route_t *a)
 {
+    const tr_stream_t alone = { .threads = 1 };
     const tr_route_t *t = &a->route;
-    float score[TR_EXPERTS_MAX], choice[TR_EXPERTS_MAX];
+    float logits[TR_EXPERTS_MAX];
 
     if (!tr_cuda_route_allowed(t) || a->ld < t->experts) {
         return TR_KERNEL_BADARG;
     }
     for (uint32_t r = 0; r < a->rows; r++) {
-        uint32_t *expert = a->expert + (size_t) r * t->top_k;
-        float *weight = a->weight + (size_t) r * t->top_k;
-        bool taken[TR_EXPERTS_MAX] = { false };
+        size_t at = (size_t) r * t->top_k;
+        int rc;
 
-        score_row(a, r, score);
-        for (uint32_t e = 0; e < t->experts; e++) {
-            choice[e] = score[e]
-                        + (a->choice_bias == NULL ? 0 : a->choice_bias[e]);
+        for (uint32_t e = 0; e < t->experts; e++) { /* what the CPU gets */
+            logits[e] = a->logits[r * a->ld + e]
+                        + (a->logit_bias == NULL ? 0 : a->logit_bias[e]);
         }
-        if (t->groups > 1) {
-            drop_groups(t, choice, taken);
+        rc = tr_cpu_route(&alone, t, logits, t->experts, 1, a->choice_bias,
+                          a->expert + at, a->weight + at);
+        if (rc != TR_KERNEL_OK) {
+            return rc;
         }
-        for (uint32_t k = 0; k < t->top_k; k++) {
-            expert[k] = best_of(choice, t->experts, taken);
-            taken[expert[k]] = true;
-            weight[k] = score[expert[k]];
-        }
-        weigh(t, weight);
     }
     return TR_KERNEL_OK;
 }
-
-/* ---- order, products, sum ------------------------------------------------ */
 
 int
 tr_ref_order(const tr_cuda_order_t *a)
