@@ -10,11 +10,9 @@ const { spawn } = require('node:child_process');
 const fs = require('node:fs');
 const os = require('node:os');
 const path = require('node:path');
-const { scripted } = require('../lib/scripted');
+const { scripted, call } = require('../lib/scripted');
 
 const PI = path.join(__dirname, '../node_modules/.bin/pi');
-const call = (name, args) => `<tool_call>\n${JSON.stringify({
-  name, arguments: args })}\n</tool_call>`;
 const SAYS = [
   `I make two files.\n${call('write', { path: 'a.txt', content: 'one\n' })}`,
   call('bash', { command: 'sed s/one/two/ a.txt > b.txt' }),

@@ -6,14 +6,11 @@
 const { test, before, after } = require('node:test');
 const assert = require('node:assert/strict');
 const { Anthropic } = require('@anthropic-ai/sdk');
-const { generateText, streamText, tool, stepCountIs } = require('ai');
 const { createAnthropic } = require('@ai-sdk/anthropic');
-const { z } = require('zod');
-const { scripted } = require('../lib/scripted');
+const { scripted, call } = require('../lib/scripted');
+const { rounds, cities, aiSdkRounds } = require('../lib/rounds');
 const { post, request } = require('../lib/http');
 
-const call = (name, args) => `<tool_call>\n${JSON.stringify({
-  name, arguments: args })}\n</tool_call>`;
 const define = (name) => ({
   name, description: `Does ${name}.`,
   input_schema: { type: 'object', properties: { city: { type: 'string' } } },
@@ -159,11 +156,6 @@ test('tool_choice and thinking.display', async () => {
   assert.deepEqual(hidden.content, [{ type: 'text', text: 'Mild.' }]);
 });
 
-const rounds = ['City 1', 'City 2', 'City 3'].map((city, i) =>
-  `<think>\nNumber ${i}.\n</think>\n\n${call('get_weather', { city })}${
-    i === 1 ? `\n${call('get_weather', { city: 'Oslo' })}` : ''}`);
-rounds.push('<think>\nDone.\n</think>\n\nMild everywhere.');
-const cities = ['City 1', 'City 2', 'Oslo', 'City 3'];
 for (const streamed of [false, true]) {
   says(...rounds);
   test(`three rounds of tools${streamed ? ', streamed' : ''}`, async () => {
@@ -190,28 +182,11 @@ for (const streamed of [false, true]) {
 for (const streamed of [false, true]) {
   says(...rounds);
   test(`AI SDK: three rounds${streamed ? ', streamed' : ''}`, async () => {
-    const seen = [];
-    const options = {
-      model: createAnthropic({ baseURL: `${stack.url}/v1`, apiKey: 'none' })(
-        model),
-      prompt: 'What is it like?',
-      stopWhen: stepCountIs(6),
-      tools: {
-        get_weather: tool({
-          description: 'The weather of a city.',
-          inputSchema: z.object({ city: z.string() }),
-          execute: async ({ city }) => { seen.push(city); return 'mild'; },
-        }),
-      },
-    };
-    const result = streamed ? streamText(options) : await generateText(options);
-    assert.equal(await result.text, 'Mild everywhere.');
-    const steps = await result.steps;
-    assert.deepEqual(steps.map((s) => s.finishReason),
-      ['tool-calls', 'tool-calls', 'tool-calls', 'stop']);
+    const provider = createAnthropic({ baseURL: `${stack.url}/v1`,
+      apiKey: 'none' });
+    const steps = await aiSdkRounds(provider(model), streamed);
     assert.deepEqual(steps.map((s) => s.reasoningText),
       ['Number 0.', 'Number 1.', 'Number 2.', 'Done.']);
-    assert.deepEqual(seen, cities);
   });
 }
 

@@ -6,15 +6,12 @@
 const { test, before, after } = require('node:test');
 const assert = require('node:assert/strict');
 const OpenAI = require('openai');
-const { generateText, streamText, tool, stepCountIs } = require('ai');
 const { createOpenAI } = require('@ai-sdk/openai');
 const agents = require('@openai/agents');
-const { z } = require('zod');
-const { scripted } = require('../lib/scripted');
+const { scripted, call } = require('../lib/scripted');
+const { rounds, cities, aiSdkRounds } = require('../lib/rounds');
 const { post, stream } = require('../lib/http');
 
-const call = (name, args) => `<tool_call>\n${JSON.stringify({
-  name, arguments: args })}\n</tool_call>`;
 const define = (name) => ({
   type: 'function', name, description: `Does ${name}.`, strict: false,
   parameters: { type: 'object', properties: { city: { type: 'string' } } },
@@ -147,11 +144,6 @@ test('incomplete', async () => {
   assert.equal(s.events.at(-1).type, 'response.incomplete');
 });
 
-const rounds = ['City 1', 'City 2', 'City 3'].map((city, i) =>
-  `<think>\nNumber ${i}.\n</think>\n\n${call('get_weather', { city })}${
-    i === 1 ? `\n${call('get_weather', { city: 'Oslo' })}` : ''}`);
-rounds.push('<think>\nDone.\n</think>\n\nMild everywhere.');
-const cities = ['City 1', 'City 2', 'Oslo', 'City 3'];
 for (const streamed of [false, true]) {
   says(...rounds);
   test(`three rounds of tools${streamed ? ', streamed' : ''}`, async () => {
@@ -180,25 +172,10 @@ for (const streamed of [false, true]) {
 for (const streamed of [false, true]) {
   says(...rounds);
   test(`AI SDK: three rounds${streamed ? ', streamed' : ''}`, async () => {
-    const seen = [];
-    const options = {
-      model: createOpenAI({ baseURL: `${stack.url}/v1`, apiKey: 'none' })(model),
-      prompt: input,
-      stopWhen: stepCountIs(6),
-      providerOptions: { openai: { store: false } },
-      tools: {
-        get_weather: tool({
-          description: 'The weather of a city.',
-          inputSchema: z.object({ city: z.string() }),
-          execute: async ({ city }) => { seen.push(city); return 'mild'; },
-        }),
-      },
-    };
-    const result = streamed ? streamText(options) : await generateText(options);
-    assert.equal(await result.text, 'Mild everywhere.');
-    assert.deepEqual((await result.steps).map((s) => s.finishReason),
-      ['tool-calls', 'tool-calls', 'tool-calls', 'stop']);
-    assert.deepEqual(seen, cities);
+    const provider = createOpenAI({ baseURL: `${stack.url}/v1`,
+      apiKey: 'none' });
+    await aiSdkRounds(provider(model), streamed,
+      { providerOptions: { openai: { store: false } } });
   });
 }
 

@@ -9,12 +9,10 @@ const assert = require('node:assert/strict');
 const { execFile } = require('node:child_process');
 const path = require('node:path');
 const OpenAI = require('openai');
-const { scripted } = require('../lib/scripted');
+const { scripted, call } = require('../lib/scripted');
 const { BUILD } = require('../lib/stack');
 const { post, stream } = require('../lib/http');
 
-const call = (name, args) => `<tool_call>\n${JSON.stringify({
-  name, arguments: args })}\n</tool_call>`;
 const tool = (name, properties = { city: { type: 'string' } }) => ({
   type: 'function',
   function: { name, description: `Does ${name}.`,

@@ -5,24 +5,16 @@
 
 const { test, before, after } = require('node:test');
 const assert = require('node:assert/strict');
-const { generateText, streamText, tool, stepCountIs } = require('ai');
 const { createOpenAICompatible } = require('@ai-sdk/openai-compatible');
 const { ChatOpenAI } = require('@langchain/openai');
 const { HumanMessage, ToolMessage } = require('@langchain/core/messages');
-const { z } = require('zod');
 const { scripted } = require('../lib/scripted');
+const { rounds, cities, aiSdkRounds } = require('../lib/rounds');
 
-const call = (name, args) => `<tool_call>\n${JSON.stringify({
-  name, arguments: args })}\n</tool_call>`;
-const loop = ['City 1', 'City 2', 'City 3'].map((city, i) =>
-  `<think>\nNumber ${i}.\n</think>\n\n${call('get_weather', { city })}${
-    i === 1 ? `\n${call('get_weather', { city: 'Oslo' })}` : ''}`);
-loop.push('<think>\nDone.\n</think>\n\nMild everywhere.');
-const cities = ['City 1', 'City 2', 'Oslo', 'City 3'];
 let stack, base;
 
 before(async () => {
-  stack = await scripted([0, 1, 2, 3].flatMap(() => loop));
+  stack = await scripted([0, 1, 2, 3].flatMap(() => rounds));
   base = `${stack.url}/v1`;
 });
 
@@ -30,28 +22,11 @@ after(async () => { if (stack) await stack.stop(); });
 
 for (const streamed of [false, true]) {
   test(`AI SDK, ${streamed ? 'streamed' : 'whole'}`, async () => {
-    const seen = [];
-    const options = {
-      model: createOpenAICompatible({ name: 'tokenring', baseURL: base })(
-        'scripted'),
-      prompt: 'What is it like?',
-      stopWhen: stepCountIs(6),
-      tools: {
-        get_weather: tool({
-          description: 'The weather of a city.',
-          inputSchema: z.object({ city: z.string() }),
-          execute: async ({ city }) => { seen.push(city); return 'mild'; },
-        }),
-      },
-    };
-    const result = streamed ? streamText(options) : await generateText(options);
-    assert.equal(await result.text, 'Mild everywhere.');
-    const steps = await result.steps;
-    assert.deepEqual(steps.map((s) => s.finishReason),
-      ['tool-calls', 'tool-calls', 'tool-calls', 'stop']);
+    const provider = createOpenAICompatible({ name: 'tokenring',
+      baseURL: base });
+    const steps = await aiSdkRounds(provider('scripted'), streamed);
     assert.deepEqual(steps.map((s) => s.reasoningText),
       ['Number 0.', 'Number 1.', 'Number 2.', 'Done.']);
-    assert.deepEqual(seen, cities);
   });
 }
 

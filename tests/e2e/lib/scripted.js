@@ -32,6 +32,10 @@ const TEMPLATE = `{{ bos_token }}
 {% if enable_thinking %}<think>
 {% endif %}{% endif %}`;
 
+// A call as that template writes it, and a model with it.
+const call = (name, args) => `<tool_call>\n${JSON.stringify({
+  name, arguments: args })}\n</tool_call>`;
+
 // A directory like models/pocket: with that template, or with the tokenizer and
 // the template of a folder.
 function model(dir, template = TEMPLATE, tokenizer = null) {
@@ -80,4 +84,4 @@ async function scripted(texts, options = {}) {
   return stack;
 }
 
-module.exports = { scripted, TEMPLATE };
+module.exports = { scripted, call, TEMPLATE };
