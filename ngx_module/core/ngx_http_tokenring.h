@@ -18,7 +18,8 @@
  *     _scan.c       the model in a body
  *     _tenants.c    whose a request is, and what it may use
  *     _budget.c     so many units in a time
- *     _channel.c    slots, doorbells, draining what the engine says
+ *     _channel.c    doorbells, draining what the engine says
+ *     _slot.c       the places of requests at an engine
  *     _handler.c    the content handler: routes [_request.h]
  *     _admit.c      an engine for a request, or a wait [_request.h]
  *     _body.c       the request body, from the client

@@ -8,6 +8,7 @@
 #include "ngx_http_tokenring_conf.h"
 #include "ngx_http_tokenring_endpoint.h"
 #include "ngx_http_tokenring_render.h"
+#include "ngx_http_tokenring_slot.h"
 
 
 /* what a correct engine never exceeds */

@@ -4,12 +4,12 @@
  */
 
 #include "ngx_http_tokenring_body.h"
-#include "ngx_http_tokenring_channel.h"
 #include "ngx_http_tokenring_conf.h"
 #include "ngx_http_tokenring_error.h"
 #include "ngx_http_tokenring_models.h"
 #include "ngx_http_tokenring_request.h"
 #include "ngx_http_tokenring_send.h"
+#include "ngx_http_tokenring_slot.h"
 
 
 static void ngx_http_tokenring_wake_group(ngx_http_tokenring_group_t *group);

@@ -17,13 +17,13 @@
  */
 
 #include "ngx_http_tokenring_body.h"
-#include "ngx_http_tokenring_channel.h"
 #include "ngx_http_tokenring_conf.h"
 #include "ngx_http_tokenring_error.h"
 #include "ngx_http_tokenring_models.h"
 #include "ngx_http_tokenring_request.h"
 #include "ngx_http_tokenring_resumable.h"
 #include "ngx_http_tokenring_send.h"
+#include "ngx_http_tokenring_slot.h"
 
 
 /* of a file that is scanned, bytes at a time */

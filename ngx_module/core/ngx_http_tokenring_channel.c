@@ -1,9 +1,5 @@
 /*
- * The channel: slots, doorbells, and the dispatch of records to requests.
- *
- * A request owns a slot from its first record until the engine's last record
- * about it (FINISH with LAST, or ERROR).  A request that ends earlier abandons
- * its slot: the engine is told to abort, and its remaining records are dropped.
+ * The channel: doorbells, and the dispatch of records to requests.
  *
  * Draining takes at most a budget of records in one turn of the event loop and
  * only notes what they mean; then every request with something to send is
@@ -16,6 +12,7 @@
 #include "ngx_http_tokenring_channel.h"
 #include "ngx_http_tokenring_request.h"
 #include "ngx_http_tokenring_send.h"
+#include "ngx_http_tokenring_slot.h"
 
 #include <tokenring/bell.h>
 
@@ -27,19 +24,11 @@ static void ngx_http_tokenring_bell_open(void);
 static ngx_int_t ngx_http_tokenring_doorbell_add(
     ngx_http_tokenring_conn_t *conn, int fd);
 static void ngx_http_tokenring_doorbell(ngx_event_t *ev);
-static void ngx_http_tokenring_slot_known(ngx_http_tokenring_conn_t *conn,
-    uint32_t n, tr_record_t *rec);
-static void ngx_http_tokenring_slot_free(ngx_http_tokenring_conn_t *conn,
-    uint32_t n);
 
 
 /* records taken in one turn of the event loop */
 #define NGX_HTTP_TOKENRING_BUDGET   256
 
-/* tokens of an answer, until the engine has counted the request itself */
-#define NGX_HTTP_TOKENRING_ANSWER   128
-
-#define NGX_HTTP_TOKENRING_NO_SLOT  0xffffffff
 #define NGX_HTTP_TOKENRING_LINE     64
 
 /* longer than any write that does not block, however busy the machine is */
@@ -169,24 +158,10 @@ ngx_http_tokenring_channel_open(ngx_http_tokenring_conn_t *conn,
         ngx_http_tokenring_scratch_size = size;
     }
 
-    conn->slots = ngx_calloc(sizeof(ngx_http_tokenring_slot_t)
-                             * conn->map.slots, ngx_cycle->log);
-    if (conn->slots == NULL) {
+    if (ngx_http_tokenring_slots_create(conn) != NGX_OK) {
         goto failed;
     }
 
-    conn->free = NGX_HTTP_TOKENRING_NO_SLOT;
-
-    for (i = conn->map.slots; i > 0; i--) {
-        conn->slots[i - 1].generation = 0;
-        conn->slots[i - 1].next = conn->free;
-        conn->free = i - 1;
-    }
-
-    conn->outstanding = 0;
-    conn->coming = 0;
-    conn->guessed = 0;
-    conn->known = 0;
     conn->again = 0;
 
     tr_ring_producer_init(&conn->requests, conn->map.request,
@@ -264,20 +239,12 @@ ngx_http_tokenring_channel_close(ngx_http_tokenring_conn_t *conn)
         conn->to_engine = -1;
     }
 
-    if (conn->slots) {
-        ngx_free(conn->slots);
-        conn->slots = NULL;
-    }
+    ngx_http_tokenring_slots_free(conn);
 
     tr_status_unmap(conn->page);
     conn->page = NULL;
 
     tr_channel_unmap(&conn->map);
-
-    conn->outstanding = 0;
-    conn->coming = 0;
-    conn->guessed = 0;
-    conn->known = 0;
 }
 
 
@@ -445,7 +412,8 @@ ngx_http_tokenring_drain(ngx_http_tokenring_conn_t *conn, ngx_uint_t budget)
         }
 
         if (rec.type == TR_RECORD_ACCEPTED) {
-            ngx_http_tokenring_slot_known(conn, n, &rec);
+            ngx_http_tokenring_slot_known(conn, n, ngx_http_tokenring_scratch,
+                                          rec.length);
         }
 
         /* the end of an abandoned request frees its slot, too */
@@ -582,222 +550,5 @@ ngx_http_tokenring_flush_dirty(ngx_http_tokenring_conn_t *conn)
         ngx_http_tokenring_flush(ctx);
 
         ngx_http_run_posted_requests(c);
-    }
-}
-
-
-ngx_int_t
-ngx_http_tokenring_slot_take(ngx_http_tokenring_conn_t *conn,
-    ngx_http_tokenring_ctx_t *ctx)
-{
-    off_t                       len;
-    uint32_t                    n;
-    ngx_http_tokenring_slot_t  *slot;
-
-    n = conn->free;
-
-    if (n == NGX_HTTP_TOKENRING_NO_SLOT) {
-        return NGX_DECLINED;
-    }
-
-    slot = &conn->slots[n];
-
-    conn->free = slot->next;
-    conn->outstanding++;
-
-    slot->ctx = ctx;
-    slot->used = 1;
-    slot->generation++;
-
-    if (slot->generation == 0) {
-        slot->generation = 1;
-    }
-
-    /* an estimate until the engine has counted: four bytes per token */
-
-    len = ngx_max(ctx->request->headers_in.content_length_n, 0);
-
-    slot->tokens = (uint64_t) len / 4 + NGX_HTTP_TOKENRING_ANSWER;
-    slot->known = 0;
-    conn->guessed += slot->tokens;
-
-    slot->coming = ctx->request->reading_body;
-    conn->coming += slot->coming;
-
-    ctx->tried |= ngx_http_tokenring_conn_bit(conn);
-    ctx->conn = conn;
-    ctx->id = TR_ID(n, slot->generation);
-
-    if (!ctx->moving) {
-        ctx->number = 0;
-    }
-
-    ctx->body_sent = NGX_HTTP_TOKENRING_NOTHING;
-
-    ngx_log_debug5(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
-                   "tokenring slot: take %uD, generation:%uD tokens:%uL "
-                   "engine:%V/%ui", n, slot->generation, slot->tokens,
-                   &conn->engine->name, conn->replica);
-
-    return NGX_OK;
-}
-
-
-/* as if it had not been taken: nothing of the request was sent */
-
-void
-ngx_http_tokenring_slot_return(ngx_http_tokenring_ctx_t *ctx)
-{
-    ngx_http_tokenring_slot_free(ctx->conn, TR_ID_SLOT(ctx->id));
-
-    /* give the turn back, or one of two engines would get all requests */
-    ctx->group->turn--;
-
-    ctx->conn = NULL;
-    ctx->tried = 0;
-}
-
-
-/* the last part of the body was sent */
-
-void
-ngx_http_tokenring_slot_whole(ngx_http_tokenring_ctx_t *ctx)
-{
-    ngx_http_tokenring_slot_t  *slot;
-
-    slot = &ctx->conn->slots[TR_ID_SLOT(ctx->id)];
-
-    ctx->conn->coming -= slot->coming;
-    slot->coming = 0;
-
-    ngx_http_tokenring_probe(ctx->conn);
-}
-
-
-/* from now on the status page counts it; the prompt's length is known */
-
-static void
-ngx_http_tokenring_slot_known(ngx_http_tokenring_conn_t *conn, uint32_t n,
-    tr_record_t *rec)
-{
-    tr_wire_bytes_t             model, policy;
-    tr_wire_accepted_t          head;
-    ngx_http_tokenring_slot_t  *slot;
-
-    slot = &conn->slots[n];
-
-    if (slot->known
-        || tr_wire_accepted_parse(ngx_http_tokenring_scratch, rec->length,
-                                  &head, &model, &policy)
-           != TR_OK)
-    {
-        return;
-    }
-
-    conn->guessed -= slot->tokens;
-
-    slot->tokens = head.prompt_tokens;
-    slot->known = 1;
-
-    conn->known += slot->tokens;
-}
-
-
-static void
-ngx_http_tokenring_slot_free(ngx_http_tokenring_conn_t *conn, uint32_t n)
-{
-    ngx_http_tokenring_slot_t  *slot;
-
-    slot = &conn->slots[n];
-
-    ngx_log_debug4(NGX_LOG_DEBUG_HTTP,
-                   slot->ctx ? slot->ctx->request->connection->log
-                             : ngx_cycle->log, 0,
-                   "tokenring slot: free %uD, generation:%uD engine:%V/%ui",
-                   n, slot->generation, &conn->engine->name, conn->replica);
-
-    if (slot->known) {
-        conn->known -= slot->tokens;
-
-    } else {
-        conn->guessed -= slot->tokens;
-    }
-
-    conn->coming -= slot->coming;
-
-    slot->ctx = NULL;
-    slot->used = 0;
-    slot->coming = 0;
-    slot->next = conn->free;
-
-    conn->free = n;
-    conn->outstanding--;
-}
-
-
-/* the request needs nothing more from the engine */
-
-void
-ngx_http_tokenring_slot_abandon(ngx_http_tokenring_ctx_t *ctx)
-{
-    uint32_t                    n;
-    ngx_uint_t                  whole;
-    ngx_http_tokenring_conn_t  *conn;
-
-    conn = ctx->conn;
-
-    if (conn == NULL) {
-        return;
-    }
-
-    n = TR_ID_SLOT(ctx->id);
-
-    ngx_log_debug2(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
-                   "tokenring slot: abandon %uD, body sent:%ud", n,
-                   (u_int) ctx->body_sent);
-
-    if (ctx->body_sent) {
-        whole = (ctx->body_sent == NGX_HTTP_TOKENRING_WHOLE);
-
-        ngx_http_tokenring_control(ctx, (ctx->detach && ctx->gone && whole)
-                                        ? TR_CONTROL_DETACH
-                                        : TR_CONTROL_ABORT);
-        conn->slots[n].ctx = NULL;
-
-        /* nothing more comes of its body */
-        conn->coming -= conn->slots[n].coming;
-        conn->slots[n].coming = 0;
-
-    } else {
-        ngx_http_tokenring_slot_free(conn, n);
-    }
-
-    ctx->conn = NULL;
-}
-
-
-/* replaces what the engine was told: ABORT, PAUSE, DETACH or nothing; the end
- * of a request whose budget is empty stays in force */
-
-void
-ngx_http_tokenring_control(ngx_http_tokenring_ctx_t *ctx, uint32_t bits)
-{
-    ngx_http_tokenring_conn_t  *conn;
-
-    conn = ctx->conn;
-
-    if (ctx->cut) {
-        bits = TR_CONTROL_ABORT;
-    }
-
-    ngx_log_debug4(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
-                   "tokenring request: tell the engine%s%s%s%s",
-                   (bits & TR_CONTROL_ABORT) ? " abort" : "",
-                   (bits & TR_CONTROL_PAUSE) ? " pause" : "",
-                   (bits & TR_CONTROL_DETACH) ? " detach" : "",
-                   bits ? "" : " to go on");
-
-    if (conn && tr_control_set(&conn->map, ctx->id, bits)) {
-        ngx_http_tokenring_ring(conn);
     }
 }

@@ -6,8 +6,8 @@
  */
 
 #include "ngx_http_tokenring_body.h"
-#include "ngx_http_tokenring_channel.h"
 #include "ngx_http_tokenring_conf.h"
+#include "ngx_http_tokenring_engine.h"
 #include "ngx_http_tokenring_request.h"
 
 

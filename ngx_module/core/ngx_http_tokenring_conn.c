@@ -17,6 +17,7 @@
 #include "ngx_http_tokenring_error.h"
 #include "ngx_http_tokenring_metrics.h"
 #include "ngx_http_tokenring_request.h"
+#include "ngx_http_tokenring_slot.h"
 
 #include <tokenring/handshake.h>
 

@@ -12,6 +12,7 @@
 #include "ngx_http_tokenring_endpoint.h"
 #include "ngx_http_tokenring_metrics.h"
 #include "ngx_http_tokenring_render.h"
+#include "ngx_http_tokenring_slot.h"
 
 
 /* what a correct engine never exceeds */

@@ -7,7 +7,6 @@
  */
 
 #include "ngx_http_tokenring_body.h"
-#include "ngx_http_tokenring_channel.h"
 #include "ngx_http_tokenring_conf.h"
 #include "ngx_http_tokenring_error.h"
 #include "ngx_http_tokenring_metrics.h"
@@ -15,6 +14,7 @@
 #include "ngx_http_tokenring_request.h"
 #include "ngx_http_tokenring_send.h"
 #include "ngx_http_tokenring_follow.h"
+#include "ngx_http_tokenring_slot.h"
 
 
 /* how long a request waits for its last record after the client left, ms */

@@ -13,12 +13,12 @@
  */
 
 #include "ngx_http_tokenring_body.h"
-#include "ngx_http_tokenring_channel.h"
 #include "ngx_http_tokenring_conf.h"
 #include "ngx_http_tokenring_endpoint.h"
 #include "ngx_http_tokenring_error.h"
 #include "ngx_http_tokenring_render.h"
 #include "ngx_http_tokenring_send.h"
+#include "ngx_http_tokenring_slot.h"
 #include "ngx_http_tokenring_stream.h"
 #include "ngx_http_tokenring_follow.h"
 

@@ -14,6 +14,7 @@
 #include "ngx_http_tokenring_request.h"
 #include "ngx_http_tokenring_resumable.h"
 #include "ngx_http_tokenring_send.h"
+#include "ngx_http_tokenring_slot.h"
 
 
 #define NGX_HTTP_TOKENRING_PIECES  16
