@@ -25,6 +25,10 @@ static ngx_int_t ngx_http_tokenring_started(ngx_http_tokenring_ctx_t *ctx,
     u_char *payload, size_t len);
 static ngx_int_t ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx,
     u_char *payload, size_t len);
+static void ngx_http_tokenring_delta_count(ngx_http_tokenring_ctx_t *ctx,
+    tr_wire_delta_t *head);
+static ngx_int_t ngx_http_tokenring_delta_keep(ngx_http_tokenring_ctx_t *ctx,
+    tr_wire_delta_t *head, tr_wire_bytes_t *text, tr_wire_bytes_t *logprobs);
 static ngx_uint_t ngx_http_tokenring_exceeds(ngx_http_tokenring_ctx_t *ctx,
     size_t len);
 static ngx_int_t ngx_http_tokenring_item(ngx_http_tokenring_ctx_t *ctx,
@@ -37,6 +41,11 @@ static ngx_int_t ngx_http_tokenring_kv(ngx_http_tokenring_ctx_t *ctx,
     u_char *payload, size_t len);
 static ngx_int_t ngx_http_tokenring_finish(ngx_http_tokenring_ctx_t *ctx,
     u_char *payload, size_t len);
+static ngx_int_t ngx_http_tokenring_finish_choice(
+    ngx_http_tokenring_ctx_t *ctx, tr_wire_finish_t *head);
+static ngx_int_t ngx_http_tokenring_finish_keep(ngx_http_tokenring_ctx_t *ctx,
+    tr_wire_finish_t *head, tr_wire_bytes_t *stop);
+static void ngx_http_tokenring_finish_aborted(ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_error(ngx_http_tokenring_ctx_t *ctx,
     u_char *payload, size_t len);
 static void ngx_http_tokenring_over(ngx_http_tokenring_ctx_t *ctx);
@@ -229,9 +238,8 @@ static ngx_int_t
 ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     size_t len)
 {
-    tr_wire_bytes_t               text, logprobs, ids;
-    tr_wire_delta_t               head;
-    ngx_http_tokenring_choice_t  *choice;
+    tr_wire_bytes_t  text, logprobs, ids;
+    tr_wire_delta_t  head;
 
     if (tr_wire_delta_parse(payload, len, &head, &text, &logprobs, &ids)
         != TR_OK
@@ -249,24 +257,7 @@ ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
         ngx_http_tokenring_move_told(ctx, &head, &ids);
     }
 
-    ctx->completion_tokens += head.tokens;
-
-    if (ctx->use && ctx->completion_tokens >= ctx->use->next
-        && !ngx_http_tokenring_charge(ctx))
-    {
-        ngx_http_tokenring_end_here(ctx);
-    }
-
-    ctx->last_us = ctx->conn ? ctx->conn->now : ngx_http_tokenring_clock();
-
-    if (ctx->first_us == 0) {
-        ctx->first_us = ctx->last_us;
-
-        if (ctx->stream && !ctx->movable) {
-            /* the client will see some of it, so it cannot be retried */
-            ngx_http_tokenring_body_forget(ctx);
-        }
-    }
+    ngx_http_tokenring_delta_count(ctx, &head);
 
     if (ctx->gone || ctx->error) {
         return NGX_OK;
@@ -284,39 +275,15 @@ ngx_http_tokenring_delta(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
         return NGX_OK;
     }
 
-    if (ngx_http_tokenring_queues(ctx)) {
-        if (ngx_http_tokenring_queue_delta(ctx, &head, &text, &logprobs)
-            != NGX_OK)
-        {
-            return NGX_ERROR;
-        }
-
-        if (!ctx->stream) {
-            return NGX_OK;
-        }
-
-        goto queued;
-    }
-
-    choice = &ctx->choices[head.choice];
-    choice->tokens += head.tokens;
-
-    if (ngx_http_tokenring_item_text(ctx, head.choice, &text) != NGX_OK
-        || (logprobs.len
-            && ngx_http_tokenring_append(&choice->logprobs, logprobs.data,
-                                         logprobs.len)
-               != NGX_OK))
+    if (ngx_http_tokenring_delta_keep(ctx, &head, &text, &logprobs)
+        != NGX_OK)
     {
         return NGX_ERROR;
     }
 
-    ctx->pending += text.len + logprobs.len;
-
     if (!ctx->stream) {
         return NGX_OK;
     }
-
-queued:
 
     ngx_http_tokenring_dirty(ctx->conn, ctx);
 
@@ -327,6 +294,63 @@ queued:
         ngx_http_tokenring_control(ctx, TR_CONTROL_PAUSE);
         ngx_http_tokenring_count(pauses);
     }
+
+    return NGX_OK;
+}
+
+
+/* what its tokens cost, and when they came: also when nobody hears of them */
+
+static void
+ngx_http_tokenring_delta_count(ngx_http_tokenring_ctx_t *ctx,
+    tr_wire_delta_t *head)
+{
+    ctx->completion_tokens += head->tokens;
+
+    if (ctx->use && ctx->completion_tokens >= ctx->use->next
+        && !ngx_http_tokenring_charge(ctx))
+    {
+        ngx_http_tokenring_end_here(ctx);
+    }
+
+    ctx->last_us = ctx->conn ? ctx->conn->now : ngx_http_tokenring_clock();
+
+    if (ctx->first_us == 0) {
+        ctx->first_us = ctx->last_us;
+
+        if (ctx->stream && !ctx->movable) {
+            /* the client will see some of it, so it cannot be retried */
+            ngx_http_tokenring_body_forget(ctx);
+        }
+    }
+}
+
+
+/* its text, until the client takes it: as a record, or with the choice's */
+
+static ngx_int_t
+ngx_http_tokenring_delta_keep(ngx_http_tokenring_ctx_t *ctx,
+    tr_wire_delta_t *head, tr_wire_bytes_t *text, tr_wire_bytes_t *logprobs)
+{
+    ngx_http_tokenring_choice_t  *choice;
+
+    if (ngx_http_tokenring_queues(ctx)) {
+        return ngx_http_tokenring_queue_delta(ctx, head, text, logprobs);
+    }
+
+    choice = &ctx->choices[head->choice];
+    choice->tokens += head->tokens;
+
+    if (ngx_http_tokenring_item_text(ctx, head->choice, text) != NGX_OK
+        || (logprobs->len
+            && ngx_http_tokenring_append(&choice->logprobs, logprobs->data,
+                                         logprobs->len)
+               != NGX_OK))
+    {
+        return NGX_ERROR;
+    }
+
+    ctx->pending += text->len + logprobs->len;
 
     return NGX_OK;
 }
@@ -549,9 +573,10 @@ static ngx_int_t
 ngx_http_tokenring_finish(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     size_t len)
 {
-    ngx_uint_t         last;
-    tr_wire_bytes_t    stop;
-    tr_wire_finish_t   head;
+    ngx_int_t         rc;
+    ngx_uint_t        last;
+    tr_wire_bytes_t   stop;
+    tr_wire_finish_t  head;
 
     if (tr_wire_finish_parse(payload, len, &head, &stop) != TR_OK) {
         return NGX_DECLINED;
@@ -572,55 +597,19 @@ ngx_http_tokenring_finish(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
         return ngx_http_tokenring_finish_cut(ctx, &head);
     }
 
-    if (ctx->state >= NGX_HTTP_TOKENRING_ACCEPTED
-        && head.choice < ctx->nchoices
-        && ctx->choices[head.choice].reason == 0)
-    {
-        ctx->choices[head.choice].reason = head.reason;
-        ctx->left--;
+    rc = ngx_http_tokenring_finish_choice(ctx, &head);
 
-        if (!ngx_http_tokenring_queues(ctx)) {
-            ctx->choices[head.choice].tokens = head.choice_tokens;
-
-        } else if (!ctx->gone && !ctx->error
-                   && head.reason != TR_FINISH_ABORTED
-                   && ngx_http_tokenring_queue_finish(ctx, &head) != NGX_OK)
-        {
-            return NGX_ERROR;
-        }
-
-    } else if (head.reason != TR_FINISH_ABORTED) {
-        return NGX_DECLINED;
+    if (rc == NGX_OK) {
+        rc = ngx_http_tokenring_finish_keep(ctx, &head, &stop);
     }
 
-    if (head.reason == TR_FINISH_ABORTED ? !last : (last && ctx->left)) {
-        return NGX_DECLINED;
-    }
-
-    /* the log has the reason of the first choice, or what ended all of them */
-
-    if (head.choice == 0 || head.reason == TR_FINISH_ABORTED) {
-        ctx->reason = head.reason;
-    }
-
-    ctx->totals = head;
-
-    if (ctx->ordered && stop.len) {
-        ctx->stop.data = ngx_pnalloc(ctx->request->pool, stop.len);
-        if (ctx->stop.data == NULL) {
-            return NGX_ERROR;
-        }
-
-        ngx_memcpy(ctx->stop.data, stop.data, stop.len);
-        ctx->stop.len = stop.len;
+    if (rc != NGX_OK) {
+        return rc;
     }
 
     if (last) {
         ctx->prompt_tokens = head.prompt_tokens;
         ctx->completion_tokens = head.completion_tokens;
-    }
-
-    if (last) {
         ngx_http_tokenring_over(ctx);
 
     } else if (ctx->state == NGX_HTTP_TOKENRING_ACCEPTED
@@ -634,16 +623,7 @@ ngx_http_tokenring_finish(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     }
 
     if (head.reason == TR_FINISH_ABORTED && !ctx->gone && !ctx->error) {
-        ctx->error_number = ctx->resumable ? ctx->number : 0;
-
-        if (ctx->follow) {
-            ctx->error = TR_ERR_CANCELLED;
-            ngx_str_set(&ctx->message, "The client left this request");
-
-        } else {
-            ctx->error = TR_ERR_CLOSED;
-            ngx_str_set(&ctx->message, "The engine aborted this request");
-        }
+        ngx_http_tokenring_finish_aborted(ctx);
     }
 
     if (ctx->stream || last || ctx->error) {
@@ -651,6 +631,91 @@ ngx_http_tokenring_finish(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     }
 
     return NGX_OK;
+}
+
+
+/* its choice ends, or an abort ends all: NGX_DECLINED where neither can be */
+
+static ngx_int_t
+ngx_http_tokenring_finish_choice(ngx_http_tokenring_ctx_t *ctx,
+    tr_wire_finish_t *head)
+{
+    ngx_uint_t  last;
+
+    last = head->flags & TR_FINISH_LAST;
+
+    if (ctx->state >= NGX_HTTP_TOKENRING_ACCEPTED
+        && head->choice < ctx->nchoices
+        && ctx->choices[head->choice].reason == 0)
+    {
+        ctx->choices[head->choice].reason = head->reason;
+        ctx->left--;
+
+        if (!ngx_http_tokenring_queues(ctx)) {
+            ctx->choices[head->choice].tokens = head->choice_tokens;
+
+        } else if (!ctx->gone && !ctx->error
+                   && head->reason != TR_FINISH_ABORTED
+                   && ngx_http_tokenring_queue_finish(ctx, head) != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+
+    } else if (head->reason != TR_FINISH_ABORTED) {
+        return NGX_DECLINED;
+    }
+
+    if (head->reason == TR_FINISH_ABORTED ? !last : (last && ctx->left)) {
+        return NGX_DECLINED;
+    }
+
+    return NGX_OK;
+}
+
+
+/* what the request keeps of a FINISH: reason, totals, the stop string */
+
+static ngx_int_t
+ngx_http_tokenring_finish_keep(ngx_http_tokenring_ctx_t *ctx,
+    tr_wire_finish_t *head, tr_wire_bytes_t *stop)
+{
+    /* the log has the reason of the first choice, or what ended all of them */
+
+    if (head->choice == 0 || head->reason == TR_FINISH_ABORTED) {
+        ctx->reason = head->reason;
+    }
+
+    ctx->totals = *head;
+
+    if (ctx->ordered && stop->len) {
+        ctx->stop.data = ngx_pnalloc(ctx->request->pool, stop->len);
+        if (ctx->stop.data == NULL) {
+            return NGX_ERROR;
+        }
+
+        ngx_memcpy(ctx->stop.data, stop->data, stop->len);
+        ctx->stop.len = stop->len;
+    }
+
+    return NGX_OK;
+}
+
+
+/* the engine aborted it, and nobody here had asked */
+
+static void
+ngx_http_tokenring_finish_aborted(ngx_http_tokenring_ctx_t *ctx)
+{
+    ctx->error_number = ctx->resumable ? ctx->number : 0;
+
+    if (ctx->follow) {
+        ctx->error = TR_ERR_CANCELLED;
+        ngx_str_set(&ctx->message, "The client left this request");
+
+    } else {
+        ctx->error = TR_ERR_CLOSED;
+        ngx_str_set(&ctx->message, "The engine aborted this request");
+    }
 }
 
 
