@@ -174,21 +174,21 @@ moves_on(fake_channel_t *c, fake_request_t *r)
     return true;
 }
 
-/* The next token, or what follows the last one.  False: not now. */
+/* Is there room for all that one step may say? */
 static bool
-step(fake_channel_t *c, fake_request_t *r)
+has_room(fake_channel_t *c)
 {
-    uint32_t i, n = fake_body_number(r, "choices", 1);
-    char text[128];
-    int len;
-
     if (tr_ring_space(&c->answers) < 256) {
         return false;
     }
-    if (tr_ring_space(&c->responses) < 65536 / 4 / 2
-        && tr_ring_space(&c->responses) < c->map.response_capacity / 8) {
-        return false;
-    }
+    return tr_ring_space(&c->responses) >= 65536 / 4 / 2
+           || tr_ring_space(&c->responses) >= c->map.response_capacity / 8;
+}
+
+/* A request that is sent away, before an answer or amid it: true if it was. */
+static bool
+sends_away(fake_channel_t *c, fake_request_t *r)
+{
     if (fake_body_is(r, "moves") && moves_on(c, r)) {
         return true;
     }
@@ -202,16 +202,22 @@ step(fake_channel_t *c, fake_request_t *r)
         request_free(r);
         return true;
     }
-    if (!r->accepted) {
-        if (fake_body_is(r, "error")) {
-            fake_put_error(c, r, -(int) fake_body_number(r, "count", 2));
-            request_free(r);
-            return true;
-        }
-        r->accepted = true;
-        fake_put_accepted(c, r);
+    if (!r->accepted && fake_body_is(r, "error")) {
+        fake_put_error(c, r, -(int) fake_body_number(r, "count", 2));
+        request_free(r);
         return true;
     }
+    return false;
+}
+
+/* A request that is answered in one step: true if it was. */
+static bool
+answers_at_once(fake_channel_t *c, fake_request_t *r, uint32_t choices)
+{
+    char text[128];
+    uint32_t i;
+    int len;
+
     if (fake_body_is(r, "escapes")) {
         static const char all[] = "\"\\/\b\f\n\r\t\x01\x1f\x7f <>&"
                                   "\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80"
@@ -222,7 +228,7 @@ step(fake_channel_t *c, fake_request_t *r)
         return true;
     }
     if (fake_body_is(r, "items")) {
-        for (i = 0; i < n; i++) {
+        for (i = 0; i < choices; i++) {
             fake_put_items(c, r, i);
         }
         finish_all(c, r, TR_FINISH_TOOL_CALLS);
@@ -242,17 +248,34 @@ step(fake_channel_t *c, fake_request_t *r)
         finish_all(c, r, TR_FINISH_STOP);
         return true;
     }
-    if (r->sent < fake_body_number(r, "count", 1) * n) {
-        for (i = 0; i < n; i++) {
-            len = snprintf(text, sizeof(text), "t%u ", r->sent / n);
-            if (fake_body_true(r, "include_kv")) {
-                fake_put_kv(c, r, i);
-            }
-            fake_put_text(c, r, i, text, (size_t) len);
+    return false;
+}
+
+/* The next token of each choice. */
+static void
+say_token(fake_channel_t *c, fake_request_t *r, uint32_t choices)
+{
+    char text[128];
+    uint32_t i;
+    int len;
+
+    for (i = 0; i < choices; i++) {
+        len = snprintf(text, sizeof(text), "t%u ", r->sent / choices);
+        if (fake_body_true(r, "include_kv")) {
+            fake_put_kv(c, r, i);
         }
-        r->sent += n;
-        return true;
+        fake_put_text(c, r, i, text, (size_t) len);
     }
+    r->sent += choices;
+}
+
+/* What follows the last token.  False: nothing, for now. */
+static bool
+say_end(fake_channel_t *c, fake_request_t *r)
+{
+    const char *how = fake_body_value(r, "fake");
+    char what[128];
+
     if (fake_body_is(r, "die")) {
         tr_ring_publish(&c->answers);
         tr_ring_publish(&c->responses);
@@ -266,18 +289,41 @@ step(fake_channel_t *c, fake_request_t *r)
         request_free(r);
     } else if (fake_body_is(r, "abort")) {
         finish_all(c, r, TR_FINISH_ABORTED);
+    } else if (how && strncmp(how, "\"hostile_", 9) == 0) {
+        snprintf(what, sizeof(what), "%.*s", (int) strcspn(how + 9, "\""),
+                 how + 9);
+        fake_put_hostile(c, r, what);
     } else {
-        const char *how = fake_body_value(r, "fake");
-
-        if (how && strncmp(how, "\"hostile_", 9) == 0) {
-            snprintf(text, sizeof(text), "%.*s", (int) strcspn(how + 9, "\""),
-                     how + 9);
-            fake_put_hostile(c, r, text);
-        } else {
-            finish_all(c, r, TR_FINISH_STOP);
-        }
+        finish_all(c, r, TR_FINISH_STOP);
     }
     return true;
+}
+
+/* The next token, or what follows the last one.  False: not now. */
+static bool
+step(fake_channel_t *c, fake_request_t *r)
+{
+    uint32_t choices = fake_body_number(r, "choices", 1);
+
+    if (!has_room(c)) {
+        return false;
+    }
+    if (sends_away(c, r)) {
+        return true;
+    }
+    if (!r->accepted) {
+        r->accepted = true;
+        fake_put_accepted(c, r);
+        return true;
+    }
+    if (answers_at_once(c, r, choices)) {
+        return true;
+    }
+    if (r->sent < fake_body_number(r, "count", 1) * choices) {
+        say_token(c, r, choices);
+        return true;
+    }
+    return say_end(c, r);
 }
 
 /* Advances a request as far as time and space let it; true: wants more. */
