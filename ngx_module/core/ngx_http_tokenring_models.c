@@ -23,10 +23,6 @@ static ngx_int_t ngx_http_tokenring_route_unnamed(
 static ngx_str_t *ngx_http_tokenring_follow_names(
     ngx_http_tokenring_models_t *models, ngx_http_tokenring_ctx_t *ctx,
     ngx_str_t *name);
-static ngx_str_t *ngx_http_tokenring_name_to(ngx_array_t *names,
-    ngx_str_t *name);
-static ngx_http_tokenring_split_t *ngx_http_tokenring_find_split(
-    ngx_http_tokenring_models_t *models, ngx_str_t *name);
 static ngx_str_t *ngx_http_tokenring_split_part(
     ngx_http_tokenring_split_t *split, ngx_http_tokenring_ctx_t *ctx);
 static ngx_uint_t ngx_http_tokenring_known(ngx_http_tokenring_ctx_t *ctx,
@@ -35,10 +31,6 @@ static ngx_uint_t ngx_http_tokenring_named(ngx_array_t *names,
     ngx_str_t *name);
 static ngx_int_t ngx_http_tokenring_refuse_model(ngx_http_tokenring_ctx_t *ctx,
     tr_status_t status, const char *format, ngx_str_t *name);
-
-
-#define ngx_http_tokenring_same(a, b)                                         \
-    ((a)->len == (b)->len && ngx_memcmp((a)->data, (b)->data, (a)->len) == 0)
 
 
 ngx_int_t
@@ -345,7 +337,7 @@ ngx_http_tokenring_model_behind(ngx_http_tokenring_models_t *models,
 }
 
 
-static ngx_str_t *
+ngx_str_t *
 ngx_http_tokenring_name_to(ngx_array_t *names, ngx_str_t *name)
 {
     ngx_uint_t                  i;
@@ -363,7 +355,7 @@ ngx_http_tokenring_name_to(ngx_array_t *names, ngx_str_t *name)
 }
 
 
-static ngx_http_tokenring_split_t *
+ngx_http_tokenring_split_t *
 ngx_http_tokenring_find_split(ngx_http_tokenring_models_t *models,
     ngx_str_t *name)
 {

@@ -17,6 +17,10 @@
 /* names that lead to one another: no more than so many in a row */
 #define NGX_HTTP_TOKENRING_NAMES_MAX  16
 
+/* two names, ngx_str_t * */
+#define ngx_http_tokenring_same(a, b)                                         \
+    ((a)->len == (b)->len && ngx_memcmp((a)->data, (b)->data, (a)->len) == 0)
+
 
 /* alias NAME TO; fallback NAME TO */
 
@@ -93,6 +97,13 @@ ngx_uint_t ngx_http_tokenring_fall_back(ngx_http_tokenring_ctx_t *ctx);
 
 /* may this request know of the model?  models may be NULL */
 ngx_uint_t ngx_http_tokenring_allowed(ngx_http_request_t *r,
+    ngx_http_tokenring_models_t *models, ngx_str_t *name);
+
+/* what a name in aliases or fallbacks leads to; NULL: it is not there */
+ngx_str_t *ngx_http_tokenring_name_to(ngx_array_t *names, ngx_str_t *name);
+
+/* the split of this name; NULL: there is none */
+ngx_http_tokenring_split_t *ngx_http_tokenring_find_split(
     ngx_http_tokenring_models_t *models, ngx_str_t *name);
 
 /* what a name of the configuration leads to, for who only wants to know: the

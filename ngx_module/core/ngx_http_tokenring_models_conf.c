@@ -33,7 +33,7 @@ static char *ngx_http_tokenring_models_split(ngx_conf_t *cf,
     ngx_http_tokenring_models_t *models);
 static char *ngx_http_tokenring_models_allow(ngx_conf_t *cf,
     ngx_http_tokenring_models_t *models);
-static ngx_uint_t ngx_http_tokenring_models_taken(
+static char *ngx_http_tokenring_models_new(ngx_conf_t *cf,
     ngx_http_tokenring_models_t *models, ngx_str_t *name);
 static ngx_uint_t ngx_http_tokenring_models_circle(
     ngx_http_tokenring_models_t *models, ngx_str_t *name, ngx_uint_t depth);
@@ -75,10 +75,7 @@ ngx_http_tokenring_find_models(ngx_conf_t *cf, ngx_str_t *name)
     blocks = tmcf->models.elts;
 
     for (i = 0; i < tmcf->models.nelts; i++) {
-        if (blocks[i]->group.name.len == name->len
-            && ngx_strncmp(blocks[i]->group.name.data, name->data, name->len)
-               == 0)
-        {
+        if (ngx_http_tokenring_same(&blocks[i]->group.name, name)) {
             return blocks[i];
         }
     }
@@ -259,9 +256,7 @@ ngx_http_tokenring_models_alias(ngx_conf_t *cf,
 
     value = cf->args->elts;
 
-    if (ngx_http_tokenring_models_taken(models, &value[1])) {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "duplicate name \"%V\"", &value[1]);
+    if (ngx_http_tokenring_models_new(cf, models, &value[1]) != NGX_CONF_OK) {
         return NGX_CONF_ERROR;
     }
 
@@ -273,21 +268,14 @@ static char *
 ngx_http_tokenring_models_fallback(ngx_conf_t *cf,
     ngx_http_tokenring_models_t *models)
 {
-    ngx_str_t                  *value;
-    ngx_uint_t                  i;
-    ngx_http_tokenring_name_t  *row;
+    ngx_str_t  *value;
 
     value = cf->args->elts;
-    row = models->fallbacks.elts;
 
-    for (i = 0; i < models->fallbacks.nelts; i++) {
-        if (row[i].name.len == value[1].len
-            && ngx_strncmp(row[i].name.data, value[1].data, value[1].len) == 0)
-        {
-            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                               "duplicate fallback of \"%V\"", &value[1]);
-            return NGX_CONF_ERROR;
-        }
+    if (ngx_http_tokenring_name_to(&models->fallbacks, &value[1])) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "duplicate fallback of \"%V\"", &value[1]);
+        return NGX_CONF_ERROR;
     }
 
     return ngx_http_tokenring_models_name(cf, &models->fallbacks);
@@ -327,9 +315,7 @@ ngx_http_tokenring_models_split(ngx_conf_t *cf,
 
     value = cf->args->elts;
 
-    if (ngx_http_tokenring_models_taken(models, &value[1])) {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "duplicate name \"%V\"", &value[1]);
+    if (ngx_http_tokenring_models_new(cf, models, &value[1]) != NGX_CONF_OK) {
         return NGX_CONF_ERROR;
     }
 
@@ -446,35 +432,20 @@ ngx_http_tokenring_models_value(ngx_conf_t *cf, ngx_str_t *text)
 }
 
 
-static ngx_uint_t
-ngx_http_tokenring_models_taken(ngx_http_tokenring_models_t *models,
-    ngx_str_t *name)
+/* NGX_CONF_ERROR, which was logged: an alias or a split has this name */
+
+static char *
+ngx_http_tokenring_models_new(ngx_conf_t *cf,
+    ngx_http_tokenring_models_t *models, ngx_str_t *name)
 {
-    ngx_uint_t                   i;
-    ngx_http_tokenring_name_t   *alias;
-    ngx_http_tokenring_split_t  *split;
-
-    alias = models->aliases.elts;
-
-    for (i = 0; i < models->aliases.nelts; i++) {
-        if (alias[i].name.len == name->len
-            && ngx_strncmp(alias[i].name.data, name->data, name->len) == 0)
-        {
-            return 1;
-        }
+    if (ngx_http_tokenring_name_to(&models->aliases, name)
+        || ngx_http_tokenring_find_split(models, name))
+    {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0, "duplicate name \"%V\"", name);
+        return NGX_CONF_ERROR;
     }
 
-    split = models->splits.elts;
-
-    for (i = 0; i < models->splits.nelts; i++) {
-        if (split[i].name.len == name->len
-            && ngx_strncmp(split[i].name.data, name->data, name->len) == 0)
-        {
-            return 1;
-        }
-    }
-
-    return 0;
+    return NGX_CONF_OK;
 }
 
 
@@ -484,8 +455,8 @@ static ngx_uint_t
 ngx_http_tokenring_models_circle(ngx_http_tokenring_models_t *models,
     ngx_str_t *name, ngx_uint_t depth)
 {
-    ngx_uint_t                   i, j;
-    ngx_http_tokenring_name_t   *alias;
+    ngx_str_t                   *to;
+    ngx_uint_t                   i;
     ngx_http_tokenring_part_t   *part;
     ngx_http_tokenring_split_t  *split;
 
@@ -493,43 +464,29 @@ ngx_http_tokenring_models_circle(ngx_http_tokenring_models_t *models,
         return 1;
     }
 
-    alias = models->aliases.elts;
+    to = ngx_http_tokenring_name_to(&models->aliases, name);
 
-    for (i = 0; i < models->aliases.nelts; i++) {
-        if (alias[i].name.len == name->len
-            && ngx_strncmp(alias[i].name.data, name->data, name->len) == 0)
-        {
-            return ngx_http_tokenring_models_circle(models, &alias[i].to,
-                                                    depth + 1);
-        }
+    if (to) {
+        return ngx_http_tokenring_models_circle(models, to, depth + 1);
     }
 
-    split = models->splits.elts;
+    split = ngx_http_tokenring_find_split(models, name);
 
-    for (i = 0; i < models->splits.nelts; i++) {
+    if (split == NULL) {
+        return 0;
+    }
 
-        if (split[i].name.len != name->len
-            || ngx_strncmp(split[i].name.data, name->data, name->len) != 0)
-        {
+    part = split->parts.elts;
+
+    for (i = 0; i < split->parts.nelts; i++) {
+
+        if (ngx_http_tokenring_same(&part[i].to, name)) {
+            /* the model that the split is named after */
             continue;
         }
 
-        part = split[i].parts.elts;
-
-        for (j = 0; j < split[i].parts.nelts; j++) {
-
-            if (part[j].to.len == name->len
-                && ngx_strncmp(part[j].to.data, name->data, name->len) == 0)
-            {
-                /* the model that the split is named after */
-                continue;
-            }
-
-            if (ngx_http_tokenring_models_circle(models, &part[j].to,
-                                                 depth + 1))
-            {
-                return 1;
-            }
+        if (ngx_http_tokenring_models_circle(models, &part[i].to, depth + 1)) {
+            return 1;
         }
     }
 
