@@ -41,7 +41,7 @@ ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
         || ((head.flags & TR_ACCEPTED_LOGPROBS)
             && ngx_http_tokenring_endpoint(ctx->endpoint)->logprobs == NULL)
         || ((head.flags & TR_ACCEPTED_STREAM)
-            && ngx_http_tokenring_endpoint(ctx->endpoint)->chunks == NULL)
+            && ngx_http_tokenring_endpoint(ctx->endpoint)->end == NULL)
         || ctx->state != NGX_HTTP_TOKENRING_QUEUED)
     {
         return NGX_DECLINED;

@@ -7,16 +7,22 @@
 #include "ngx_http_tokenring_render.h"
 
 
+/* an SSE comment: clients pass over it */
+#define NGX_HTTP_TOKENRING_COMMENT  ": keep-alive\n\n"
+
+
 static const ngx_http_tokenring_endpoint_t  ngx_http_tokenring_endpoints[] = {
 
     [TR_ENDPOINT_CHAT] =
     { "chatcmpl-",
       ngx_http_tokenring_openai_heads,
-      ngx_http_tokenring_openai_chunks,
       ngx_http_tokenring_openai_delta,
       ngx_http_tokenring_openai_finish,
       ngx_http_tokenring_openai_whole,
       ngx_http_tokenring_openai_item,
+      ngx_http_tokenring_openai_choices,
+      ngx_http_tokenring_openai_end,
+      ngx_string(NGX_HTTP_TOKENRING_COMMENT),
       0,
       NULL,
       "chat.completion",
@@ -34,11 +40,13 @@ static const ngx_http_tokenring_endpoint_t  ngx_http_tokenring_endpoints[] = {
     [TR_ENDPOINT_COMPLETIONS] =
     { "cmpl-",
       ngx_http_tokenring_openai_heads,
-      ngx_http_tokenring_openai_chunks,
       ngx_http_tokenring_openai_delta,
       ngx_http_tokenring_openai_finish,
       ngx_http_tokenring_openai_whole,
       NULL,
+      ngx_http_tokenring_openai_choices,
+      ngx_http_tokenring_openai_end,
+      ngx_string(NGX_HTTP_TOKENRING_COMMENT),
       0,
       NULL,
       "text_completion",
@@ -77,23 +85,23 @@ static const ngx_http_tokenring_endpoint_t  ngx_http_tokenring_endpoints[] = {
 
     [TR_ENDPOINT_MESSAGES] =
     { .id_prefix = "msg_",
-      .heads = ngx_http_tokenring_messages_heads,
-      .chunks = ngx_http_tokenring_messages_chunks,
       .delta = ngx_http_tokenring_messages_delta,
       .finish = ngx_http_tokenring_messages_finish,
       .whole = ngx_http_tokenring_messages_whole,
       .item = ngx_http_tokenring_messages_item,
+      .end = ngx_http_tokenring_messages_end,
+      .keep_alive = ngx_string("event: ping\ndata: {\"type\":\"ping\"}\n\n"),
       .ordered = 1,
       .error = ngx_http_tokenring_messages_error },
 
     [TR_ENDPOINT_RESPONSES] =
     { .id_prefix = "resp_",
-      .heads = ngx_http_tokenring_responses_heads,
-      .chunks = ngx_http_tokenring_responses_chunks,
       .delta = ngx_http_tokenring_responses_delta,
       .finish = ngx_http_tokenring_responses_finish,
       .whole = ngx_http_tokenring_responses_whole,
       .item = ngx_http_tokenring_responses_item,
+      .end = ngx_http_tokenring_responses_end,
+      .keep_alive = ngx_string(NGX_HTTP_TOKENRING_COMMENT),
       .ordered = 1 }
 };
 
@@ -119,14 +127,61 @@ ngx_http_tokenring_endpoint(ngx_uint_t endpoint)
 ngx_int_t
 ngx_http_tokenring_render_heads(ngx_http_tokenring_ctx_t *ctx)
 {
-    return ngx_http_tokenring_endpoint(ctx->endpoint)->heads(ctx);
+    const ngx_http_tokenring_endpoint_t  *endpoint;
+
+    endpoint = ngx_http_tokenring_endpoint(ctx->endpoint);
+
+    return endpoint->heads ? endpoint->heads(ctx) : NGX_OK;
 }
 
+
+/*
+ * Fills ctx->out with as much as should be sent at once: the number of bytes,
+ * 0 if there is nothing to send, NGX_DONE if that was the end of the stream.
+ */
 
 ngx_int_t
 ngx_http_tokenring_render_chunks(ngx_http_tokenring_ctx_t *ctx)
 {
-    return ngx_http_tokenring_endpoint(ctx->endpoint)->chunks(ctx);
+    ngx_int_t                             rc;
+    ngx_uint_t                            over, told;
+    ngx_http_tokenring_text_t            *out;
+    const ngx_http_tokenring_endpoint_t  *endpoint;
+
+    out = &ctx->out;
+    endpoint = ngx_http_tokenring_endpoint(ctx->endpoint);
+
+    rc = (endpoint->choices == NULL || ngx_http_tokenring_queues(ctx))
+         ? ngx_http_tokenring_render_records(ctx)
+         : endpoint->choices(ctx);
+
+    if (rc != NGX_OK) {
+        return (rc == NGX_AGAIN) ? (ngx_int_t) ngx_http_tokenring_text_len(out)
+                                 : NGX_ERROR;
+    }
+
+    over = (ctx->state == NGX_HTTP_TOKENRING_OVER);
+
+    /* a client that resumed a stream may have had its error before */
+    told = ctx->error && ctx->error_number && ctx->error_number <= ctx->after;
+
+    if (over && !told && endpoint->end(ctx) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    if (ctx->comment) {
+        ctx->comment = 0;
+
+        if (ngx_http_tokenring_text_len(out) == 0
+            && ngx_http_tokenring_append(out, endpoint->keep_alive.data,
+                                         endpoint->keep_alive.len)
+               != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+    }
+
+    return over ? NGX_DONE : (ngx_int_t) ngx_http_tokenring_text_len(out);
 }
 
 

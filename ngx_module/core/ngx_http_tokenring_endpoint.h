@@ -34,12 +34,18 @@ typedef struct {
     const char                           *id_prefix;  /* "chatcmpl-" */
 
     /* as ngx_http_tokenring_render.h describes them */
-    ngx_http_tokenring_render_pt          heads;
-    ngx_http_tokenring_render_pt          chunks;
+    ngx_http_tokenring_render_pt          heads;   /* NULL: there are none */
     ngx_http_tokenring_render_record_pt   delta;
     ngx_http_tokenring_render_record_pt   finish;
     ngx_http_tokenring_render_pt          whole;
     ngx_http_tokenring_render_item_pt     item;    /* NULL: text alone */
+
+    /* of a stream: text that is not kept as records (NULL: all is); what
+     * follows all text, or says ctx->error (NULL: there are no streams); what
+     * is sent while there is nothing else */
+    ngx_http_tokenring_render_pt          choices;
+    ngx_http_tokenring_render_pt          end;
+    ngx_str_t                             keep_alive;
 
     /* records are kept in their order for a whole response, too, and it is
      * rendered of them by delta, finish and item */

@@ -12,6 +12,11 @@
 #include "ngx_http_tokenring_render.h"
 
 
+/* between the id and the name of a call */
+#define NGX_HTTP_TOKENRING_FUNCTION                                           \
+    "\",\"type\":\"function\",\"function\":{\"name\":\""
+
+
 /* for each choice, once it was accepted */
 
 ngx_int_t
@@ -96,14 +101,8 @@ ngx_http_tokenring_item_begin(ngx_http_tokenring_ctx_t *ctx,
                                   before ? "\"}},{\"id\":\"" : "{\"id\":\"",
                                   before ? 11 : 7)
         != NGX_OK
-        || ngx_http_tokenring_json(&items->calls, (u_char *) id->data,
-                                   id->len)
-           != NGX_OK
-        || ngx_http_tokenring_put(&items->calls,
-                        "\",\"type\":\"function\",\"function\":{\"name\":\"")
-           != NGX_OK
-        || ngx_http_tokenring_json(&items->calls, (u_char *) name->data,
-                                   name->len)
+        || ngx_http_tokenring_items_names(&items->calls, id,
+                                          NGX_HTTP_TOKENRING_FUNCTION, name)
            != NGX_OK
         || ngx_http_tokenring_put(&items->calls, "\",\"arguments\":\"")
            != NGX_OK)
@@ -219,11 +218,8 @@ ngx_http_tokenring_items_call(ngx_http_tokenring_ctx_t *ctx,
                ",\"delta\":{\"tool_calls\":[{\"index\":%uD,\"id\":\"",
                items->index)
         != NGX_OK
-        || ngx_http_tokenring_json(out, (u_char *) id->data, id->len) != NGX_OK
-        || ngx_http_tokenring_put(out,
-                        "\",\"type\":\"function\",\"function\":{\"name\":\"")
-           != NGX_OK
-        || ngx_http_tokenring_json(out, (u_char *) name->data, name->len)
+        || ngx_http_tokenring_items_names(out, id,
+                                          NGX_HTTP_TOKENRING_FUNCTION, name)
            != NGX_OK)
     {
         return NGX_ERROR;
@@ -231,4 +227,18 @@ ngx_http_tokenring_items_call(ngx_http_tokenring_ctx_t *ctx,
 
     return ngx_http_tokenring_put(out,
                           "\",\"arguments\":\"\"}}]},\"logprobs\":null");
+}
+
+
+ngx_int_t
+ngx_http_tokenring_items_names(ngx_http_tokenring_text_t *t,
+    tr_wire_bytes_t *id, const char *middle, tr_wire_bytes_t *name)
+{
+    if (ngx_http_tokenring_json(t, (u_char *) id->data, id->len) != NGX_OK
+        || ngx_http_tokenring_append(t, middle, ngx_strlen(middle)) != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_tokenring_json(t, (u_char *) name->data, name->len);
 }

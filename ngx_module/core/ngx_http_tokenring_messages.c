@@ -27,8 +27,6 @@ static ngx_int_t ngx_http_tokenring_message_usage(
     ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_message_reason(
     ngx_http_tokenring_ctx_t *ctx, ngx_http_tokenring_choice_t *choice);
-static ngx_int_t ngx_http_tokenring_message_end(
-    ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_block_open(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_choice_t *choice, tr_wire_bytes_t *id,
     tr_wire_bytes_t *name);
@@ -37,53 +35,6 @@ static ngx_int_t ngx_http_tokenring_block_close(
 static ngx_int_t ngx_http_tokenring_block_input(
     ngx_http_tokenring_ctx_t *ctx, ngx_http_tokenring_items_t *items);
 static const char *ngx_http_tokenring_message_error_type(ngx_uint_t status);
-
-
-/* all is in the first record's events */
-
-ngx_int_t
-ngx_http_tokenring_messages_heads(ngx_http_tokenring_ctx_t *ctx)
-{
-    return NGX_OK;
-}
-
-
-ngx_int_t
-ngx_http_tokenring_messages_chunks(ngx_http_tokenring_ctx_t *ctx)
-{
-    ngx_int_t                   rc;
-    ngx_uint_t                  over;
-    ngx_http_tokenring_text_t  *out;
-
-    out = &ctx->out;
-
-    rc = ngx_http_tokenring_render_records(ctx);
-
-    if (rc != NGX_OK) {
-        return (rc == NGX_AGAIN) ? (ngx_int_t) ngx_http_tokenring_text_len(out)
-                                 : NGX_ERROR;
-    }
-
-    over = (ctx->state == NGX_HTTP_TOKENRING_OVER);
-
-    if (over && ngx_http_tokenring_message_end(ctx) != NGX_OK) {
-        return NGX_ERROR;
-    }
-
-    if (ctx->comment) {
-        ctx->comment = 0;
-
-        if (ngx_http_tokenring_text_len(out) == 0
-            && ngx_http_tokenring_put(out,
-                          "event: ping\ndata: {\"type\":\"ping\"}\n\n")
-               != NGX_OK)
-        {
-            return NGX_ERROR;
-        }
-    }
-
-    return over ? NGX_DONE : (ngx_int_t) ngx_http_tokenring_text_len(out);
-}
 
 
 /* text of the newest item */
@@ -316,15 +267,12 @@ ngx_http_tokenring_message_usage(ngx_http_tokenring_ctx_t *ctx)
             && ngx_http_tokenring_printf(out, 96,
                    ",\"output_tokens_details\":{\"thinking_tokens\":%uD}",
                    totals->reasoning_tokens)
-               != NGX_OK)
-        || ngx_http_tokenring_usage_cut(out, totals) != NGX_OK
-        || ngx_http_tokenring_usage_kv(out, &ctx->policy, &totals->kv)
-           != NGX_OK)
+               != NGX_OK))
     {
         return NGX_ERROR;
     }
 
-    return ngx_http_tokenring_put(out, "}");
+    return ngx_http_tokenring_usage_end(out, &ctx->policy, totals);
 }
 
 
@@ -361,18 +309,14 @@ ngx_http_tokenring_message_reason(ngx_http_tokenring_ctx_t *ctx,
 
 /* the last event of a stream */
 
-static ngx_int_t
-ngx_http_tokenring_message_end(ngx_http_tokenring_ctx_t *ctx)
+ngx_int_t
+ngx_http_tokenring_messages_end(ngx_http_tokenring_ctx_t *ctx)
 {
     tr_status_info_t  info;
 
     if (ctx->error == TR_OK) {
         return ngx_http_tokenring_put(&ctx->out, "event: message_stop\n"
                                   "data: {\"type\":\"message_stop\"}\n\n");
-    }
-
-    if (ctx->error_number && ctx->error_number <= ctx->after) {
-        return NGX_OK;
     }
 
     info = tr_status_info(ctx->error);
@@ -430,10 +374,7 @@ ngx_http_tokenring_block_open(ngx_http_tokenring_ctx_t *ctx,
 
         if (ngx_http_tokenring_put(out, "{\"type\":\"tool_use\",\"id\":\"")
             != NGX_OK
-            || ngx_http_tokenring_json(out, (u_char *) id->data, id->len)
-               != NGX_OK
-            || ngx_http_tokenring_put(out, "\",\"name\":\"") != NGX_OK
-            || ngx_http_tokenring_json(out, (u_char *) name->data, name->len)
+            || ngx_http_tokenring_items_names(out, id, "\",\"name\":\"", name)
                != NGX_OK
             || ngx_http_tokenring_put(out, "\",\"input\":") != NGX_OK)
         {

@@ -18,8 +18,6 @@
 #define NGX_HTTP_TOKENRING_EVENT  4096
 
 
-static ngx_int_t ngx_http_tokenring_render_choices(
-    ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_chunk_open(ngx_http_tokenring_ctx_t *ctx,
     ngx_uint_t index, uint64_t number);
 static ngx_int_t ngx_http_tokenring_chunk_close(
@@ -32,7 +30,8 @@ static ngx_int_t ngx_http_tokenring_text_chunk(ngx_http_tokenring_ctx_t *ctx,
     ngx_uint_t index, uint64_t number);
 static ngx_int_t ngx_http_tokenring_finish_chunk(
     ngx_http_tokenring_ctx_t *ctx, ngx_uint_t index, uint64_t number);
-static ngx_int_t ngx_http_tokenring_end(ngx_http_tokenring_ctx_t *ctx);
+static ngx_int_t ngx_http_tokenring_usage_kv(ngx_http_tokenring_text_t *t,
+    ngx_str_t *policy, tr_wire_usage_t *kv);
 static ngx_int_t ngx_http_tokenring_usage_counts(ngx_http_tokenring_text_t *t,
     uint64_t prompt_tokens, uint64_t completion_tokens);
 static ngx_int_t ngx_http_tokenring_logprobs(ngx_http_tokenring_ctx_t *ctx,
@@ -114,53 +113,10 @@ ngx_http_tokenring_openai_heads(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/*
- * Fills ctx->out with as much as should be sent at once: the number of bytes,
- * 0 if there is nothing to send, NGX_DONE if that was the end of the stream.
- */
-
-ngx_int_t
-ngx_http_tokenring_openai_chunks(ngx_http_tokenring_ctx_t *ctx)
-{
-    ngx_int_t                   rc;
-    ngx_uint_t                  over;
-    ngx_http_tokenring_text_t  *out;
-
-    out = &ctx->out;
-
-    rc = ngx_http_tokenring_queues(ctx)
-         ? ngx_http_tokenring_render_records(ctx)
-         : ngx_http_tokenring_render_choices(ctx);
-
-    if (rc != NGX_OK) {
-        return (rc == NGX_AGAIN) ? (ngx_int_t) ngx_http_tokenring_text_len(out)
-                                 : NGX_ERROR;
-    }
-
-    over = (ctx->state == NGX_HTTP_TOKENRING_OVER);
-
-    if (over && ngx_http_tokenring_end(ctx) != NGX_OK) {
-        return NGX_ERROR;
-    }
-
-    if (ctx->comment) {
-        ctx->comment = 0;
-
-        if (ngx_http_tokenring_text_len(out) == 0
-            && ngx_http_tokenring_put(out, ": keep-alive\n\n") != NGX_OK)
-        {
-            return NGX_ERROR;
-        }
-    }
-
-    return over ? NGX_DONE : (ngx_int_t) ngx_http_tokenring_text_len(out);
-}
-
-
 /* NGX_OK: everything; NGX_AGAIN: enough for one write */
 
-static ngx_int_t
-ngx_http_tokenring_render_choices(ngx_http_tokenring_ctx_t *ctx)
+ngx_int_t
+ngx_http_tokenring_openai_choices(ngx_http_tokenring_ctx_t *ctx)
 {
     ngx_int_t                     rc;
     ngx_uint_t                    i;
@@ -477,8 +433,8 @@ ngx_http_tokenring_finish_chunk(ngx_http_tokenring_ctx_t *ctx,
 
 /* an error event, or usage (if requested) and the end marker */
 
-static ngx_int_t
-ngx_http_tokenring_end(ngx_http_tokenring_ctx_t *ctx)
+ngx_int_t
+ngx_http_tokenring_openai_end(ngx_http_tokenring_ctx_t *ctx)
 {
     tr_status_info_t            info;
     ngx_http_tokenring_text_t  *out, *head;
@@ -487,11 +443,6 @@ ngx_http_tokenring_end(ngx_http_tokenring_ctx_t *ctx)
     head = &ctx->head;
 
     if (ctx->error) {
-
-        if (ctx->error_number && ctx->error_number <= ctx->after) {
-            return NGX_OK;
-        }
-
         info = tr_status_info(ctx->error);
 
         if (ngx_http_tokenring_id(ctx, ctx->error_number) != NGX_OK
@@ -542,14 +493,12 @@ ngx_http_tokenring_render_usage(ngx_http_tokenring_text_t *t,
             && ngx_http_tokenring_printf(t, 96,
                    ",\"completion_tokens_details\":{\"reasoning_tokens\":"
                    "%uD}", totals->reasoning_tokens)
-               != NGX_OK)
-        || ngx_http_tokenring_usage_cut(t, totals) != NGX_OK
-        || ngx_http_tokenring_usage_kv(t, policy, &totals->kv) != NGX_OK)
+               != NGX_OK))
     {
         return NGX_ERROR;
     }
 
-    return ngx_http_tokenring_put(t, "}");
+    return ngx_http_tokenring_usage_end(t, policy, totals);
 }
 
 
@@ -564,18 +513,27 @@ ngx_http_tokenring_usage_counts(ngx_http_tokenring_text_t *t,
 }
 
 
+/* what each API's usage ends with: all that is ours */
+
 ngx_int_t
-ngx_http_tokenring_usage_cut(ngx_http_tokenring_text_t *t,
+ngx_http_tokenring_usage_end(ngx_http_tokenring_text_t *t, ngx_str_t *policy,
     tr_wire_finish_t *totals)
 {
-    return (totals->flags & NGX_HTTP_TOKENRING_CUT)
-           ? ngx_http_tokenring_put(t, ",\"cut\":\"token_budget\"") : NGX_OK;
+    if (((totals->flags & NGX_HTTP_TOKENRING_CUT)
+         && ngx_http_tokenring_put(t, ",\"cut\":\"token_budget\"") != NGX_OK)
+        || ngx_http_tokenring_usage_kv(t, policy, &totals->kv) != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_tokenring_put(t, "}");
 }
 
 
-/* no policy where it has no name */
+/* ,"kv_cache":{...}, or nothing where nothing is known; no policy where it has
+ * no name */
 
-ngx_int_t
+static ngx_int_t
 ngx_http_tokenring_usage_kv(ngx_http_tokenring_text_t *t, ngx_str_t *policy,
     tr_wire_usage_t *kv)
 {

@@ -38,13 +38,10 @@ ngx_int_t ngx_http_tokenring_render_whole(ngx_http_tokenring_ctx_t *ctx);
 /* finish_reason: a literal, "" for none */
 const char *ngx_http_tokenring_reason(ngx_uint_t reason);
 
-/* ,"kv_cache":{...}, or nothing where nothing is known */
-ngx_int_t ngx_http_tokenring_usage_kv(ngx_http_tokenring_text_t *t,
-    ngx_str_t *policy, tr_wire_usage_t *kv);
-
-/* ,"cut":"token_budget" where we ended the answer, or nothing */
-ngx_int_t ngx_http_tokenring_usage_cut(ngx_http_tokenring_text_t *t,
-    tr_wire_finish_t *totals);
+/* what a usage object ends with: ,"cut":"token_budget" where we ended the
+ * answer, ,"kv_cache":{...} where something is known of it, } */
+ngx_int_t ngx_http_tokenring_usage_end(ngx_http_tokenring_text_t *t,
+    ngx_str_t *policy, tr_wire_finish_t *totals);
 
 /* the line of an SSE id, none for 0 */
 ngx_int_t ngx_http_tokenring_id(ngx_http_tokenring_ctx_t *ctx,
@@ -77,8 +74,6 @@ ngx_int_t ngx_http_tokenring_embeddings_whole(ngx_http_tokenring_ctx_t *ctx);
 
 
 /* _messages.c: as Anthropic's API gives them */
-ngx_int_t ngx_http_tokenring_messages_heads(ngx_http_tokenring_ctx_t *ctx);
-ngx_int_t ngx_http_tokenring_messages_chunks(ngx_http_tokenring_ctx_t *ctx);
 ngx_int_t ngx_http_tokenring_messages_delta(ngx_http_tokenring_ctx_t *ctx,
     ngx_uint_t index, uint64_t number);
 ngx_int_t ngx_http_tokenring_messages_finish(ngx_http_tokenring_ctx_t *ctx,
@@ -87,14 +82,13 @@ ngx_int_t ngx_http_tokenring_messages_item(ngx_http_tokenring_ctx_t *ctx,
     ngx_uint_t index, uint64_t number, tr_wire_bytes_t *id,
     tr_wire_bytes_t *name);
 ngx_int_t ngx_http_tokenring_messages_whole(ngx_http_tokenring_ctx_t *ctx);
+ngx_int_t ngx_http_tokenring_messages_end(ngx_http_tokenring_ctx_t *ctx);
 ngx_int_t ngx_http_tokenring_messages_error(ngx_http_tokenring_text_t *t,
     ngx_uint_t status, ngx_str_t *message, ngx_str_t *request_id);
 ngx_int_t ngx_http_tokenring_count_whole(ngx_http_tokenring_ctx_t *ctx);
 
 
 /* _responses.c: as OpenAI's Responses API gives them */
-ngx_int_t ngx_http_tokenring_responses_heads(ngx_http_tokenring_ctx_t *ctx);
-ngx_int_t ngx_http_tokenring_responses_chunks(ngx_http_tokenring_ctx_t *ctx);
 ngx_int_t ngx_http_tokenring_responses_delta(ngx_http_tokenring_ctx_t *ctx,
     ngx_uint_t index, uint64_t number);
 ngx_int_t ngx_http_tokenring_responses_finish(ngx_http_tokenring_ctx_t *ctx,
@@ -103,6 +97,7 @@ ngx_int_t ngx_http_tokenring_responses_item(ngx_http_tokenring_ctx_t *ctx,
     ngx_uint_t index, uint64_t number, tr_wire_bytes_t *id,
     tr_wire_bytes_t *name);
 ngx_int_t ngx_http_tokenring_responses_whole(ngx_http_tokenring_ctx_t *ctx);
+ngx_int_t ngx_http_tokenring_responses_end(ngx_http_tokenring_ctx_t *ctx);
 
 
 /* _items.c: tool calls and reasoning */
@@ -123,10 +118,13 @@ ngx_int_t ngx_http_tokenring_items_call(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_items_t *items, tr_wire_bytes_t *id,
     tr_wire_bytes_t *name);
 
+/* ID","name":"NAME of a call; middle: what an API has between the two */
+ngx_int_t ngx_http_tokenring_items_names(ngx_http_tokenring_text_t *t,
+    tr_wire_bytes_t *id, const char *middle, tr_wire_bytes_t *name);
+
 
 /* the same for chat and completions, as OpenAI's API gives them */
 ngx_int_t ngx_http_tokenring_openai_heads(ngx_http_tokenring_ctx_t *ctx);
-ngx_int_t ngx_http_tokenring_openai_chunks(ngx_http_tokenring_ctx_t *ctx);
 ngx_int_t ngx_http_tokenring_openai_delta(ngx_http_tokenring_ctx_t *ctx,
     ngx_uint_t index, uint64_t number);
 ngx_int_t ngx_http_tokenring_openai_finish(ngx_http_tokenring_ctx_t *ctx,
@@ -135,6 +133,8 @@ ngx_int_t ngx_http_tokenring_openai_item(ngx_http_tokenring_ctx_t *ctx,
     ngx_uint_t index, uint64_t number, tr_wire_bytes_t *id,
     tr_wire_bytes_t *name);
 ngx_int_t ngx_http_tokenring_openai_whole(ngx_http_tokenring_ctx_t *ctx);
+ngx_int_t ngx_http_tokenring_openai_choices(ngx_http_tokenring_ctx_t *ctx);
+ngx_int_t ngx_http_tokenring_openai_end(ngx_http_tokenring_ctx_t *ctx);
 
 
 /* entries as the wire has them: NGX_ERROR if they are malformed */

@@ -30,8 +30,6 @@ typedef enum {
 
 static ngx_int_t ngx_http_tokenring_response_start(
     ngx_http_tokenring_ctx_t *ctx, ngx_http_tokenring_choice_t *choice);
-static ngx_int_t ngx_http_tokenring_response_fail(
-    ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_response_event(
     ngx_http_tokenring_ctx_t *ctx, uint64_t number, const char *type);
 static ngx_int_t ngx_http_tokenring_response(ngx_http_tokenring_ctx_t *ctx,
@@ -69,53 +67,6 @@ ngx_http_tokenring_item_prefix(ngx_http_tokenring_items_t *items)
 {
     return (items->open == TR_ITEM_TOOL_CALL) ? "fc_"
            : (items->open == TR_ITEM_REASONING) ? "rs_" : "msg_";
-}
-
-
-/* all is in the first record's events */
-
-ngx_int_t
-ngx_http_tokenring_responses_heads(ngx_http_tokenring_ctx_t *ctx)
-{
-    return NGX_OK;
-}
-
-
-ngx_int_t
-ngx_http_tokenring_responses_chunks(ngx_http_tokenring_ctx_t *ctx)
-{
-    ngx_int_t                   rc;
-    ngx_uint_t                  over;
-    ngx_http_tokenring_text_t  *out;
-
-    out = &ctx->out;
-
-    rc = ngx_http_tokenring_render_records(ctx);
-
-    if (rc != NGX_OK) {
-        return (rc == NGX_AGAIN) ? (ngx_int_t) ngx_http_tokenring_text_len(out)
-                                 : NGX_ERROR;
-    }
-
-    over = (ctx->state == NGX_HTTP_TOKENRING_OVER);
-
-    if (over && ctx->error
-        && ngx_http_tokenring_response_fail(ctx) != NGX_OK)
-    {
-        return NGX_ERROR;
-    }
-
-    if (ctx->comment) {
-        ctx->comment = 0;
-
-        if (ngx_http_tokenring_text_len(out) == 0
-            && ngx_http_tokenring_put(out, ": keep-alive\n\n") != NGX_OK)
-        {
-            return NGX_ERROR;
-        }
-    }
-
-    return over ? NGX_DONE : (ngx_int_t) ngx_http_tokenring_text_len(out);
 }
 
 
@@ -208,10 +159,7 @@ ngx_http_tokenring_responses_item(ngx_http_tokenring_ctx_t *ctx,
 
     if (ngx_http_tokenring_response_start(ctx, choice) != NGX_OK
         || ngx_http_tokenring_put(call, "\"call_id\":\"") != NGX_OK
-        || ngx_http_tokenring_json(call, (u_char *) id->data, id->len)
-           != NGX_OK
-        || ngx_http_tokenring_put(call, "\",\"name\":\"") != NGX_OK
-        || ngx_http_tokenring_json(call, (u_char *) name->data, name->len)
+        || ngx_http_tokenring_items_names(call, id, "\",\"name\":\"", name)
            != NGX_OK
         || ngx_http_tokenring_put(call, "\"") != NGX_OK)
     {
@@ -309,16 +257,16 @@ ngx_http_tokenring_response_start(ngx_http_tokenring_ctx_t *ctx,
 }
 
 
-/* the last event of a stream that failed */
+/* the last event of a stream that failed; of another it is its FINISH's */
 
-static ngx_int_t
-ngx_http_tokenring_response_fail(ngx_http_tokenring_ctx_t *ctx)
+ngx_int_t
+ngx_http_tokenring_responses_end(ngx_http_tokenring_ctx_t *ctx)
 {
     ngx_http_tokenring_text_t  *out;
 
     out = &ctx->out;
 
-    if (ctx->error_number && ctx->error_number <= ctx->after) {
+    if (ctx->error == TR_OK) {
         return NGX_OK;
     }
 
@@ -477,15 +425,12 @@ ngx_http_tokenring_response_usage(ngx_http_tokenring_ctx_t *ctx)
                ctx->prompt_tokens, totals->cached_tokens,
                ctx->completion_tokens, totals->reasoning_tokens,
                ctx->prompt_tokens + ctx->completion_tokens)
-        != NGX_OK
-        || ngx_http_tokenring_usage_cut(&ctx->out, totals) != NGX_OK
-        || ngx_http_tokenring_usage_kv(&ctx->out, &ctx->policy, &totals->kv)
-           != NGX_OK)
+        != NGX_OK)
     {
         return NGX_ERROR;
     }
 
-    return ngx_http_tokenring_put(&ctx->out, "}");
+    return ngx_http_tokenring_usage_end(&ctx->out, &ctx->policy, totals);
 }
 
 
