@@ -130,8 +130,9 @@ $(UNIT_BIN): $B/libcli.a $B/libtokenring.a
 	    -lcmocka $(LIBS) -lcurl $(WRAP) $(LDFLAGS)
 
 # Parts of the module that need no NGINX.
-$B/tests/test_scan $B/tests/test_budget $B/tests/test_number: $B/tests/test_%: \
-    $B/obj/ngx_module/core/ngx_http_tokenring_%.o
+$B/tests/test_scan $B/tests/test_budget: $B/tests/test_%: \
+    $B/obj/ngx_module/routing/ngx_http_tokenring_%.o
+$B/tests/test_number: $B/obj/ngx_module/api/ngx_http_tokenring_number.o
 
 # Counts what the scheduler asks of response writers.
 $B/tests/test_scheduler: WRAP = -Wl,--wrap=tr_response_writer_has_room

@@ -47,7 +47,7 @@ $(BENCH_ENGINE) $(BENCH_MANAGER) $(BENCH_ATTENTION) $(BENCH_STORE) \
 	@echo "  LD    $@"
 	$Q$(CC) $(CFLAGS) -pthread -o $@ $^ $(LIBS) $(LDFLAGS)
 
-$(BENCH_SCAN): $B/obj/ngx_module/core/ngx_http_tokenring_scan.o
+$(BENCH_SCAN): $B/obj/ngx_module/routing/ngx_http_tokenring_scan.o
 
 # The engine's steps on a GPU: nothing of the CPU backend is linked, so that it
 # runs where OpenBLAS is not.  JANSSON=-l:libjansson.a for a machine without.

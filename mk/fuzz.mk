@@ -40,7 +40,7 @@ build-fuzz/fuzz_wire build-fuzz/fuzz_ring: build-fuzz/fuzz_%: \
 
 # A part of the module that needs no NGINX, and nothing of the engine.
 build-fuzz/fuzz_scan: build-fuzz/obj/tests/fuzz/fuzz_scan.o \
-    build-fuzz/obj/ngx_module/core/ngx_http_tokenring_scan.o
+    build-fuzz/obj/ngx_module/routing/ngx_http_tokenring_scan.o
 	@echo "  LD    $@"
 	$Q$(FUZZ_CC) $(FUZZ_FLAGS) -fsanitize=fuzzer,address,undefined -o $@ $^ \
 	    -ljansson

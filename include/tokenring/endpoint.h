@@ -5,7 +5,7 @@
  *
  *   endpoint_inline.h                             its path, its name
  *   engine/api/endpoint.c                         body to request (parse)
- *   ngx_module/core/ngx_http_tokenring_endpoint.c records to response (render)
+ *   ngx_module/api/ngx_http_tokenring_endpoint.c records to response (render)
  *
  * Numbers (wire.h) and names (docs/redis.md) never change; a number may be left
  * out.  What has no row is refused.  An endpoint that generates no text answers

@@ -9,7 +9,7 @@
 #include <jansson.h>
 #include <string.h>
 
-#include "ngx_module/core/ngx_http_tokenring_scan.h"
+#include "ngx_module/routing/ngx_http_tokenring_scan.h"
 
 #define BODY ((size_t) 4 << 20)
 #define PIECE ((size_t) 16 << 10)

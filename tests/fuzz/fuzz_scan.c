@@ -7,7 +7,7 @@
 #include <jansson.h>
 #include <string.h>
 
-#include "ngx_module/core/ngx_http_tokenring_scan.h"
+#include "ngx_module/routing/ngx_http_tokenring_scan.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "ngx_module/core/ngx_http_tokenring_budget.h"
+#include "ngx_module/routing/ngx_http_tokenring_budget.h"
 #include "tests/unit/fixtures/random.h"
 
 #define DAY 86400u

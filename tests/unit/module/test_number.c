@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "ngx_module/core/ngx_http_tokenring_number.h"
+#include "ngx_module/api/ngx_http_tokenring_number.h"
 #include "tests/unit/fixtures/random.h"
 
 static void

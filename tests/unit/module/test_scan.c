@@ -13,7 +13,7 @@
 
 #include <cmocka.h>
 
-#include "ngx_module/core/ngx_http_tokenring_scan.h"
+#include "ngx_module/routing/ngx_http_tokenring_scan.h"
 #include "tests/unit/fixtures/random.h"
 
 #define BODY_MAX 4096
