@@ -12,39 +12,55 @@
  * header, where it is not of the same name.
  *
  *     _module.c     directives, configuration, life of the process [_conf.h]
+ *     _engine_conf.c  tokenring_engine: names and sockets [_engine.h]
  *     _conn.c       connecting, handshake, loss, reconnecting [_engine.h]
- *     _choose.c     which engine gets a request [_engine.h]
- *     _models.c     models by name: which one a request is for
- *     _scan.c       the model in a body
- *     _tenants.c    whose a request is, and what it may use
- *     _budget.c     so many units in a time
  *     _channel.c    doorbells, draining what the engine says
  *     _slot.c       the places of requests at an engine
  *     _handler.c    the content handler: routes [_request.h]
- *     _admit.c      an engine for a request, or a wait [_request.h]
  *     _body.c       the request body, from the client
  *     _submit.c     the request body, into the request ring [_body.h]
- *     _migrate.c    another engine for one that has begun [_body.h]
  *     _upload.c     bodies that come slowly [_body.h]
  *     _record.c     what the engine's records do to a request [_request.h]
  *     _accepted.c   of these, the first one [_request.h]
  *     _request.c    what else ends it: hang-ups, timers
- *     _retry.c      another engine for a request that lost its own [_body.h]
  *     _send.c       from pending text to the client, never more than it takes
  *     _socket.c     small events into a socket, in one write [_send.h]
  *     _stream.c     what all event streams have in common
- *     _endpoint.c   what differs between endpoints: a table
- *     _openai.c     what responses look like [_render.h]
- *     _logprobs.c   log probabilities in them [_render.h]
- *     _resumable.c  streams that a client can resume; requests that go on
- *                   without their client
- *     _text.c       growing buffers, JSON strings
- *     _error.c      error bodies; tokenring_error
  *     _status.c     /health, from the status page
- *     _list.c       /v1/models, from the status page [_status.h]
  *     _metrics.c    /metrics
  *     _counters.c   the gateway's own counters [_metrics.h]
  *     _variables.c  $tokenring_* [_conf.h]
+ *
+ * routing/ has who may ask for what, and which engine gets it:
+ *
+ *     _models.c     models by name: which one a request is for
+ *     _models_conf.c  tokenring_models [_models.h]
+ *     _scan.c       the model in a body
+ *     _tenants.c    whose a request is, and what it may use
+ *     _tenants_conf.c  tokenring_plan, _tenants and _limits [_tenants.h]
+ *     _budget.c     so many units in a time
+ *     _cache_key.c  whose cached prefixes a request shares [_resumable.h]
+ *     _choose.c     which engine gets a request [_engine.h]
+ *     _admit.c      an engine for a request, or a wait [_request.h]
+ *     _retry.c      another engine for a request that lost its own [_body.h]
+ *     _migrate.c    another engine for one that has begun [_body.h]
+ *
+ * api/ has how answers are written:
+ *
+ *     _endpoint.c   what differs between endpoints: a table
+ *     _openai.c     OpenAI's chat and completions [_render.h]
+ *     _responses.c  OpenAI's Responses API [_render.h]
+ *     _messages.c   Anthropic's Messages API [_render.h]
+ *     _result.c     endpoints that generate nothing [_render.h]
+ *     _items.c      tool calls and reasoning [_render.h]
+ *     _logprobs.c   log probabilities [_render.h]
+ *     _resumable.c  streams that a client can resume; requests that go on
+ *                   without their client
+ *     _error.c      error bodies; tokenring_error
+ *     _list.c       /v1/models, from the status page [_status.h]
+ *     _text.c       growing buffers, JSON strings
+ *     _json.c       whether a text is JSON [_text.h]
+ *     _number.c     a float32 as JSON, fast
  *
  * redis/ has what outlives a connection to a client (docs/redis.md):
  *
