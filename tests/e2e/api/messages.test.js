@@ -209,16 +209,28 @@ test('thinking.budget_tokens closes thinking there', async () => {
   assert.equal(enough.content[1].text, 'Mild.');
 });
 
-says('word '.repeat(400));
 test('abort: the engine stops, and the next answer comes', async () => {
-  const stream = client.messages.stream({ model, messages, max_tokens: 2000 });
-  await assert.rejects(async () => {
-    for await (const e of stream) {
-      if (e.type === 'content_block_delta') stream.abort();
-    }
-    await stream.finalMessage();
-  }, Anthropic.APIUserAbortError);
-  await stack.idle();
+  const slow = await scripted(['word '.repeat(400), 'Mild.'],
+    { engine: { null_rate: 20 } });
+  try {
+    const other = new Anthropic({ baseURL: slow.url, apiKey: 'none' });
+    const stream = other.messages.stream({ model, messages, max_tokens: 2000 },
+      { headers: { 'X-Mark': 'abort' } });
+    await assert.rejects(async () => {
+      for await (const e of stream) {
+        if (e.type === 'content_block_delta') stream.abort();
+      }
+      await stream.finalMessage();
+    }, Anthropic.APIUserAbortError);
+    await slow.idle();
+    const [line] = await slow.logged('abort');
+    assert.equal(line.finish_reason, 'aborted');
+    const next = await other.messages.create({ model, messages,
+      max_tokens: 2000 });
+    assert.equal(next.content[0].text, 'Mild.');
+  } finally {
+    await slow.stop();
+  }
 });
 
 const prompt = async (body) => (await client.messages.countTokens({
@@ -339,10 +351,13 @@ test('errors by path: another model, method, type', async () => {
   for (const path of ['messages', 'messages/count_tokens']) {
     const get = await request(`${stack.url}/v1/${path}`);
     assert.deepEqual([get.status, get.json().type], [405, 'error']);
-    const text = await raw({}, { 'Content-Type': 'text/plain' });
+    const text = await post(`${stack.url}/v1/${path}`, { model, messages },
+      { 'Content-Type': 'text/plain' });
     assert.deepEqual([text.status, text.json().error.type],
       [415, 'invalid_request_error']);
   }
   const chatty = await post(`${stack.url}/v1/chat/completions`, {});
+  assert.equal(chatty.status, 400);
+  assert.equal(chatty.json().error.type, 'invalid_request_error');
   assert.equal(chatty.json().type, undefined);
 });

@@ -200,13 +200,22 @@ for (const streamed of [false, true]) {
     });
 }
 
-says('word '.repeat(400));
 test('abort: the engine stops', async () => {
-  const s = await client.responses.create({ model, input, stream: true });
-  for await (const e of s) {
-    if (e.type === 'response.output_text.delta') break;
+  const slow = await scripted(['word '.repeat(400)],
+    { engine: { null_rate: 20 } });
+  try {
+    const other = new OpenAI({ baseURL: `${slow.url}/v1`, apiKey: 'none' });
+    const s = await other.responses.create({ model, input, stream: true },
+      { headers: { 'X-Mark': 'abort' } });
+    for await (const e of s) {
+      if (e.type === 'response.output_text.delta') break;
+    }
+    await slow.idle();
+    const [line] = await slow.logged('abort');
+    assert.equal(line.finish_reason, 'aborted');
+  } finally {
+    await slow.stop();
   }
-  await stack.idle();
 });
 
 const chat = async (messages, more) => {

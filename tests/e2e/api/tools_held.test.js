@@ -1,10 +1,11 @@
 'use strict';
 //
 // Answers that are held to calls: tool_choice required and named, allowed tools,
-// strict tools; budgets of reasoning.  First what a model says that a test wrote (lib/scripted.js)
-// through the clients that people use; then models/pocket at temperature 2,
-// which has never seen a tool: whatever it finishes is a call of the request's
-// tools, with arguments that ajv accepts.  HELD=N answers of each kind (60).
+// strict tools; budgets of reasoning.  First a model that says what a script has
+// (lib/scripted.js), through the clients that people use; then models/pocket at
+// temperature 2, which has never seen a tool: whatever it finishes is a call of
+// the request's tools, with arguments that ajv accepts.  HELD=N answers of each
+// kind (60).
 
 const { test, before, after } = require('node:test');
 const assert = require('node:assert/strict');
@@ -290,8 +291,12 @@ for (const [kind, fields, finish] of [
 }
 
 test('streamed is whole, in every choice', async () => {
-  const body = { tool_choice: 'required', seed: 5, n: 3 };
+  const body = { tool_choice: 'required', parallel_tool_calls: false, seed: 5,
+    n: 8 };
   const whole = (await chat(body)).json();
+  assert.equal(whole.choices.length, 8);
+  const called = whole.choices.filter((c) => c.message.tool_calls).length;
+  assert.ok(called > 1, `${called} of 8 are calls`);
   const s = await stream(`${pocket.url}/v1/chat/completions`, {
     messages: ask, tools: three, temperature: 2, max_tokens: 200, stream: true,
     ...body }).finished;
@@ -312,16 +317,21 @@ test('streamed is whole, in every choice', async () => {
 });
 
 test('random reasoning within a budget, and calls behind it', async () => {
+  let finished = 0;
   await crowd(32, async (seed) => {
     const answer = await chat({ seed, tool_choice: 'required',
-      thinking_token_budget: seed,
+      parallel_tool_calls: false, thinking_token_budget: seed,
       chat_template_kwargs: { enable_thinking: true } });
     assert.equal(answer.status, 200, answer.text);
     const { choices: [{ message, finish_reason: reason }], usage }
       = answer.json();
     assert.ok(usage.completion_tokens_details.reasoning_tokens <= seed + 8);
-    if (reason !== 'length') check(message.tool_calls);
+    if (reason === 'length') return;
+    assert.ok(message.tool_calls.length > 0);
+    check(message.tool_calls);
+    finished++;
   });
+  assert.ok(finished > 3, `${finished} of 32 finished`);
   await pocket.idle();
 });
 

@@ -38,6 +38,7 @@ typedef struct {
     int tool; /* of the call that is read, -1: none */
     bool cut; /* what is left of an answer that did not end */
     uint32_t calls, content;
+    uint32_t walks, ended, bars; /* of all templates: what was looked at */
 } bench_t;
 
 static void *
@@ -258,6 +259,8 @@ walk(bench_t *t, tr_grammar_t *g, unsigned *seed)
         }
     }
     tr_matcher_drop(&m);
+    t->walks++;
+    t->ended += ended;
     return ended;
 }
 
@@ -348,6 +351,8 @@ check_none(bench_t *t, const tr_dialect_t *d, const char *name)
     snprintf(list, sizeof(list), "[%s]",
              d->layout != NULL ? d->layout->bars : "");
     bars = json_loads(list, 0, NULL);
+    assert_non_null(bars);
+    t->bars += (uint32_t) json_array_size(bars);
     assert_true(accepts(t->b, g,
                         d->layout != NULL
                             ? "Hello <there> {\"a\": 1}"
@@ -441,8 +446,12 @@ test_real_templates(void **state)
         tr_chat_template_free(&c);
     }
     closedir(dir);
-    printf("%u of %u templates can be held\n", holds, found);
+    printf("%u of %u templates can be held; %u of %u walks came to an end; %u "
+           "bars\n",
+           holds, found, t->ended, t->walks, t->bars);
     assert_true(found >= 40);
+    /* of each enough to mean something */
+    assert_true(t->ended > holds && t->bars > holds);
     /* one writes the arguments before the name */
     assert_int_equal(holds, found - 1);
 }

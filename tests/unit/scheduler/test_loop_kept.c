@@ -131,7 +131,7 @@ operations(void)
 
 /* One prefix is found, cut, compared, and kept or dropped. */
 static void
-cut_once(tr_kv_cache_t *kv, uint64_t *state, uint32_t *kept)
+cut_once(tr_kv_cache_t *kv, uint64_t *state, uint32_t *kept, uint32_t *shorter)
 {
     tr_prefix_key_t key = { 0 };
     int32_t tokens[600], slot;
@@ -148,6 +148,7 @@ cut_once(tr_kv_cache_t *kv, uint64_t *state, uint32_t *kept)
     }
     b = kv->m.seq[found.kept - 1].base;
     assert_true(found.tokens <= n && found.cut == (found.tokens < b));
+    *shorter += found.cut;
     n = found.tokens;
     slot = tr_kv_open(kv, NULL);
     assert_true(slot >= 0);
@@ -171,7 +172,7 @@ cuts_of(const char *spec)
 {
     tr_config_t c = settings(spec, 24 << 20, 0);
     uint64_t state = seed + 9;
-    uint32_t kept = 0, i;
+    uint32_t kept = 0, shorter = 0, i;
     fixture_loop_t l;
 
     strcpy(c.kv_reuse, "yes");
@@ -190,11 +191,11 @@ cuts_of(const char *spec)
     }
     assert_null(tr_loop_stop(l.loop));
     for (i = 0; i < operations(); i++) {
-        cut_once(l.executor->kv, &state, &kept);
+        cut_once(l.executor->kv, &state, &kept, &shorter);
         assert_true(tr_kv_sound(l.executor->kv));
     }
-    print_message("%s: kept %u\n", spec, kept);
-    assert_true(kept > 10);
+    print_message("%s: kept %u, cut %u\n", spec, kept, shorter);
+    assert_true(kept > 10 && shorter > 10);
     assert_int_equal(tr_kv_free_pages(l.executor->kv),
                      tr_kv_pages(l.executor->kv));
     tr_kv_expire(l.executor->kv, UINT64_MAX - 1);
