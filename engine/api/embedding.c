@@ -1,5 +1,7 @@
 /*
- * How a model makes embeddings (embedding.h).
+ * How a model makes embeddings (embedding.h), read where sentence-transformers
+ * keeps it: 1_Pooling/config.json says which token's vector is taken, or the mean
+ * of all, and modules.json whether it is normalised.
  */
 #include "embedding.h"
 

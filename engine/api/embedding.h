@@ -1,5 +1,6 @@
 /*
- * How a model makes embeddings: what sentence-transformers keeps beside it.
+ * How a model makes embeddings: what sentence-transformers keeps beside it, read
+ * once at start.  A model without these files makes none, unless a setting says how.
  */
 #ifndef TR_EMBEDDING_H
 #define TR_EMBEDDING_H

@@ -1,5 +1,7 @@
 /*
- * The fields of /v1/embeddings (openai_fields.h).
+ * The fields of /v1/embeddings: a row for each that is honoured, refused by name or
+ * ignored (openai_fields.h).  Of those that no request has in common with another
+ * endpoint's, most tell how texts are cut, which is never done here.
  */
 #include "openai_fields.h"
 

@@ -1,5 +1,7 @@
 /*
- * Bodies of other APIs become those of a chat (translate.h).
+ * Bodies of other APIs become those of a chat (translate.h): a copy of the body is
+ * begun, messages are added to it part by part, and settled at the end into what
+ * a chat's clients write: text where all of it is text, arguments as a string.
  */
 #include "translate.h"
 

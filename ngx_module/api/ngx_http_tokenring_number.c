@@ -1,4 +1,6 @@
 /*
+ * Writes floats of embeddings as printf("%.9g") does, several times faster.
+ *
  * The nine digits are an integer: the number times a power of ten, in double,
  * which is off by 2e-7 at most.  Only where that might change how it is
  * rounded, and where "%.9g" writes an exponent, printf() is asked.

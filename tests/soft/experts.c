@@ -1,5 +1,6 @@
 /*
- * Layers with experts: the references of the CUDA kernels' tests, as launches.
+ * Layers with experts on the software device: a launch of one of their kernels runs
+ * what that kernel's test compares it with (experts_reference.h).
  */
 #include "device.h"
 
