@@ -14,6 +14,26 @@
 #include <signal.h>
 
 
+#define NGX_HTTP_TOKENRING_ZONE_SIZE  (128 * 1024)
+
+#define ngx_http_tokenring_gateway_counter(member)                           \
+    offsetof(ngx_http_tokenring_shared_t, member)
+
+
+/* a counter in /metrics, behind "tokenring_gateway_" */
+
+typedef struct {
+    const char  *name;
+    const char  *help;
+    size_t       offset;
+} ngx_http_tokenring_gateway_t;
+
+
+static ngx_int_t ngx_http_tokenring_zone_init(ngx_shm_zone_t *zone,
+    void *data);
+static ngx_int_t ngx_http_tokenring_log_handler(ngx_http_request_t *r);
+
+
 ngx_http_tokenring_shared_t  *ngx_http_tokenring_counters;
 
 
@@ -23,6 +43,40 @@ static ngx_uint_t
     ngx_http_tokenring_statuses[NGX_HTTP_TOKENRING_STATUSES - 1] = {
     200, 400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 499, 500, 502, 503,
     504
+};
+
+
+static ngx_http_tokenring_gateway_t  ngx_http_tokenring_gateway[] = {
+
+    { "pauses_total", "Requests paused because their client was slow.",
+      ngx_http_tokenring_gateway_counter(pauses) },
+
+    { "slow_uploads_total",
+      "Requests ended because their body came too slowly.",
+      ngx_http_tokenring_gateway_counter(slow_uploads) },
+
+    { "limited_total",
+      "Requests refused because their tenant was at a limit of its plan.",
+      ngx_http_tokenring_gateway_counter(limited) },
+
+    { "engine_losses_total", "Connections to engines that were lost.",
+      ngx_http_tokenring_gateway_counter(engine_losses) },
+
+    { "retries_total", "Requests sent again, to another engine.",
+      ngx_http_tokenring_gateway_counter(retries) },
+
+    { "migrations_total",
+      "Requests that went on at another engine after they had begun.",
+      ngx_http_tokenring_gateway_counter(migrations) },
+
+    { "unmovable_total", "Requests that lost their engine and could not.",
+      ngx_http_tokenring_gateway_counter(unmovable) },
+
+    { "protocol_errors_total",
+      "Channels closed because an engine broke the protocol.",
+      ngx_http_tokenring_gateway_counter(protocol_errors) },
+
+    { NULL, NULL, 0 }
 };
 
 
@@ -115,13 +169,35 @@ ngx_http_tokenring_gateway_json(ngx_http_tokenring_text_t *out)
 }
 
 
+static ngx_int_t
+ngx_http_tokenring_gateway_requests(ngx_http_tokenring_text_t *out,
+    ngx_http_tokenring_shared_t *shared)
+{
+    ngx_uint_t  i;
+
+    for (i = 0; i < NGX_HTTP_TOKENRING_STATUSES - 1; i++) {
+        if (ngx_http_tokenring_printf(out, 128,
+                "tokenring_gateway_requests_total{status=\"%ui\"} %uA\n",
+                ngx_http_tokenring_statuses[i], shared->requests[i])
+            != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+    }
+
+    return ngx_http_tokenring_printf(out, 128,
+                "tokenring_gateway_requests_total{status=\"other\"} %uA\n",
+                shared->requests[i]);
+}
+
+
 /* as Prometheus text */
 
 ngx_int_t
 ngx_http_tokenring_gateway_metrics(ngx_http_tokenring_text_t *out)
 {
-    ngx_uint_t                    i, active;
-    ngx_http_tokenring_shared_t  *shared;
+    ngx_http_tokenring_shared_t   *shared;
+    ngx_http_tokenring_gateway_t  *family;
 
     shared = ngx_http_tokenring_counters;
 
@@ -137,81 +213,73 @@ ngx_http_tokenring_gateway_metrics(ngx_http_tokenring_text_t *out)
             "# HELP tokenring_gateway_requests_total "
             "Requests to tokenring_pass locations by status.\n"
             "# TYPE tokenring_gateway_requests_total counter\n")
-        != NGX_OK)
+        != NGX_OK
+        || ngx_http_tokenring_gateway_requests(out, shared) != NGX_OK
+        || ngx_http_tokenring_printf(out, 256,
+            "# HELP tokenring_gateway_active_requests "
+            "Requests in the workers now.\n"
+            "# TYPE tokenring_gateway_active_requests gauge\n"
+            "tokenring_gateway_active_requests %ui\n",
+            ngx_http_tokenring_active(shared))
+           != NGX_OK)
     {
         return NGX_ERROR;
     }
 
-    for (i = 0; i < NGX_HTTP_TOKENRING_STATUSES; i++) {
+    for (family = ngx_http_tokenring_gateway; family->name; family++) {
 
-        if (i == NGX_HTTP_TOKENRING_STATUSES - 1) {
-            if (ngx_http_tokenring_printf(out, 128,
-                    "tokenring_gateway_requests_total{status=\"other\"} %uA\n",
-                    shared->requests[i])
-                != NGX_OK)
-            {
-                return NGX_ERROR;
-            }
-
-            break;
-        }
-
-        if (ngx_http_tokenring_printf(out, 128,
-                "tokenring_gateway_requests_total{status=\"%ui\"} %uA\n",
-                ngx_http_tokenring_statuses[i], shared->requests[i])
+        if (ngx_http_tokenring_printf(out, 512,
+                "# HELP tokenring_gateway_%s %s\n"
+                "# TYPE tokenring_gateway_%s counter\n"
+                "tokenring_gateway_%s %uA\n",
+                family->name, family->help, family->name, family->name,
+                *(ngx_atomic_t *) ((u_char *) shared + family->offset))
             != NGX_OK)
         {
             return NGX_ERROR;
         }
     }
 
-    active = ngx_http_tokenring_active(shared);
-
-    return ngx_http_tokenring_printf(out, 4096,
-        "# HELP tokenring_gateway_active_requests "
-        "Requests in the workers now.\n"
-        "# TYPE tokenring_gateway_active_requests gauge\n"
-        "tokenring_gateway_active_requests %ui\n"
-        "# HELP tokenring_gateway_pauses_total "
-        "Requests paused because their client was slow.\n"
-        "# TYPE tokenring_gateway_pauses_total counter\n"
-        "tokenring_gateway_pauses_total %uA\n"
-        "# HELP tokenring_gateway_slow_uploads_total "
-        "Requests ended because their body came too slowly.\n"
-        "# TYPE tokenring_gateway_slow_uploads_total counter\n"
-        "tokenring_gateway_slow_uploads_total %uA\n"
-        "# HELP tokenring_gateway_limited_total "
-        "Requests refused because their tenant was at a limit of its plan.\n"
-        "# TYPE tokenring_gateway_limited_total counter\n"
-        "tokenring_gateway_limited_total %uA\n"
-        "# HELP tokenring_gateway_engine_losses_total "
-        "Connections to engines that were lost.\n"
-        "# TYPE tokenring_gateway_engine_losses_total counter\n"
-        "tokenring_gateway_engine_losses_total %uA\n"
-        "# HELP tokenring_gateway_retries_total "
-        "Requests sent again, to another engine.\n"
-        "# TYPE tokenring_gateway_retries_total counter\n"
-        "tokenring_gateway_retries_total %uA\n"
-        "# HELP tokenring_gateway_migrations_total "
-        "Requests that went on at another engine after they had begun.\n"
-        "# TYPE tokenring_gateway_migrations_total counter\n"
-        "tokenring_gateway_migrations_total %uA\n"
-        "# HELP tokenring_gateway_unmovable_total "
-        "Requests that lost their engine and could not.\n"
-        "# TYPE tokenring_gateway_unmovable_total counter\n"
-        "tokenring_gateway_unmovable_total %uA\n"
-        "# HELP tokenring_gateway_protocol_errors_total "
-        "Channels closed because an engine broke the protocol.\n"
-        "# TYPE tokenring_gateway_protocol_errors_total counter\n"
-        "tokenring_gateway_protocol_errors_total %uA\n",
-        active, shared->pauses, shared->slow_uploads, shared->limited,
-        shared->engine_losses,
-        shared->retries, shared->migrations, shared->unmovable,
-        shared->protocol_errors);
+    return NGX_OK;
 }
 
 
 ngx_int_t
+ngx_http_tokenring_init_counters(ngx_conf_t *cf,
+    ngx_http_tokenring_main_conf_t *tmcf)
+{
+    ngx_str_t                   name;
+    ngx_http_handler_pt        *h;
+    ngx_http_core_main_conf_t  *cmcf;
+
+    ngx_str_set(&name, "tokenring");
+
+    tmcf->zone = ngx_shared_memory_add(cf, &name, NGX_HTTP_TOKENRING_ZONE_SIZE,
+                                       &ngx_http_tokenring_module);
+    if (tmcf->zone == NULL) {
+        return NGX_ERROR;
+    }
+
+    tmcf->zone->init = ngx_http_tokenring_zone_init;
+    tmcf->zone->data = ngx_pcalloc(cf->pool, sizeof(void *));
+    if (tmcf->zone->data == NULL) {
+        return NGX_ERROR;
+    }
+
+    cmcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_core_module);
+
+    h = ngx_array_push(&cmcf->phases[NGX_HTTP_LOG_PHASE].handlers);
+    if (h == NULL) {
+        return NGX_ERROR;
+    }
+
+    *h = ngx_http_tokenring_log_handler;
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
 ngx_http_tokenring_zone_init(ngx_shm_zone_t *zone, void *data)
 {
     ngx_slab_pool_t               *shpool;
@@ -277,7 +345,7 @@ ngx_http_tokenring_process_connected(ngx_http_tokenring_conn_t *conn,
 
 /* log phase: every request to a location of ours */
 
-ngx_int_t
+static ngx_int_t
 ngx_http_tokenring_log_handler(ngx_http_request_t *r)
 {
     ngx_uint_t                      i, status;

@@ -65,8 +65,9 @@ ngx_int_t ngx_http_tokenring_gateway_json(ngx_http_tokenring_text_t *out);
 /* workers that are connected to this socket */
 ngx_uint_t ngx_http_tokenring_workers(ngx_http_tokenring_conn_t *conn);
 
-ngx_int_t ngx_http_tokenring_zone_init(ngx_shm_zone_t *zone, void *data);
-ngx_int_t ngx_http_tokenring_log_handler(ngx_http_request_t *r);
+/* makes their zone, and counts in the log phase */
+ngx_int_t ngx_http_tokenring_init_counters(ngx_conf_t *cf,
+    ngx_http_tokenring_main_conf_t *tmcf);
 
 /* this worker begins, with nothing active or connected */
 void ngx_http_tokenring_process_reset(ngx_http_tokenring_shared_t *shared);

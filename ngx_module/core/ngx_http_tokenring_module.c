@@ -27,6 +27,8 @@ static void *ngx_http_tokenring_create_main_conf(ngx_conf_t *cf);
 static void *ngx_http_tokenring_create_loc_conf(ngx_conf_t *cf);
 static char *ngx_http_tokenring_merge_loc_conf(ngx_conf_t *cf, void *parent,
     void *child);
+static void ngx_http_tokenring_merge_values(
+    ngx_http_tokenring_loc_conf_t *conf, ngx_http_tokenring_loc_conf_t *prev);
 static char *ngx_http_tokenring_check_positive(ngx_conf_t *cf, void *post,
     void *data);
 static char *ngx_http_tokenring_check_size(ngx_conf_t *cf, void *post,
@@ -39,9 +41,6 @@ static char *ngx_http_tokenring_set_error(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 static ngx_int_t ngx_http_tokenring_init_process(ngx_cycle_t *cycle);
 static void ngx_http_tokenring_exit_process(ngx_cycle_t *cycle);
-
-
-#define NGX_HTTP_TOKENRING_ZONE_SIZE  (128 * 1024)
 
 
 static ngx_conf_post_t  ngx_http_tokenring_positive = {
@@ -301,10 +300,7 @@ ngx_http_tokenring_preconfiguration(ngx_conf_t *cf)
 static ngx_int_t
 ngx_http_tokenring_postconfiguration(ngx_conf_t *cf)
 {
-    ngx_str_t                         name;
     ngx_uint_t                        i;
-    ngx_http_handler_pt              *h;
-    ngx_http_core_main_conf_t        *cmcf;
     ngx_http_tokenring_engine_t     **engines;
     ngx_http_tokenring_main_conf_t   *tmcf;
 
@@ -345,30 +341,7 @@ ngx_http_tokenring_postconfiguration(ngx_conf_t *cf)
         return NGX_ERROR;
     }
 
-    ngx_str_set(&name, "tokenring");
-
-    tmcf->zone = ngx_shared_memory_add(cf, &name, NGX_HTTP_TOKENRING_ZONE_SIZE,
-                                       &ngx_http_tokenring_module);
-    if (tmcf->zone == NULL) {
-        return NGX_ERROR;
-    }
-
-    tmcf->zone->init = ngx_http_tokenring_zone_init;
-    tmcf->zone->data = ngx_pcalloc(cf->pool, sizeof(void *));
-    if (tmcf->zone->data == NULL) {
-        return NGX_ERROR;
-    }
-
-    cmcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_core_module);
-
-    h = ngx_array_push(&cmcf->phases[NGX_HTTP_LOG_PHASE].handlers);
-    if (h == NULL) {
-        return NGX_ERROR;
-    }
-
-    *h = ngx_http_tokenring_log_handler;
-
-    return NGX_OK;
+    return ngx_http_tokenring_init_counters(cf, tmcf);
 }
 
 
@@ -457,50 +430,7 @@ ngx_http_tokenring_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
     ngx_http_core_loc_conf_t        *clcf;
     ngx_http_tokenring_main_conf_t  *tmcf;
 
-    ngx_conf_merge_size_value(conf->buffer_size, prev->buffer_size,
-                              256 * 1024);
-    if (conf->migrate == NGX_CONF_UNSET_UINT) {
-        conf->migrate = (prev->migrate == NGX_CONF_UNSET_UINT)
-                        ? 0 : prev->migrate;
-        conf->migrate_timeout = prev->migrate_timeout;
-        conf->migrate_memory = prev->migrate_memory;
-        conf->migrate_strict = prev->migrate_strict;
-    }
-
-    ngx_conf_merge_size_value(conf->body_memory, prev->body_memory,
-                              256 * 1024 * 1024);
-    ngx_conf_merge_size_value(conf->body_rate, prev->body_rate, 4096);
-    ngx_conf_merge_size_value(conf->retry_buffer, prev->retry_buffer,
-                              1024 * 1024);
-    ngx_conf_merge_msec_value(conf->queue_timeout, prev->queue_timeout, 30000);
-    ngx_conf_merge_msec_value(conf->first_token_timeout,
-                              prev->first_token_timeout, 300000);
-    ngx_conf_merge_msec_value(conf->idle_timeout, prev->idle_timeout, 60000);
-    ngx_conf_merge_msec_value(conf->stall_timeout, prev->stall_timeout, 60000);
-    ngx_conf_merge_msec_value(conf->keepalive_comment,
-                              prev->keepalive_comment, 0);
-    ngx_conf_merge_ptr_value(conf->redis, prev->redis, NULL);
-    ngx_conf_merge_value(conf->resumable, prev->resumable, 0);
-
-    if (conf->key == NULL) {
-        conf->key = prev->key;
-    }
-
-    if (conf->cache_key == NULL) {
-        conf->cache_key = prev->cache_key;
-    }
-
-    if (conf->model == NULL) {
-        conf->model = prev->model;
-    }
-
-    if (conf->tenant == NULL) {
-        conf->tenant = prev->tenant;
-    }
-
-    if (conf->limits == NULL) {
-        conf->limits = prev->limits;
-    }
+    ngx_http_tokenring_merge_values(conf, prev);
 
     clcf = ngx_http_conf_get_module_loc_conf(cf, ngx_http_core_module);
 
@@ -544,6 +474,58 @@ ngx_http_tokenring_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
     }
 
     return NGX_CONF_OK;
+}
+
+
+static void
+ngx_http_tokenring_merge_values(ngx_http_tokenring_loc_conf_t *conf,
+    ngx_http_tokenring_loc_conf_t *prev)
+{
+    ngx_conf_merge_size_value(conf->buffer_size, prev->buffer_size,
+                              256 * 1024);
+
+    if (conf->migrate == NGX_CONF_UNSET_UINT) {
+        conf->migrate = (prev->migrate == NGX_CONF_UNSET_UINT)
+                        ? 0 : prev->migrate;
+        conf->migrate_timeout = prev->migrate_timeout;
+        conf->migrate_memory = prev->migrate_memory;
+        conf->migrate_strict = prev->migrate_strict;
+    }
+
+    ngx_conf_merge_size_value(conf->body_memory, prev->body_memory,
+                              256 * 1024 * 1024);
+    ngx_conf_merge_size_value(conf->body_rate, prev->body_rate, 4096);
+    ngx_conf_merge_size_value(conf->retry_buffer, prev->retry_buffer,
+                              1024 * 1024);
+    ngx_conf_merge_msec_value(conf->queue_timeout, prev->queue_timeout, 30000);
+    ngx_conf_merge_msec_value(conf->first_token_timeout,
+                              prev->first_token_timeout, 300000);
+    ngx_conf_merge_msec_value(conf->idle_timeout, prev->idle_timeout, 60000);
+    ngx_conf_merge_msec_value(conf->stall_timeout, prev->stall_timeout, 60000);
+    ngx_conf_merge_msec_value(conf->keepalive_comment,
+                              prev->keepalive_comment, 0);
+    ngx_conf_merge_ptr_value(conf->redis, prev->redis, NULL);
+    ngx_conf_merge_value(conf->resumable, prev->resumable, 0);
+
+    if (conf->key == NULL) {
+        conf->key = prev->key;
+    }
+
+    if (conf->cache_key == NULL) {
+        conf->cache_key = prev->cache_key;
+    }
+
+    if (conf->model == NULL) {
+        conf->model = prev->model;
+    }
+
+    if (conf->tenant == NULL) {
+        conf->tenant = prev->tenant;
+    }
+
+    if (conf->limits == NULL) {
+        conf->limits = prev->limits;
+    }
 }
 
 
