@@ -51,46 +51,26 @@ static ngx_int_t ngx_http_tokenring_error(ngx_http_tokenring_ctx_t *ctx,
 static void ngx_http_tokenring_over(ngx_http_tokenring_ctx_t *ctx);
 
 
-#if (NGX_DEBUG)
+/* what an engine sends; NGX_DECLINED: it may not send that, or not now */
 
-static const char *
-ngx_http_tokenring_record_name(ngx_uint_t type)
-{
-    switch (type) {
+static const struct {
+    const char   *name;
+    ngx_int_t   (*handler)(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
+                           size_t len);
+} ngx_http_tokenring_records[] = {
+    [TR_RECORD_ACCEPTED] = { "ACCEPTED", ngx_http_tokenring_accepted },
+    [TR_RECORD_DELTA] = { "DELTA", ngx_http_tokenring_delta },
+    [TR_RECORD_FINISH] = { "FINISH", ngx_http_tokenring_finish },
+    [TR_RECORD_ERROR] = { "ERROR", ngx_http_tokenring_error },
+    [TR_RECORD_STARTED] = { "STARTED", ngx_http_tokenring_started },
+    [TR_RECORD_ITEM] = { "ITEM", ngx_http_tokenring_item },
+    [TR_RECORD_RESULT] = { "RESULT", ngx_http_tokenring_result },
+    [TR_RECORD_ECHO] = { "ECHO", ngx_http_tokenring_echo },
+    [TR_RECORD_KV] = { "KV", ngx_http_tokenring_kv },
+};
 
-    case TR_RECORD_ECHO:
-        return "ECHO";
-
-    case TR_RECORD_ACCEPTED:
-        return "ACCEPTED";
-
-    case TR_RECORD_STARTED:
-        return "STARTED";
-
-    case TR_RECORD_DELTA:
-        return "DELTA";
-
-    case TR_RECORD_ITEM:
-        return "ITEM";
-
-    case TR_RECORD_RESULT:
-        return "RESULT";
-
-    case TR_RECORD_KV:
-        return "KV";
-
-    case TR_RECORD_FINISH:
-        return "FINISH";
-
-    case TR_RECORD_ERROR:
-        return "ERROR";
-
-    default:
-        return "unknown";
-    }
-}
-
-#endif
+#define NGX_HTTP_TOKENRING_RECORDS                                            \
+    (sizeof(ngx_http_tokenring_records) / sizeof(ngx_http_tokenring_records[0]))
 
 
 /* NGX_ERROR: the channel must be closed */
@@ -100,11 +80,13 @@ ngx_http_tokenring_record(ngx_http_tokenring_ctx_t *ctx, tr_record_t *rec,
     u_char *payload)
 {
     ngx_int_t                   rc;
+    ngx_uint_t                  type;
     ngx_http_tokenring_conn_t  *conn;
 
     conn = ctx->conn;
+    type = rec->type;
 
-    if (rec->type != TR_RECORD_STARTED) {
+    if (type != TR_RECORD_STARTED) {
         /* counted as the engine counts them for Redis */
         ctx->number++;
     }
@@ -114,60 +96,24 @@ ngx_http_tokenring_record(ngx_http_tokenring_ctx_t *ctx, tr_record_t *rec,
     /* a token must not fetch its connection, which is in no CPU cache, only to
      * find that nothing is logged: debug_connection alone does not show it */
 
-    if (rec->type != TR_RECORD_DELTA
+    if (type != TR_RECORD_DELTA
         || (ngx_cycle->log->log_level & NGX_LOG_DEBUG_HTTP))
     {
         ngx_log_debug4(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
                        "tokenring record: %s, number:%uL length:%uD "
                        "pending:%uz",
-                       ngx_http_tokenring_record_name(rec->type), ctx->number,
-                       rec->length, ctx->pending);
+                       (type < NGX_HTTP_TOKENRING_RECORDS
+                        && ngx_http_tokenring_records[type].name)
+                       ? ngx_http_tokenring_records[type].name : "unknown",
+                       ctx->number, rec->length, ctx->pending);
     }
 
 #endif
 
-    switch (rec->type) {
-
-    case TR_RECORD_ECHO:
-        rc = ngx_http_tokenring_echo(ctx, payload, rec->length);
-        break;
-
-    case TR_RECORD_ACCEPTED:
-        rc = ngx_http_tokenring_accepted(ctx, payload, rec->length);
-        break;
-
-    case TR_RECORD_STARTED:
-        rc = ngx_http_tokenring_started(ctx, payload, rec->length);
-        break;
-
-    case TR_RECORD_DELTA:
-        rc = ngx_http_tokenring_delta(ctx, payload, rec->length);
-        break;
-
-    case TR_RECORD_ITEM:
-        rc = ngx_http_tokenring_item(ctx, payload, rec->length);
-        break;
-
-    case TR_RECORD_RESULT:
-        rc = ngx_http_tokenring_result(ctx, payload, rec->length);
-        break;
-
-    case TR_RECORD_KV:
-        rc = ngx_http_tokenring_kv(ctx, payload, rec->length);
-        break;
-
-    case TR_RECORD_FINISH:
-        rc = ngx_http_tokenring_finish(ctx, payload, rec->length);
-        break;
-
-    case TR_RECORD_ERROR:
-        rc = ngx_http_tokenring_error(ctx, payload, rec->length);
-        break;
-
-    default:
-        rc = NGX_DECLINED;
-        break;
-    }
+    rc = (type < NGX_HTTP_TOKENRING_RECORDS
+          && ngx_http_tokenring_records[type].handler)
+         ? ngx_http_tokenring_records[type].handler(ctx, payload, rec->length)
+         : NGX_DECLINED;
 
     if (rc == NGX_DECLINED) {
         ngx_log_error(NGX_LOG_ERR, ctx->request->connection->log, 0,
