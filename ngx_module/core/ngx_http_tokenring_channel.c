@@ -24,6 +24,8 @@ static void ngx_http_tokenring_bell_open(void);
 static ngx_int_t ngx_http_tokenring_doorbell_add(
     ngx_http_tokenring_conn_t *conn, int fd);
 static void ngx_http_tokenring_doorbell(ngx_event_t *ev);
+static ngx_int_t ngx_http_tokenring_drain_record(
+    ngx_http_tokenring_conn_t *conn, tr_record_t *rec);
 
 
 /* records taken in one turn of the event loop */
@@ -120,16 +122,39 @@ ngx_http_tokenring_ring(ngx_http_tokenring_conn_t *conn)
 }
 
 
+/* the buffer that records of all connections are copied to */
+
+static ngx_int_t
+ngx_http_tokenring_scratch_grow(size_t size)
+{
+    u_char  *p;
+
+    if (size <= ngx_http_tokenring_scratch_size) {
+        return NGX_OK;
+    }
+
+    p = ngx_alloc(size, ngx_cycle->log);
+    if (p == NULL) {
+        return NGX_ERROR;
+    }
+
+    if (ngx_http_tokenring_scratch) {
+        ngx_free(ngx_http_tokenring_scratch);
+    }
+
+    ngx_http_tokenring_scratch = p;
+    ngx_http_tokenring_scratch_size = size;
+
+    return NGX_OK;
+}
+
+
 /* takes the descriptors, also when it fails */
 
 ngx_int_t
 ngx_http_tokenring_channel_open(ngx_http_tokenring_conn_t *conn,
     int fds[TR_CHANNEL_FDS])
 {
-    size_t    size;
-    u_char   *p;
-    uint32_t  i;
-
     ngx_http_tokenring_bell_open();
 
     conn->to_engine = fds[TR_FD_TO_ENGINE];
@@ -137,28 +162,11 @@ ngx_http_tokenring_channel_open(ngx_http_tokenring_conn_t *conn,
     conn->page = NULL;
 
     if (tr_channel_attach(fds[TR_FD_CHANNEL], &conn->map) != TR_OK
-        || tr_status_attach(fds[TR_FD_STATUS], &conn->page) != TR_OK)
+        || tr_status_attach(fds[TR_FD_STATUS], &conn->page) != TR_OK
+        || ngx_http_tokenring_scratch_grow(tr_inbox_max_payload(&conn->map))
+           != NGX_OK
+        || ngx_http_tokenring_slots_create(conn) != NGX_OK)
     {
-        goto failed;
-    }
-
-    size = tr_inbox_max_payload(&conn->map);
-
-    if (size > ngx_http_tokenring_scratch_size) {
-        p = ngx_alloc(size, ngx_cycle->log);
-        if (p == NULL) {
-            goto failed;
-        }
-
-        if (ngx_http_tokenring_scratch) {
-            ngx_free(ngx_http_tokenring_scratch);
-        }
-
-        ngx_http_tokenring_scratch = p;
-        ngx_http_tokenring_scratch_size = size;
-    }
-
-    if (ngx_http_tokenring_slots_create(conn) != NGX_OK) {
         goto failed;
     }
 
@@ -168,18 +176,7 @@ ngx_http_tokenring_channel_open(ngx_http_tokenring_conn_t *conn,
                           conn->map.request_data, conn->map.request_capacity);
     tr_inbox_init(&conn->inbox, &conn->map);
 
-    ngx_memcpy(&conn->card, &conn->page->card, sizeof(tr_status_card_t));
-    conn->card.model[TR_NAME_MAX - 1] = '\0';
-    conn->card.engine[TR_NAME_MAX - 1] = '\0';
-    conn->card.backend[sizeof(conn->card.backend) - 1] = '\0';
-    conn->card.kv_policy[sizeof(conn->card.kv_policy) - 1] = '\0';
-
-    for (i = 0; i < TR_STATUS_LEVELS; i++) {
-        conn->card.level_name[i][sizeof(conn->card.level_name[i]) - 1] = '\0';
-    }
-
-    conn->card.kv_levels = ngx_min(conn->card.kv_levels, TR_STATUS_LEVELS);
-
+    tr_status_card_copy(conn->page, &conn->card);
     ngx_memzero(&conn->admission, sizeof(tr_status_admission_t));
 
     if (ngx_http_tokenring_doorbell_add(conn, fds[TR_FD_TO_PEER]) != NGX_OK) {
@@ -359,13 +356,10 @@ ngx_http_tokenring_doorbell(ngx_event_t *ev)
 ngx_int_t
 ngx_http_tokenring_drain(ngx_http_tokenring_conn_t *conn, ngx_uint_t budget)
 {
-    uint32_t                    n;
-    ngx_int_t                   rc;
-    ngx_uint_t                  i;
-    tr_record_t                 rec;
-    tr_status_t                 got;
-    ngx_http_tokenring_ctx_t   *ctx;
-    ngx_http_tokenring_slot_t  *slot;
+    ngx_int_t    rc;
+    ngx_uint_t   i;
+    tr_record_t  rec;
+    tr_status_t  got;
 
     if (conn->broken) {
         return NGX_ERROR;
@@ -390,45 +384,8 @@ ngx_http_tokenring_drain(ngx_http_tokenring_conn_t *conn, ngx_uint_t budget)
             return NGX_ERROR;
         }
 
-        n = TR_ID_SLOT(rec.id);
-
-        if (n >= conn->map.slots || !conn->slots[n].used
-            || conn->slots[n].generation != TR_ID_GENERATION(rec.id))
-        {
-            ngx_log_debug2(NGX_LOG_DEBUG_HTTP, ngx_cycle->log, 0,
-                           "tokenring channel: record of nobody, type:%ud "
-                           "slot:%uD", (u_int) rec.type, n);
-            continue;
-        }
-
-        slot = &conn->slots[n];
-        ctx = slot->ctx;
-
-        if (ctx && ngx_http_tokenring_record(ctx, &rec,
-                                             ngx_http_tokenring_scratch)
-                   != NGX_OK)
-        {
+        if (ngx_http_tokenring_drain_record(conn, &rec) != NGX_OK) {
             return NGX_ERROR;
-        }
-
-        if (rec.type == TR_RECORD_ACCEPTED) {
-            ngx_http_tokenring_slot_known(conn, n, ngx_http_tokenring_scratch,
-                                          rec.length);
-        }
-
-        /* the end of an abandoned request frees its slot, too */
-
-        if (rec.type == TR_RECORD_ERROR
-            || (rec.type == TR_RECORD_FINISH
-                && rec.length >= sizeof(tr_wire_finish_t)
-                && ((tr_wire_finish_t *) ngx_http_tokenring_scratch)->flags
-                   & TR_FINISH_LAST))
-        {
-            if (slot->ctx) {
-                slot->ctx->conn = NULL;
-            }
-
-            ngx_http_tokenring_slot_free(conn, n);
         }
     }
 
@@ -441,6 +398,60 @@ ngx_http_tokenring_drain(ngx_http_tokenring_conn_t *conn, ngx_uint_t budget)
     }
 
     return rc;
+}
+
+
+/* to the request whose slot it names */
+
+static ngx_int_t
+ngx_http_tokenring_drain_record(ngx_http_tokenring_conn_t *conn,
+    tr_record_t *rec)
+{
+    uint32_t                    n;
+    ngx_http_tokenring_ctx_t   *ctx;
+    ngx_http_tokenring_slot_t  *slot;
+
+    n = TR_ID_SLOT(rec->id);
+
+    if (n >= conn->map.slots || !conn->slots[n].used
+        || conn->slots[n].generation != TR_ID_GENERATION(rec->id))
+    {
+        ngx_log_debug2(NGX_LOG_DEBUG_HTTP, ngx_cycle->log, 0,
+                       "tokenring channel: record of nobody, type:%ud "
+                       "slot:%uD", (u_int) rec->type, n);
+        return NGX_OK;
+    }
+
+    slot = &conn->slots[n];
+    ctx = slot->ctx;
+
+    if (ctx && ngx_http_tokenring_record(ctx, rec, ngx_http_tokenring_scratch)
+               != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    if (rec->type == TR_RECORD_ACCEPTED) {
+        ngx_http_tokenring_slot_known(conn, n, ngx_http_tokenring_scratch,
+                                      rec->length);
+    }
+
+    /* the end of an abandoned request frees its slot, too */
+
+    if (rec->type == TR_RECORD_ERROR
+        || (rec->type == TR_RECORD_FINISH
+            && rec->length >= sizeof(tr_wire_finish_t)
+            && ((tr_wire_finish_t *) ngx_http_tokenring_scratch)->flags
+               & TR_FINISH_LAST))
+    {
+        if (slot->ctx) {
+            slot->ctx->conn = NULL;
+        }
+
+        ngx_http_tokenring_slot_free(conn, n);
+    }
+
+    return NGX_OK;
 }
 
 
