@@ -17,6 +17,8 @@
 #include "ngx_http_tokenring_models.h"
 
 
+static ngx_http_tokenring_models_t *ngx_http_tokenring_models_create(
+    ngx_conf_t *cf, ngx_str_t *name);
 static char *ngx_http_tokenring_models_row(ngx_conf_t *cf,
     ngx_command_t *dummy, void *conf);
 static char *ngx_http_tokenring_models_engine(ngx_conf_t *cf,
@@ -31,6 +33,8 @@ static char *ngx_http_tokenring_models_name(ngx_conf_t *cf,
     ngx_array_t *names);
 static char *ngx_http_tokenring_models_split(ngx_conf_t *cf,
     ngx_http_tokenring_models_t *models);
+static char *ngx_http_tokenring_models_part(ngx_conf_t *cf,
+    ngx_http_tokenring_split_t *split, ngx_str_t *text);
 static char *ngx_http_tokenring_models_allow(ngx_conf_t *cf,
     ngx_http_tokenring_models_t *models);
 static char *ngx_http_tokenring_models_new(ngx_conf_t *cf,
@@ -85,6 +89,24 @@ ngx_http_tokenring_find_models(ngx_conf_t *cf, ngx_str_t *name)
         return NULL;
     }
 
+    models = ngx_http_tokenring_models_create(cf, name);
+
+    blocks = models ? ngx_array_push(&tmcf->models) : NULL;
+    if (blocks == NULL) {
+        return NULL;
+    }
+
+    *blocks = models;
+
+    return models;
+}
+
+
+static ngx_http_tokenring_models_t *
+ngx_http_tokenring_models_create(ngx_conf_t *cf, ngx_str_t *name)
+{
+    ngx_http_tokenring_models_t  *models;
+
     models = ngx_pcalloc(cf->pool, sizeof(ngx_http_tokenring_models_t));
     if (models == NULL
         || ngx_array_init(&models->engines, cf->pool, 2,
@@ -106,13 +128,6 @@ ngx_http_tokenring_find_models(ngx_conf_t *cf, ngx_str_t *name)
     models->group.name = *name;
     models->file = cf->conf_file->file.name.data;
     models->line = cf->conf_file->line;
-
-    blocks = ngx_array_push(&tmcf->models);
-    if (blocks == NULL) {
-        return NULL;
-    }
-
-    *blocks = models;
 
     return models;
 }
@@ -306,11 +321,8 @@ static char *
 ngx_http_tokenring_models_split(ngx_conf_t *cf,
     ngx_http_tokenring_models_t *models)
 {
-    u_char                      *p;
-    ngx_int_t                    weight;
     ngx_str_t                   *value, by;
     ngx_uint_t                   i;
-    ngx_http_tokenring_part_t   *part;
     ngx_http_tokenring_split_t  *split;
 
     value = cf->args->elts;
@@ -337,48 +349,23 @@ ngx_http_tokenring_models_split(ngx_conf_t *cf,
 
     for (i = 2; i < cf->args->nelts; i++) {
 
-        if (ngx_strncmp(value[i].data, "by=", 3) == 0) {
-            by.data = value[i].data + 3;
-            by.len = value[i].len - 3;
-
-            split->by = ngx_http_tokenring_models_value(cf, &by);
-            if (split->by == NULL) {
+        if (ngx_strncmp(value[i].data, "by=", 3) != 0) {
+            if (ngx_http_tokenring_models_part(cf, split, &value[i])
+                != NGX_CONF_OK)
+            {
                 return NGX_CONF_ERROR;
             }
 
             continue;
         }
 
-        /* the last one: names may have such signs */
+        by.data = value[i].data + 3;
+        by.len = value[i].len - 3;
 
-        for (p = value[i].data + value[i].len;
-             p > value[i].data && p[-1] != '=';
-             p--)
-        {
-            /* void */
-        }
-
-        weight = (p > value[i].data + 1)
-                 ? ngx_atoi(p, value[i].data + value[i].len - p) : NGX_ERROR;
-
-        if (weight == NGX_ERROR || weight > 1000000) {
-            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                               "invalid part \"%V\" of a split, expected "
-                               "MODEL=WEIGHT with a weight of 0 to 1000000",
-                               &value[i]);
+        split->by = ngx_http_tokenring_models_value(cf, &by);
+        if (split->by == NULL) {
             return NGX_CONF_ERROR;
         }
-
-        part = ngx_array_push(&split->parts);
-        if (part == NULL) {
-            return NGX_CONF_ERROR;
-        }
-
-        part->to.data = value[i].data;
-        part->to.len = p - 1 - value[i].data;
-        part->weight = weight;
-
-        split->total += weight;
     }
 
     if (split->total == 0) {
@@ -387,6 +374,46 @@ ngx_http_tokenring_models_split(ngx_conf_t *cf,
                            &split->name);
         return NGX_CONF_ERROR;
     }
+
+    return NGX_CONF_OK;
+}
+
+
+/* MODEL=WEIGHT */
+
+static char *
+ngx_http_tokenring_models_part(ngx_conf_t *cf,
+    ngx_http_tokenring_split_t *split, ngx_str_t *text)
+{
+    u_char                     *p, *last;
+    ngx_int_t                   weight;
+    ngx_http_tokenring_part_t  *part;
+
+    last = text->data + text->len;
+
+    /* the last sign: names may have some, too */
+
+    for (p = last; p > text->data && p[-1] != '='; p--) { /* void */ }
+
+    weight = (p > text->data + 1) ? ngx_atoi(p, last - p) : NGX_ERROR;
+
+    if (weight == NGX_ERROR || weight > 1000000) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "invalid part \"%V\" of a split, expected "
+                           "MODEL=WEIGHT with a weight of 0 to 1000000", text);
+        return NGX_CONF_ERROR;
+    }
+
+    part = ngx_array_push(&split->parts);
+    if (part == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    part->to.data = text->data;
+    part->to.len = p - 1 - text->data;
+    part->weight = weight;
+
+    split->total += weight;
 
     return NGX_CONF_OK;
 }
