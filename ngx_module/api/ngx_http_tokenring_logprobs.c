@@ -12,7 +12,7 @@
 #define NGX_HTTP_TOKENRING_MIN_LOGPROB  -9999.0
 
 
-static ngx_int_t ngx_http_tokenring_number(ngx_http_tokenring_text_t *out,
+static ngx_int_t ngx_http_tokenring_logprob(ngx_http_tokenring_text_t *out,
     float value);
 static ngx_int_t ngx_http_tokenring_token(ngx_http_tokenring_text_t *out,
     tr_wire_bytes_t *bytes, float logprob);
@@ -52,7 +52,7 @@ ngx_http_tokenring_logprobs_check(tr_wire_bytes_t *logprobs)
 /* NaN means that there is none; JSON has no infinity */
 
 static ngx_int_t
-ngx_http_tokenring_number(ngx_http_tokenring_text_t *out, float value)
+ngx_http_tokenring_logprob(ngx_http_tokenring_text_t *out, float value)
 {
     char    text[64];
     size_t  n;
@@ -88,7 +88,7 @@ ngx_http_tokenring_token(ngx_http_tokenring_text_t *out,
         || ngx_http_tokenring_json(out, (u_char *) bytes->data, bytes->len)
            != NGX_OK
         || ngx_http_tokenring_put(out, "\",\"logprob\":") != NGX_OK
-        || ngx_http_tokenring_number(out, logprob) != NGX_OK
+        || ngx_http_tokenring_logprob(out, logprob) != NGX_OK
         || ngx_http_tokenring_put(out, ",\"bytes\":[") != NGX_OK
         || ngx_http_tokenring_reserve(out, (size_t) bytes->len * 4 + 1)
            != NGX_OK)
@@ -177,7 +177,7 @@ ngx_http_tokenring_top_member(ngx_http_tokenring_text_t *out,
         return NGX_ERROR;
     }
 
-    return ngx_http_tokenring_number(out, logprob);
+    return ngx_http_tokenring_logprob(out, logprob);
 }
 
 
@@ -226,6 +226,21 @@ ngx_http_tokenring_top_object(ngx_http_tokenring_text_t *out,
 }
 
 
+static ngx_int_t
+ngx_http_tokenring_string(ngx_http_tokenring_text_t *out,
+    tr_wire_bytes_t *bytes)
+{
+    if (ngx_http_tokenring_put(out, "\"") != NGX_OK
+        || ngx_http_tokenring_json(out, (u_char *) bytes->data, bytes->len)
+           != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_tokenring_put(out, "\"");
+}
+
+
 /* one of the four arrays; each is one pass over the entries */
 
 static ngx_int_t
@@ -254,34 +269,24 @@ ngx_http_tokenring_column(ngx_http_tokenring_text_t *out,
             return NGX_ERROR;
         }
 
-        rc = NGX_OK;
         i = 0;
 
         switch (column) {
 
         case NGX_HTTP_TOKENRING_TOKENS:
-            if (ngx_http_tokenring_put(out, "\"") != NGX_OK
-                || ngx_http_tokenring_json(out, (u_char *) bytes.data,
-                                           bytes.len)
-                   != NGX_OK)
-            {
-                return NGX_ERROR;
-            }
-
-            rc = ngx_http_tokenring_put(out, "\"");
+            rc = ngx_http_tokenring_string(out, &bytes);
             break;
 
         case NGX_HTTP_TOKENRING_TOKEN_LOGPROBS:
-            rc = ngx_http_tokenring_number(out, head.logprob);
+            rc = ngx_http_tokenring_logprob(out, head.logprob);
             break;
 
         case NGX_HTTP_TOKENRING_TOP_LOGPROBS:
-            rc = ngx_http_tokenring_top_object(out, &left, &head,
-                                               &bytes);
+            rc = ngx_http_tokenring_top_object(out, &left, &head, &bytes);
             i = head.top;
             break;
 
-        case NGX_HTTP_TOKENRING_OFFSETS:
+        default: /* NGX_HTTP_TOKENRING_OFFSETS */
             rc = ngx_http_tokenring_printf(out, NGX_INT64_LEN, "%uL", offset);
             break;
         }

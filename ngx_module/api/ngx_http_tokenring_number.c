@@ -16,6 +16,8 @@
 #define NGX_HTTP_TOKENRING_DIGITS  9
 
 
+static unsigned char *ngx_http_tokenring_number_digits(unsigned char *p,
+    uint32_t whole, int e);
 static unsigned char *ngx_http_tokenring_number_slow(unsigned char *p,
     float number);
 
@@ -23,10 +25,9 @@ static unsigned char *ngx_http_tokenring_number_slow(unsigned char *p,
 unsigned char *
 ngx_http_tokenring_number(unsigned char *p, float number)
 {
-    int                  e, i, n;
+    int                  i;
     double               a, v, part;
     uint32_t             whole;
-    char                 digits[NGX_HTTP_TOKENRING_DIGITS];
 
     /* 10^-4 to 10^9, and by what each becomes 10^8 */
     static const double  powers[] = { 1e-4, 1e-3, 1e-2, 1e-1, 1e0, 1e1, 1e2,
@@ -58,6 +59,22 @@ ngx_http_tokenring_number(unsigned char *p, float number)
         return ngx_http_tokenring_number_slow(p, number);
     }
 
+    if (number < 0) {
+        *p++ = '-';
+    }
+
+    return ngx_http_tokenring_number_digits(p, whole, i - 4 + 1);
+}
+
+
+/* whole has nine digits, e of them before the point */
+
+static unsigned char *
+ngx_http_tokenring_number_digits(unsigned char *p, uint32_t whole, int e)
+{
+    int   i, n;
+    char  digits[NGX_HTTP_TOKENRING_DIGITS];
+
     for (n = NGX_HTTP_TOKENRING_DIGITS; n; n--) {
         digits[n - 1] = (char) ('0' + whole % 10);
         whole /= 10;
@@ -66,13 +83,6 @@ ngx_http_tokenring_number(unsigned char *p, float number)
     for (n = NGX_HTTP_TOKENRING_DIGITS; digits[n - 1] == '0'; n--) {
         /* void */
     }
-
-    if (number < 0) {
-        *p++ = '-';
-    }
-
-    /* digits before the point */
-    e = i - 4 + 1;
 
     if (e <= 0) {
         *p++ = '0';

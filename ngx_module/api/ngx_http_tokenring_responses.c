@@ -34,6 +34,8 @@ static ngx_int_t ngx_http_tokenring_response_event(
     ngx_http_tokenring_ctx_t *ctx, uint64_t number, const char *type);
 static ngx_int_t ngx_http_tokenring_response(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_response_e status);
+static ngx_int_t ngx_http_tokenring_response_error(
+    ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_response_usage(
     ngx_http_tokenring_ctx_t *ctx);
 static ngx_http_tokenring_response_e ngx_http_tokenring_response_status(
@@ -328,13 +330,35 @@ ngx_http_tokenring_response_status(ngx_http_tokenring_choice_t *choice)
 }
 
 
+static ngx_int_t
+ngx_http_tokenring_response_error(ngx_http_tokenring_ctx_t *ctx)
+{
+    tr_status_info_t            info;
+    ngx_http_tokenring_text_t  *out;
+
+    out = &ctx->out;
+    info = tr_status_info(ctx->error);
+
+    if (ngx_http_tokenring_printf(out, 64,
+               "{\"code\":\"%s\",\"message\":\"",
+               (info.http == 429) ? "rate_limit_exceeded" : "server_error")
+        != NGX_OK
+        || ngx_http_tokenring_json(out, ctx->message.data, ctx->message.len)
+           != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_tokenring_put(out, "\"}");
+}
+
+
 /* the object; its output are the items that are complete */
 
 static ngx_int_t
 ngx_http_tokenring_response(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_response_e status)
 {
-    tr_status_info_t             info;
     ngx_http_tokenring_text_t   *out;
     ngx_http_tokenring_items_t  *items;
 
@@ -346,28 +370,12 @@ ngx_http_tokenring_response(ngx_http_tokenring_ctx_t *ctx,
                "\"created_at\":%L,\"status\":\"%s\",\"error\":",
                &ctx->completion, ctx->created,
                ngx_http_tokenring_statuses[status])
-        != NGX_OK)
+        != NGX_OK
+        || ((status == NGX_HTTP_TOKENRING_FAILED)
+            ? ngx_http_tokenring_response_error(ctx)
+            : ngx_http_tokenring_put(out, "null"))
+           != NGX_OK)
     {
-        return NGX_ERROR;
-    }
-
-    if (status == NGX_HTTP_TOKENRING_FAILED) {
-        info = tr_status_info(ctx->error);
-
-        if (ngx_http_tokenring_printf(out, 64,
-                   "{\"code\":\"%s\",\"message\":\"",
-                   (info.http == 429) ? "rate_limit_exceeded"
-                                      : "server_error")
-            != NGX_OK
-            || ngx_http_tokenring_json(out, ctx->message.data,
-                                       ctx->message.len)
-               != NGX_OK
-            || ngx_http_tokenring_put(out, "\"}") != NGX_OK)
-        {
-            return NGX_ERROR;
-        }
-
-    } else if (ngx_http_tokenring_put(out, "null") != NGX_OK) {
         return NGX_ERROR;
     }
 

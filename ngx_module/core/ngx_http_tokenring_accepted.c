@@ -17,6 +17,8 @@
 
 static void ngx_http_tokenring_accepted_again(ngx_http_tokenring_ctx_t *ctx,
     const tr_wire_accepted_t *head);
+static ngx_uint_t ngx_http_tokenring_accepted_fits(
+    ngx_http_tokenring_ctx_t *ctx, const tr_wire_accepted_t *head);
 static ngx_int_t ngx_http_tokenring_accepted_names(
     ngx_http_tokenring_ctx_t *ctx, const tr_wire_bytes_t *model,
     const tr_wire_bytes_t *policy);
@@ -32,16 +34,7 @@ ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     tr_wire_accepted_t  head;
 
     if (tr_wire_accepted_parse(payload, len, &head, &model, &policy) != TR_OK
-        || head.choices > NGX_HTTP_TOKENRING_CHOICES_MAX
-        || head.endpoint != ctx->endpoint
-        || head.model_len > TR_NAME_MAX
-        || head.policy_len > TR_NAME_MAX
-        || ((head.flags & TR_ACCEPTED_ITEMS)
-            && ngx_http_tokenring_endpoint(ctx->endpoint)->item == NULL)
-        || ((head.flags & TR_ACCEPTED_LOGPROBS)
-            && ngx_http_tokenring_endpoint(ctx->endpoint)->logprobs == NULL)
-        || ((head.flags & TR_ACCEPTED_STREAM)
-            && ngx_http_tokenring_endpoint(ctx->endpoint)->end == NULL)
+        || !ngx_http_tokenring_accepted_fits(ctx, &head)
         || ctx->state != NGX_HTTP_TOKENRING_QUEUED)
     {
         return NGX_DECLINED;
@@ -97,6 +90,31 @@ ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     }
 
     return ngx_http_tokenring_render_heads(ctx);
+}
+
+
+/* is this what the endpoint can answer, and no more than is kept? */
+
+static ngx_uint_t
+ngx_http_tokenring_accepted_fits(ngx_http_tokenring_ctx_t *ctx,
+    const tr_wire_accepted_t *head)
+{
+    const ngx_http_tokenring_endpoint_t  *endpoint;
+
+    if (head->endpoint != ctx->endpoint
+        || head->choices > NGX_HTTP_TOKENRING_CHOICES_MAX
+        || head->model_len > TR_NAME_MAX
+        || head->policy_len > TR_NAME_MAX)
+    {
+        return 0;
+    }
+
+    endpoint = ngx_http_tokenring_endpoint(ctx->endpoint);
+
+    return !((head->flags & TR_ACCEPTED_ITEMS) && endpoint->item == NULL)
+           && !((head->flags & TR_ACCEPTED_LOGPROBS)
+                && endpoint->logprobs == NULL)
+           && !((head->flags & TR_ACCEPTED_STREAM) && endpoint->end == NULL);
 }
 
 

@@ -35,6 +35,8 @@ static ngx_int_t ngx_http_tokenring_socket(ngx_http_tokenring_conn_t *conn);
 static void ngx_http_tokenring_connected(ngx_event_t *wev);
 static void ngx_http_tokenring_socket_read(ngx_event_t *rev);
 static void ngx_http_tokenring_welcome(ngx_http_tokenring_conn_t *conn);
+static ngx_uint_t ngx_http_tokenring_refused(ngx_http_tokenring_conn_t *conn,
+    tr_welcome_t *welcome);
 static void ngx_http_tokenring_complain(ngx_http_tokenring_conn_t *conn,
     ngx_err_t err, const char *what);
 static void ngx_http_tokenring_redial(ngx_http_tokenring_conn_t *conn);
@@ -320,10 +322,8 @@ static void
 ngx_http_tokenring_welcome(ngx_http_tokenring_conn_t *conn)
 {
     int           fds[TR_CHANNEL_FDS];
-    char          why[TR_WELCOME_MESSAGE], text[256];
     ssize_t       n;
     unsigned      got;
-    tr_status_t   rc;
     tr_welcome_t  welcome;
 
     n = tr_fds_receive(conn->sock->fd, &welcome, sizeof(tr_welcome_t), fds,
@@ -343,19 +343,7 @@ ngx_http_tokenring_welcome(ngx_http_tokenring_conn_t *conn)
         goto failed;
     }
 
-    rc = tr_welcome_check(&welcome, why);
-
-    if (rc == TR_ERR_VERSION) {
-        snprintf(text, sizeof(text), "the engine speaks versions %u to %u of "
-                 "the channel, this module %u to %u", welcome.version_min,
-                 welcome.version_max, TR_ABI_VERSION_MIN, TR_ABI_VERSION);
-        ngx_http_tokenring_complain(conn, 0, text);
-        goto failed;
-    }
-
-    if (rc != TR_OK) {
-        snprintf(text, sizeof(text), "refused: \"%s\"", why);
-        ngx_http_tokenring_complain(conn, 0, text);
+    if (ngx_http_tokenring_refused(conn, &welcome)) {
         goto failed;
     }
 
@@ -397,6 +385,34 @@ failed:
     }
 
     ngx_http_tokenring_close(conn);
+}
+
+
+static ngx_uint_t
+ngx_http_tokenring_refused(ngx_http_tokenring_conn_t *conn,
+    tr_welcome_t *welcome)
+{
+    char         why[TR_WELCOME_MESSAGE], text[256];
+    tr_status_t  rc;
+
+    rc = tr_welcome_check(welcome, why);
+
+    if (rc == TR_OK) {
+        return 0;
+    }
+
+    if (rc == TR_ERR_VERSION) {
+        snprintf(text, sizeof(text), "the engine speaks versions %u to %u of "
+                 "the channel, this module %u to %u", welcome->version_min,
+                 welcome->version_max, TR_ABI_VERSION_MIN, TR_ABI_VERSION);
+
+    } else {
+        snprintf(text, sizeof(text), "refused: \"%s\"", why);
+    }
+
+    ngx_http_tokenring_complain(conn, 0, text);
+
+    return 1;
 }
 
 

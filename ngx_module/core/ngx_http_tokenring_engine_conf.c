@@ -155,19 +155,16 @@ ngx_http_tokenring_set_engine(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 
     for (i = 2; i < cf->args->nelts; i++) {
 
-        if (ngx_strncmp(value[i].data, "unix:", 5) == 0
-            && ngx_http_tokenring_add_conn(cf, tmcf, engine, &value[i])
-               != NGX_OK)
-        {
-            return NGX_CONF_ERROR;
-        }
-    }
+        if (ngx_strncmp(value[i].data, "unix:", 5) == 0) {
+            if (ngx_http_tokenring_add_conn(cf, tmcf, engine, &value[i])
+                != NGX_OK)
+            {
+                return NGX_CONF_ERROR;
+            }
 
-    for (i = 2; i < cf->args->nelts; i++) {
-
-        if (ngx_strlchr(value[i].data, value[i].data + value[i].len, '=')
-            == NULL
-            && ngx_strncmp(value[i].data, "unix:", 5) != 0)
+        } else if (ngx_strlchr(value[i].data, value[i].data + value[i].len,
+                               '=')
+                   == NULL)
         {
             ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
                                "invalid engine \"%V\", expected unix:PATH: an "

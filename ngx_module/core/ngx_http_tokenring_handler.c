@@ -37,9 +37,13 @@ static ngx_http_tokenring_route_e ngx_http_tokenring_route(
     ngx_http_request_t *r, ngx_str_t *id, ngx_uint_t *endpoint);
 static ngx_http_tokenring_route_e ngx_http_tokenring_route_request(
     ngx_http_request_t *r, ngx_str_t *id);
+static ngx_http_tokenring_route_e ngx_http_tokenring_route_models(
+    ngx_str_t *id);
 static size_t ngx_http_tokenring_version_at(u_char *p, size_t len);
 static ngx_int_t ngx_http_tokenring_list(ngx_http_request_t *r,
     ngx_str_t *id);
+static ngx_int_t ngx_http_tokenring_prompt(ngx_http_request_t *r,
+    ngx_uint_t endpoint);
 static ngx_int_t ngx_http_tokenring_is_json(ngx_http_request_t *r);
 static ngx_int_t ngx_http_tokenring_refuse_type(ngx_http_request_t *r);
 static ngx_str_t *ngx_http_tokenring_encoding(ngx_http_request_t *r);
@@ -59,12 +63,11 @@ static ngx_int_t ngx_http_tokenring_name_request(
 ngx_int_t
 ngx_http_tokenring_handler(ngx_http_request_t *r)
 {
-    ngx_str_t                   id, *encoding;
+    ngx_str_t                   id;
     ngx_uint_t                  endpoint;
     ngx_http_tokenring_route_e  route;
 
     static ngx_str_t  get = ngx_string("GET, HEAD");
-    static ngx_str_t  post = ngx_string("POST");
     static ngx_str_t  get_only = ngx_string("GET");
     static ngx_str_t  request = ngx_string("GET, HEAD, DELETE");
 
@@ -117,9 +120,20 @@ ngx_http_tokenring_handler(ngx_http_request_t *r)
     case NGX_HTTP_TOKENRING_NOWHERE:
         return ngx_http_tokenring_nowhere(r);
 
-    default:
-        break;
+    default: /* NGX_HTTP_TOKENRING_PROMPT */
+        return ngx_http_tokenring_prompt(r, endpoint);
     }
+}
+
+
+/* a prompt must be what a page of another origin cannot send unasked */
+
+static ngx_int_t
+ngx_http_tokenring_prompt(ngx_http_request_t *r, ngx_uint_t endpoint)
+{
+    ngx_str_t  *encoding;
+
+    static ngx_str_t  post = ngx_string("POST");
 
     if (r->method != NGX_HTTP_POST) {
         return ngx_http_tokenring_refuse_method(r, &post,
@@ -262,7 +276,7 @@ ngx_http_tokenring_list(ngx_http_request_t *r, ngx_str_t *id)
 static ngx_int_t
 ngx_http_tokenring_complete(ngx_http_request_t *r, ngx_uint_t endpoint)
 {
-    ngx_int_t                  rc;
+    ngx_int_t                     rc;
     const char                   *why;
     tr_status_t                   status;
     ngx_http_tokenring_ctx_t     *ctx;
@@ -286,26 +300,26 @@ ngx_http_tokenring_complete(ngx_http_request_t *r, ngx_uint_t endpoint)
 
     status = ngx_http_tokenring_resumable_init(ctx, &why);
 
-    if (status == TR_OK) {
-
-        if (ngx_http_tokenring_admit_tenant(ctx, &rc) != NGX_OK) {
-            ngx_http_tokenring_cleanup(ctx);
-            return rc;
-        }
-
-        rc = ngx_http_tokenring_pick_early(ctx);
-
-        if (rc == NGX_OK) {
-            rc = ngx_http_tokenring_admit(ctx);
-
-        } else if (rc == NGX_ERROR) {
-            ngx_http_tokenring_fail(ctx, TR_ERR_NOMEM,
-                                    "The gateway ran out of memory");
-        }
-
-    } else {
+    if (status != TR_OK) {
         ngx_http_tokenring_fail(ctx, status, why);
-        rc = NGX_DECLINED;
+        rc = ngx_http_tokenring_send_failure(ctx);
+        ngx_http_tokenring_cleanup(ctx);
+        return rc;
+    }
+
+    if (ngx_http_tokenring_admit_tenant(ctx, &rc) != NGX_OK) {
+        ngx_http_tokenring_cleanup(ctx);
+        return rc;
+    }
+
+    rc = ngx_http_tokenring_pick_early(ctx);
+
+    if (rc == NGX_OK) {
+        rc = ngx_http_tokenring_admit(ctx);
+
+    } else if (rc == NGX_ERROR) {
+        ngx_http_tokenring_fail(ctx, TR_ERR_NOMEM,
+                                "The gateway ran out of memory");
     }
 
     if (rc == NGX_AGAIN && !ctx->routed) {
@@ -409,16 +423,25 @@ ngx_http_tokenring_route(ngx_http_request_t *r, ngx_str_t *id,
         return NGX_HTTP_TOKENRING_NOWHERE;
     }
 
-    path.data += sizeof("models") - 1;
-    path.len -= sizeof("models") - 1;
+    id->data = path.data + sizeof("models") - 1;
+    id->len = path.len - (sizeof("models") - 1);
 
-    if (path.len == 0) {
+    return ngx_http_tokenring_route_models(id);
+}
+
+
+/* models and models/ID */
+
+static ngx_http_tokenring_route_e
+ngx_http_tokenring_route_models(ngx_str_t *id)
+{
+    if (id->len == 0) {
         return NGX_HTTP_TOKENRING_MODELS;
     }
 
-    if (path.len > 1 && path.data[0] == '/') {
-        id->data = path.data + 1;
-        id->len = path.len - 1;
+    if (id->len > 1 && id->data[0] == '/') {
+        id->data++;
+        id->len--;
         return NGX_HTTP_TOKENRING_MODEL;
     }
 

@@ -44,6 +44,8 @@ typedef struct {
 #define NGX_HTTP_TOKENRING_BOUND  32
 
 
+static ngx_int_t ngx_http_tokenring_metrics_family(
+    ngx_http_tokenring_page_t *page, ngx_http_tokenring_family_t *family);
 static ngx_int_t ngx_http_tokenring_labels(ngx_http_tokenring_page_t *page,
     ngx_http_tokenring_conn_t *conn, const char *name, const char *suffix);
 static ngx_int_t ngx_http_tokenring_sample_up(
@@ -325,13 +327,10 @@ static ngx_http_tokenring_family_t  ngx_http_tokenring_families[] = {
 ngx_int_t
 ngx_http_tokenring_metrics_handler(ngx_http_request_t *r)
 {
-    ngx_int_t                        rc;
-    ngx_uint_t                       i, j;
-    ngx_http_tokenring_page_t        page;
-    ngx_http_tokenring_conn_t       *conns;
-    ngx_http_tokenring_engine_t    **engines;
-    ngx_http_tokenring_family_t     *family;
-    ngx_http_tokenring_loc_conf_t   *tlcf;
+    ngx_int_t                       rc;
+    ngx_http_tokenring_page_t       page;
+    ngx_http_tokenring_family_t    *family;
+    ngx_http_tokenring_loc_conf_t  *tlcf;
 
     if (!(r->method & (NGX_HTTP_GET|NGX_HTTP_HEAD))) {
         return NGX_HTTP_NOT_ALLOWED;
@@ -352,42 +351,9 @@ ngx_http_tokenring_metrics_handler(ngx_http_request_t *r)
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
-    engines = page.engines->elts;
-
     for (family = ngx_http_tokenring_families; family->name; family++) {
-
-        if (ngx_http_tokenring_printf(page.out, 512,
-                                      "# HELP %s %s\n# TYPE %s %s\n",
-                                      family->name, family->help,
-                                      family->name, family->type)
-            != NGX_OK)
-        {
+        if (ngx_http_tokenring_metrics_family(&page, family) != NGX_OK) {
             return NGX_HTTP_INTERNAL_SERVER_ERROR;
-        }
-
-        for (i = 0; i < page.engines->nelts; i++) {
-            conns = engines[i]->conns.elts;
-
-            for (j = 0; j < engines[i]->conns.nelts; j++) {
-
-                if (conns[j].state != NGX_HTTP_TOKENRING_READY
-                    && family->sample != ngx_http_tokenring_sample_up
-                    && family->sample != ngx_http_tokenring_sample_workers)
-                {
-                    continue;
-                }
-
-                if (conns[j].state == NGX_HTTP_TOKENRING_READY) {
-                    (void) tr_status_read(conns[j].page, &conns[j].admission);
-                }
-
-                if (family->sample(&page, &conns[j], family->name,
-                                   family->offset)
-                    != NGX_OK)
-                {
-                    return NGX_HTTP_INTERNAL_SERVER_ERROR;
-                }
-            }
         }
     }
 
@@ -398,6 +364,53 @@ ngx_http_tokenring_metrics_handler(ngx_http_request_t *r)
     return ngx_http_tokenring_send_body(r, NGX_HTTP_OK,
                                  "text/plain; version=0.0.4; charset=utf-8",
                                  page.out);
+}
+
+
+/* a family, with a sample of each connection that has one */
+
+static ngx_int_t
+ngx_http_tokenring_metrics_family(ngx_http_tokenring_page_t *page,
+    ngx_http_tokenring_family_t *family)
+{
+    ngx_uint_t                     i, j;
+    ngx_http_tokenring_conn_t     *conns;
+    ngx_http_tokenring_engine_t  **engines;
+
+    if (ngx_http_tokenring_printf(page->out, 512,
+                                  "# HELP %s %s\n# TYPE %s %s\n",
+                                  family->name, family->help,
+                                  family->name, family->type)
+        != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    engines = page->engines->elts;
+
+    for (i = 0; i < page->engines->nelts; i++) {
+        conns = engines[i]->conns.elts;
+
+        for (j = 0; j < engines[i]->conns.nelts; j++) {
+
+            if (conns[j].state == NGX_HTTP_TOKENRING_READY) {
+                (void) tr_status_read(conns[j].page, &conns[j].admission);
+
+            } else if (family->sample != ngx_http_tokenring_sample_up
+                       && family->sample != ngx_http_tokenring_sample_workers)
+            {
+                continue;
+            }
+
+            if (family->sample(page, &conns[j], family->name, family->offset)
+                != NGX_OK)
+            {
+                return NGX_ERROR;
+            }
+        }
+    }
+
+    return NGX_OK;
 }
 
 

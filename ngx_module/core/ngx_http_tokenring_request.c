@@ -28,6 +28,8 @@ static ngx_uint_t ngx_http_tokenring_on_its_way(
     ngx_http_tokenring_ctx_t *ctx);
 static ngx_msec_t ngx_http_tokenring_limit(ngx_http_tokenring_ctx_t *ctx);
 static void ngx_http_tokenring_read_handler(ngx_http_request_t *r);
+static ngx_uint_t ngx_http_tokenring_socket_ended(ngx_connection_t *c,
+    ngx_err_t *err);
 static void ngx_http_tokenring_expired(ngx_http_tokenring_ctx_t *ctx);
 
 
@@ -283,10 +285,7 @@ ngx_http_tokenring_read_handler(ngx_http_request_t *r)
 ngx_uint_t
 ngx_http_tokenring_client_left(ngx_http_request_t *r)
 {
-    int                n;
-    char               byte;
     ngx_err_t          err;
-    socklen_t          len;
     ngx_event_t       *rev;
     ngx_connection_t  *c;
 
@@ -316,43 +315,9 @@ ngx_http_tokenring_client_left(ngx_http_request_t *r)
     }
 #endif
 
-    err = 0;
-    len = sizeof(ngx_err_t);
-
-#if (NGX_HAVE_EPOLLRDHUP)
-    if ((ngx_event_flags & NGX_USE_EPOLL_EVENT) && ngx_use_epoll_rdhup) {
-
-        if (!rev->pending_eof) {
-            return 0;
-        }
-
-        if (getsockopt(c->fd, SOL_SOCKET, SO_ERROR, (void *) &err, &len)
-            == -1)
-        {
-            err = ngx_socket_errno;
-        }
-
-        goto left;
-    }
-#endif
-
-    n = recv(c->fd, &byte, 1, MSG_PEEK);
-
-    if (n == -1) {
-        err = ngx_socket_errno;
-    }
-
-    if ((ngx_event_flags & NGX_USE_LEVEL_EVENT) && rev->active && n > 0) {
-        (void) ngx_del_event(rev, NGX_READ_EVENT, 0);
-    }
-
-    if (n > 0 || err == NGX_EAGAIN) {
+    if (!ngx_http_tokenring_socket_ended(c, &err)) {
         return 0;
     }
-
-#if (NGX_HAVE_EPOLLRDHUP)
-left:
-#endif
 
     rev->eof = 1;
     c->error = 1;
@@ -365,6 +330,52 @@ left:
                   "client prematurely closed connection");
 
     return 1;
+}
+
+
+/* err: why, 0 when it was simply closed */
+
+static ngx_uint_t
+ngx_http_tokenring_socket_ended(ngx_connection_t *c, ngx_err_t *err)
+{
+    int           n;
+    char          byte;
+    ngx_event_t  *rev;
+
+    rev = c->read;
+    *err = 0;
+
+#if (NGX_HAVE_EPOLLRDHUP)
+    if ((ngx_event_flags & NGX_USE_EPOLL_EVENT) && ngx_use_epoll_rdhup) {
+        socklen_t  len;
+
+        if (!rev->pending_eof) {
+            return 0;
+        }
+
+        len = sizeof(ngx_err_t);
+
+        if (getsockopt(c->fd, SOL_SOCKET, SO_ERROR, (void *) err, &len)
+            == -1)
+        {
+            *err = ngx_socket_errno;
+        }
+
+        return 1;
+    }
+#endif
+
+    n = recv(c->fd, &byte, 1, MSG_PEEK);
+
+    if (n == -1) {
+        *err = ngx_socket_errno;
+    }
+
+    if ((ngx_event_flags & NGX_USE_LEVEL_EVENT) && rev->active && n > 0) {
+        (void) ngx_del_event(rev, NGX_READ_EVENT, 0);
+    }
+
+    return !(n > 0 || *err == NGX_EAGAIN);
 }
 
 

@@ -31,6 +31,8 @@
 
 
 static void ngx_http_tokenring_stream(ngx_http_tokenring_ctx_t *ctx);
+static ngx_int_t ngx_http_tokenring_stream_out(ngx_http_tokenring_ctx_t *ctx,
+    ngx_uint_t last);
 static void ngx_http_tokenring_whole(ngx_http_tokenring_ctx_t *ctx);
 static void ngx_http_tokenring_out_take(ngx_http_tokenring_ctx_t *ctx);
 static void ngx_http_tokenring_out_return(ngx_http_tokenring_ctx_t *ctx);
@@ -131,12 +133,10 @@ static void
 ngx_http_tokenring_stream(ngx_http_tokenring_ctx_t *ctx)
 {
     ngx_int_t            rc;
-    ngx_buf_t           *b;
     ngx_uint_t           last;
     ngx_http_request_t  *r;
 
     r = ctx->request;
-    b = &ctx->buf;
 
     if (ctx->detach && !r->header_sent
         && ctx->state < NGX_HTTP_TOKENRING_OVER
@@ -173,18 +173,7 @@ ngx_http_tokenring_stream(ngx_http_tokenring_ctx_t *ctx)
             }
         }
 
-        ngx_http_tokenring_stream_buf(b, &ctx->out, last);
-
-        ctx->link.buf = b;
-        ctx->link.next = NULL;
-        ctx->sent = ngx_current_msec;
-
-        rc = ngx_http_tokenring_output(ctx);
-
-        ngx_log_debug4(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
-                       "tokenring send: bytes:%uz last:%ui rc:%i left:%O",
-                       ngx_http_tokenring_text_len(&ctx->out), last, rc,
-                       ngx_buf_size(b));
+        rc = ngx_http_tokenring_stream_out(ctx, last);
 
         if (last) {
             ngx_http_tokenring_finalize(ctx, rc);
@@ -196,7 +185,7 @@ ngx_http_tokenring_stream(ngx_http_tokenring_ctx_t *ctx)
             return;
         }
 
-        if (ngx_http_tokenring_stream_slow(r, b, rc)) {
+        if (ngx_http_tokenring_stream_slow(r, &ctx->buf, rc)) {
             if (ngx_http_tokenring_block(ctx) != NGX_OK) {
                 ngx_http_tokenring_finalize(ctx, NGX_ERROR);
                 return;
@@ -209,6 +198,33 @@ ngx_http_tokenring_stream(ngx_http_tokenring_ctx_t *ctx)
     }
 
     ngx_http_tokenring_resume(ctx);
+}
+
+
+/* what was rendered, to the client */
+
+static ngx_int_t
+ngx_http_tokenring_stream_out(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t last)
+{
+    ngx_int_t   rc;
+    ngx_buf_t  *b;
+
+    b = &ctx->buf;
+
+    ngx_http_tokenring_stream_buf(b, &ctx->out, last);
+
+    ctx->link.buf = b;
+    ctx->link.next = NULL;
+    ctx->sent = ngx_current_msec;
+
+    rc = ngx_http_tokenring_output(ctx);
+
+    ngx_log_debug4(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
+                   "tokenring send: bytes:%uz last:%ui rc:%i left:%O",
+                   ngx_http_tokenring_text_len(&ctx->out), last, rc,
+                   ngx_buf_size(b));
+
+    return rc;
 }
 
 

@@ -22,6 +22,9 @@
 
 static void ngx_http_tokenring_body_wait(ngx_http_tokenring_conn_t *conn);
 static ngx_int_t ngx_http_tokenring_body_put(ngx_http_tokenring_ctx_t *ctx);
+static void ngx_http_tokenring_body_starve(ngx_http_tokenring_ctx_t *ctx);
+static void ngx_http_tokenring_body_head(ngx_http_tokenring_ctx_t *ctx,
+    tr_wire_submit_t *head);
 static tr_status_t ngx_http_tokenring_body_part(ngx_http_tokenring_ctx_t *ctx,
     ngx_uint_t *last);
 static void ngx_http_tokenring_body_used(ngx_http_tokenring_ctx_t *ctx,
@@ -143,7 +146,6 @@ ngx_http_tokenring_body_put(ngx_http_tokenring_ctx_t *ctx)
 {
     ngx_int_t                   rc;
     ngx_uint_t                  last;
-    ngx_event_t                *rev;
     tr_status_t                 put;
     ngx_http_tokenring_conn_t  *conn;
 
@@ -191,23 +193,72 @@ ngx_http_tokenring_body_put(ngx_http_tokenring_ctx_t *ctx)
     }
 
     if (rc == NGX_AGAIN) {
-        ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_STARVED);
-
-        /* nothing is read: its rate is that of the time before and after */
-        ctx->upload_start = ngx_current_msec;
-        ctx->uploaded = 0;
-
-        rev = ctx->request->connection->read;
-
-        if (rev->timer_set) {
-            /* client_body_timeout: the client is not to blame */
-            ngx_del_timer(rev);
-        }
-
-        ngx_http_tokenring_body_wait(conn);
+        ngx_http_tokenring_body_starve(ctx);
     }
 
     return rc;
+}
+
+
+/* the ring is full */
+
+static void
+ngx_http_tokenring_body_starve(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_event_t  *rev;
+
+    ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_STARVED);
+
+    /* nothing is read: its rate is that of the time before and after */
+    ctx->upload_start = ngx_current_msec;
+    ctx->uploaded = 0;
+
+    rev = ctx->request->connection->read;
+
+    if (rev->timer_set) {
+        /* client_body_timeout: the client is not to blame */
+        ngx_del_timer(rev);
+    }
+
+    ngx_http_tokenring_body_wait(ctx->conn);
+}
+
+
+/* what stands in front of the body */
+
+static void
+ngx_http_tokenring_body_head(ngx_http_tokenring_ctx_t *ctx,
+    tr_wire_submit_t *head)
+{
+    u_char  tenant[NGX_HTTP_TOKENRING_TENANT];
+
+    ngx_memzero(head, sizeof(tr_wire_submit_t));
+
+    head->endpoint = (uint16_t) ctx->endpoint;
+    head->request_id_len = (uint32_t) ctx->request_id.len;
+    head->body_len = ngx_http_tokenring_body_len(ctx);
+    head->model_len = (uint32_t) ctx->asked.len;
+    head->received_us = ctx->start_us;
+
+    if (ctx->moving) {
+        head->replay_len = (uint32_t) ngx_buf_size(ctx->replay);
+    }
+
+    if (ctx->conf->migrate && !ctx->resumable
+        && (ctx->conn->features & TR_FEATURE_IDS)
+        && (ctx->conn->features & TR_FEATURE_REPLAY))
+    {
+        head->flags |= TR_SUBMIT_IDS;
+        ctx->with_ids = 1;
+    }
+
+    ngx_memcpy(head->request_id, ctx->request_id.data, ctx->request_id.len);
+    ngx_memcpy(head->completion, ctx->completion.data, TR_COMPLETION_LEN);
+
+    ngx_http_tokenring_resumable_submit(ctx, head);
+    ngx_http_tokenring_tenant(ctx, tenant);
+    ngx_memcpy(&head->tenant, tenant, sizeof(head->tenant));
+    ngx_http_tokenring_cache_key(ctx, head->cache_key);
 }
 
 
@@ -221,7 +272,6 @@ ngx_http_tokenring_body_part(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t *last)
     unsigned             n;
     ngx_chain_t         *cl;
     tr_status_t          rc;
-    u_char               tenant[NGX_HTTP_TOKENRING_TENANT];
     tr_ring_piece_t      pieces[NGX_HTTP_TOKENRING_PIECES];
     tr_wire_submit_t     head;
     ngx_http_request_t  *r;
@@ -232,35 +282,7 @@ ngx_http_tokenring_body_part(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t *last)
     room = tr_ring_max_payload(ctx->conn->map.request_capacity);
 
     if (ctx->body_sent == NGX_HTTP_TOKENRING_NOTHING) {
-        ngx_memzero(&head, sizeof(tr_wire_submit_t));
-
-        head.endpoint = (uint16_t) ctx->endpoint;
-        head.request_id_len = (uint32_t) ctx->request_id.len;
-
-        head.body_len = ngx_http_tokenring_body_len(ctx);
-
-        head.model_len = (uint32_t) ctx->asked.len;
-
-        if (ctx->moving) {
-            head.replay_len = (uint32_t) ngx_buf_size(ctx->replay);
-        }
-
-        if (ctx->conf->migrate && !ctx->resumable
-            && (ctx->conn->features & TR_FEATURE_IDS)
-            && (ctx->conn->features & TR_FEATURE_REPLAY))
-        {
-            head.flags |= TR_SUBMIT_IDS;
-            ctx->with_ids = 1;
-        }
-
-        head.received_us = ctx->start_us;
-        ngx_memcpy(head.request_id, ctx->request_id.data, ctx->request_id.len);
-        ngx_memcpy(head.completion, ctx->completion.data,
-                   TR_COMPLETION_LEN);
-        ngx_http_tokenring_resumable_submit(ctx, &head);
-        ngx_http_tokenring_tenant(ctx, tenant);
-        ngx_memcpy(&head.tenant, tenant, sizeof(head.tenant));
-        ngx_http_tokenring_cache_key(ctx, head.cache_key);
+        ngx_http_tokenring_body_head(ctx, &head);
 
         pieces[n].base = &head;
         pieces[n].len = sizeof(tr_wire_submit_t);

@@ -39,6 +39,8 @@ static ngx_int_t ngx_http_tokenring_dashboard_request(ngx_http_request_t *r,
     ngx_http_tokenring_cache_t *cache, u_char *id);
 static void ngx_http_tokenring_dashboard_cleanup(void *data);
 static void ngx_http_tokenring_dashboard_got(void *data, redisReply *reply);
+static char *ngx_http_tokenring_dashboard_path(ngx_conf_t *cf,
+    ngx_command_t *cmd, ngx_str_t *path);
 static void ngx_http_tokenring_dashboard_unset(void *data);
 
 
@@ -380,8 +382,6 @@ ngx_http_tokenring_set_dashboard(ngx_conf_t *cf, ngx_command_t *cmd,
 {
     ngx_http_tokenring_loc_conf_t  *tlcf = conf;
 
-    ngx_str_t                   *value, index;
-    ngx_file_info_t              fi;
     ngx_pool_cleanup_t          *cln;
     ngx_http_core_loc_conf_t    *clcf;
     ngx_http_tokenring_cache_t  *cache;
@@ -412,37 +412,9 @@ ngx_http_tokenring_set_dashboard(ngx_conf_t *cf, ngx_command_t *cmd,
     cache->main = ngx_http_conf_get_module_main_conf(cf,
                                                    ngx_http_tokenring_module);
 
-    value = cf->args->elts;
-
-    if (cf->args->nelts == 2) {
-        cache->path = value[1];
-
-        while (cache->path.len > 1
-               && cache->path.data[cache->path.len - 1] == '/')
-        {
-            cache->path.len--;
-        }
-
-    } else {
-        ngx_str_set(&cache->path, NGX_HTTP_TOKENRING_DASHBOARD_PATH);
-    }
-
-    if (ngx_conf_full_name(cf->cycle, &cache->path, 0) != NGX_OK) {
-        return NGX_CONF_ERROR;
-    }
-
-    index.len = cache->path.len + sizeof("/index.html") - 1;
-    index.data = ngx_pnalloc(cf->pool, index.len + 1);
-    if (index.data == NULL) {
-        return NGX_CONF_ERROR;
-    }
-
-    *ngx_sprintf(index.data, "%V/index.html", &cache->path) = '\0';
-
-    if (ngx_file_info(index.data, &fi) == NGX_FILE_ERROR) {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, ngx_errno,
-                           "\"%V\" was not found: \"%V\" takes the directory "
-                           "of the dashboard's files", &index, &cmd->name);
+    if (ngx_http_tokenring_dashboard_path(cf, cmd, &cache->path)
+        != NGX_CONF_OK)
+    {
         return NGX_CONF_ERROR;
     }
 
@@ -457,6 +429,51 @@ ngx_http_tokenring_set_dashboard(ngx_conf_t *cf, ngx_command_t *cmd,
 
     return ngx_http_tokenring_serve(cf, cmd, tlcf,
                                     ngx_http_tokenring_dashboard_handler);
+}
+
+
+/* the directory, which must have the page in it */
+
+static char *
+ngx_http_tokenring_dashboard_path(ngx_conf_t *cf, ngx_command_t *cmd,
+    ngx_str_t *path)
+{
+    ngx_str_t        *value, index;
+    ngx_file_info_t   fi;
+
+    value = cf->args->elts;
+
+    if (cf->args->nelts == 2) {
+        *path = value[1];
+
+        while (path->len > 1 && path->data[path->len - 1] == '/') {
+            path->len--;
+        }
+
+    } else {
+        ngx_str_set(path, NGX_HTTP_TOKENRING_DASHBOARD_PATH);
+    }
+
+    if (ngx_conf_full_name(cf->cycle, path, 0) != NGX_OK) {
+        return NGX_CONF_ERROR;
+    }
+
+    index.len = path->len + sizeof("/index.html") - 1;
+    index.data = ngx_pnalloc(cf->pool, index.len + 1);
+    if (index.data == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    *ngx_sprintf(index.data, "%V/index.html", path) = '\0';
+
+    if (ngx_file_info(index.data, &fi) == NGX_FILE_ERROR) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, ngx_errno,
+                           "\"%V\" was not found: \"%V\" takes the directory "
+                           "of the dashboard's files", &index, &cmd->name);
+        return NGX_CONF_ERROR;
+    }
+
+    return NGX_CONF_OK;
 }
 
 

@@ -21,6 +21,10 @@ static void ngx_http_tokenring_cache_round(ngx_http_tokenring_cache_t *cache);
 static void ngx_http_tokenring_cache_end(ngx_http_tokenring_cache_t *cache);
 static ngx_int_t ngx_http_tokenring_cache_object(ngx_http_tokenring_text_t *t,
     ngx_http_tokenring_text_t *json);
+static ngx_int_t ngx_http_tokenring_cache_away(
+    ngx_http_tokenring_cache_t *cache, ngx_http_tokenring_text_t *t);
+static ngx_int_t ngx_http_tokenring_cache_redis(
+    ngx_http_tokenring_cache_t *cache, ngx_http_tokenring_text_t *t);
 static ngx_int_t ngx_http_tokenring_cache_render(
     ngx_http_tokenring_cache_t *cache);
 
@@ -319,11 +323,10 @@ ngx_http_tokenring_cache_object(ngx_http_tokenring_text_t *t,
 static ngx_int_t
 ngx_http_tokenring_cache_render(ngx_http_tokenring_cache_t *cache)
 {
-    uint64_t                            now;
-    ngx_uint_t                          i, up;
-    ngx_time_t                         *tp;
-    ngx_http_tokenring_text_t          *t;
-    ngx_http_tokenring_cache_engine_t  *engine;
+    uint64_t                    now;
+    ngx_uint_t                  up;
+    ngx_time_t                 *tp;
+    ngx_http_tokenring_text_t  *t;
 
     t = &cache->tick;
     tp = ngx_timeofday();
@@ -355,28 +358,43 @@ ngx_http_tokenring_cache_render(ngx_http_tokenring_cache_t *cache)
         return ngx_http_tokenring_put(t, "],\"requests\":[]}\n\n");
     }
 
-    if (!up) {
-        if (ngx_http_tokenring_put(t, "\"reason\":\"") != NGX_OK) {
-            return NGX_ERROR;
-        }
+    return up ? ngx_http_tokenring_cache_redis(cache, t)
+              : ngx_http_tokenring_cache_away(cache, t);
+}
 
-        if (ngx_http_tokenring_text_len(&cache->reason)) {
-            if (ngx_http_tokenring_append(t, cache->reason.pos,
-                    ngx_http_tokenring_text_len(&cache->reason))
-                != NGX_OK)
-            {
-                return NGX_ERROR;
-            }
 
-        } else if (ngx_http_tokenring_json(t, cache->redis->name.data,
-                                           cache->redis->name.len)
-                   != NGX_OK)
-        {
-            return NGX_ERROR;
-        }
+/* Redis cannot be reached, and why, or which it is */
 
-        return ngx_http_tokenring_put(t, "\"}\n\n");
+static ngx_int_t
+ngx_http_tokenring_cache_away(ngx_http_tokenring_cache_t *cache,
+    ngx_http_tokenring_text_t *t)
+{
+    size_t     len;
+    ngx_int_t  rc;
+
+    if (ngx_http_tokenring_put(t, "\"reason\":\"") != NGX_OK) {
+        return NGX_ERROR;
     }
+
+    len = ngx_http_tokenring_text_len(&cache->reason);
+
+    rc = len ? ngx_http_tokenring_append(t, cache->reason.pos, len)
+             : ngx_http_tokenring_json(t, cache->redis->name.data,
+                                       cache->redis->name.len);
+    if (rc != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_tokenring_put(t, "\"}\n\n");
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_cache_redis(ngx_http_tokenring_cache_t *cache,
+    ngx_http_tokenring_text_t *t)
+{
+    ngx_uint_t                          i;
+    ngx_http_tokenring_cache_engine_t  *engine;
 
     if (ngx_http_tokenring_put(t, "\"engines\":[") != NGX_OK) {
         return NGX_ERROR;

@@ -183,6 +183,48 @@ ngx_http_tokenring_cache_conn_card(ngx_http_tokenring_text_t *t,
 
 
 static ngx_int_t
+ngx_http_tokenring_cache_numbers(ngx_http_tokenring_text_t *t,
+    const tr_status_admission_t *a, const tr_status_counters_t *c)
+{
+    ngx_uint_t  i;
+
+    const struct {
+        const char  *name;
+        uint64_t     value;
+    } numbers[] = {
+        { "running", a->running },
+        { "waiting", a->waiting },
+        { "prompt_tokens", c->prompt_tokens },
+        { "generation_tokens", c->generation_tokens },
+        { "stop", c->requests_stop },
+        { "length", c->requests_length },
+        { "aborted", c->requests_aborted },
+        { "error", c->requests_error },
+        { "preemptions", c->preemptions },
+        { "kv_request_bytes", c->kv_bytes },
+        { "kv_request_full_bytes", c->kv_full_bytes_high + c->kv_full_bytes_low
+                                   + c->kv_full_bytes_pruned },
+        { "kv_free", a->kv_free_pages },
+        { "kv_swapped", a->kv_swapped_pages },
+        { "kv_cached", c->kv_cached_pages },
+        { "kv_tokens", a->kv_tokens },
+        { "kv_full_bytes", a->kv_full_bytes }
+    };
+
+    for (i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
+        if (ngx_http_tokenring_cache_number(t, numbers[i].name,
+                                            numbers[i].value)
+            != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+    }
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
 ngx_http_tokenring_cache_conn_sample(ngx_http_tokenring_text_t *t,
     ngx_http_tokenring_conn_t *conn, uint64_t now)
 {
@@ -197,42 +239,7 @@ ngx_http_tokenring_cache_conn_sample(ngx_http_tokenring_text_t *t,
             "{\"id\":\"%uL-0\",\"run\":\"%016xL\"",
             now, conn->page->generation)
         != NGX_OK
-        || ngx_http_tokenring_cache_number(t, "running", a->running) != NGX_OK
-        || ngx_http_tokenring_cache_number(t, "waiting", a->waiting) != NGX_OK
-        || ngx_http_tokenring_cache_number(t, "prompt_tokens",
-                                           c->prompt_tokens)
-           != NGX_OK
-        || ngx_http_tokenring_cache_number(t, "generation_tokens",
-                                           c->generation_tokens)
-           != NGX_OK
-        || ngx_http_tokenring_cache_number(t, "stop", c->requests_stop)
-           != NGX_OK
-        || ngx_http_tokenring_cache_number(t, "length", c->requests_length)
-           != NGX_OK
-        || ngx_http_tokenring_cache_number(t, "aborted", c->requests_aborted)
-           != NGX_OK
-        || ngx_http_tokenring_cache_number(t, "error", c->requests_error)
-           != NGX_OK
-        || ngx_http_tokenring_cache_number(t, "preemptions", c->preemptions)
-           != NGX_OK
-        || ngx_http_tokenring_cache_number(t, "kv_request_bytes", c->kv_bytes)
-           != NGX_OK
-        || ngx_http_tokenring_cache_number(t, "kv_request_full_bytes",
-               c->kv_full_bytes_high + c->kv_full_bytes_low
-               + c->kv_full_bytes_pruned)
-           != NGX_OK
-        || ngx_http_tokenring_cache_number(t, "kv_free", a->kv_free_pages)
-           != NGX_OK
-        || ngx_http_tokenring_cache_number(t, "kv_swapped",
-                                           a->kv_swapped_pages)
-           != NGX_OK
-        || ngx_http_tokenring_cache_number(t, "kv_cached", c->kv_cached_pages)
-           != NGX_OK
-        || ngx_http_tokenring_cache_number(t, "kv_tokens", a->kv_tokens)
-           != NGX_OK
-        || ngx_http_tokenring_cache_number(t, "kv_full_bytes",
-                                           a->kv_full_bytes)
-           != NGX_OK
+        || ngx_http_tokenring_cache_numbers(t, a, c) != NGX_OK
         || ngx_http_tokenring_put(t, ",\"kv_used\":\"") != NGX_OK)
     {
         return NGX_ERROR;

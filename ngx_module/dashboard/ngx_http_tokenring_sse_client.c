@@ -19,6 +19,8 @@
 
 
 static ngx_int_t ngx_http_tokenring_sse_client_header(ngx_http_request_t *r);
+static ngx_int_t ngx_http_tokenring_sse_client_hello(
+    ngx_http_tokenring_sse_client_t *client);
 static void ngx_http_tokenring_sse_client_cleanup(void *data);
 static void ngx_http_tokenring_sse_client_free(void *data);
 static ngx_http_tokenring_sse_client_t *ngx_http_tokenring_sse_client_of(
@@ -30,6 +32,9 @@ static void ngx_http_tokenring_sse_client_more(
 static ngx_uint_t ngx_http_tokenring_sse_client_sparse(redisReply *entry,
     ngx_str_t *id);
 static void ngx_http_tokenring_sse_client_slice(void *data, redisReply *reply);
+static ngx_int_t ngx_http_tokenring_sse_client_samples(
+    ngx_http_tokenring_sse_client_t *client, redisReply *reply,
+    ngx_http_tokenring_text_t *samples, ngx_str_t *id);
 static void ngx_http_tokenring_sse_client_send(
     ngx_http_tokenring_sse_client_t *client, ngx_uint_t last);
 static void ngx_http_tokenring_sse_client_writer(ngx_http_request_t *r);
@@ -40,12 +45,9 @@ ngx_http_tokenring_sse_client_open(ngx_http_request_t *r,
     ngx_http_tokenring_cache_t *cache)
 {
     ngx_int_t                         rc;
-    ngx_uint_t                        i;
     ngx_pool_cleanup_t               *pcln;
     ngx_http_cleanup_t               *cln;
     ngx_http_tokenring_sse_client_t  *client;
-
-    static uint32_t  bounds[TR_STATUS_BUCKETS] = TR_STATUS_BOUNDS_US;
 
     rc = ngx_http_tokenring_sse_client_header(r);
 
@@ -90,6 +92,27 @@ ngx_http_tokenring_sse_client_open(ngx_http_request_t *r,
     cln->handler = ngx_http_tokenring_sse_client_cleanup;
     cln->data = client;
 
+    if (ngx_http_tokenring_sse_client_hello(client) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    r->read_event_handler = ngx_http_test_reading;
+    r->write_event_handler = ngx_http_tokenring_sse_client_writer;
+    r->main->count++;
+
+    ngx_http_tokenring_sse_client_send(client, 0);
+
+    return NGX_DONE;
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_sse_client_hello(ngx_http_tokenring_sse_client_t *client)
+{
+    ngx_uint_t  i;
+
+    static uint32_t  bounds[TR_STATUS_BUCKETS] = TR_STATUS_BOUNDS_US;
+
     if (ngx_http_tokenring_printf(&client->out, 512,
             "retry: 1000\n\ndata: {\"type\":\"hello\",\"bounds\":[")
         != NGX_OK)
@@ -106,17 +129,7 @@ ngx_http_tokenring_sse_client_open(ngx_http_request_t *r,
         }
     }
 
-    if (ngx_http_tokenring_append(&client->out, "]}\n\n", 4) != NGX_OK) {
-        return NGX_ERROR;
-    }
-
-    r->read_event_handler = ngx_http_test_reading;
-    r->write_event_handler = ngx_http_tokenring_sse_client_writer;
-    r->main->count++;
-
-    ngx_http_tokenring_sse_client_send(client, 0);
-
-    return NGX_DONE;
+    return ngx_http_tokenring_append(&client->out, "]}\n\n", 4);
 }
 
 
@@ -339,8 +352,7 @@ ngx_http_tokenring_sse_client_slice(void *data, redisReply *reply)
 {
     ngx_http_tokenring_sse_client_t *client = data;
 
-    size_t                              i, from;
-    ngx_int_t                           rc;
+    size_t                              from;
     ngx_str_t                           id;
     ngx_connection_t                   *c;
     ngx_http_tokenring_text_t           samples, *t;
@@ -366,29 +378,9 @@ ngx_http_tokenring_sse_client_slice(void *data, redisReply *reply)
 
     ngx_memzero(&samples, sizeof(ngx_http_tokenring_text_t));
     ngx_str_null(&id);
-    rc = NGX_OK;
 
-    for (i = 0; reply->type == REDIS_REPLY_ARRAY && i < reply->elements; i++) {
-
-        if (client->history - client->left >= NGX_HTTP_TOKENRING_CACHE_HISTORY
-            && ngx_http_tokenring_sse_client_sparse(reply->element[i], &id))
-        {
-            continue;
-        }
-
-        rc = ngx_http_tokenring_cache_sample(&samples, reply->element[i], &id);
-
-        if (rc == NGX_ERROR) {
-            break;
-        }
-
-        if (rc == NGX_DECLINED) {
-            /* not a sample, so its id may be anything */
-            ngx_str_null(&id);
-        }
-    }
-
-    if (rc == NGX_ERROR
+    if (ngx_http_tokenring_sse_client_samples(client, reply, &samples, &id)
+        != NGX_OK
         || ngx_http_tokenring_put(t,
                "data: {\"type\":\"history\",\"engine\":\"")
            != NGX_OK
@@ -404,7 +396,10 @@ ngx_http_tokenring_sse_client_slice(void *data, redisReply *reply)
         t->last = t->pos + from;
         client->left = 0;
 
-    } else if (i < NGX_HTTP_TOKENRING_CACHE_SLICE || id.len == 0) {
+    } else if (reply->type != REDIS_REPLY_ARRAY
+               || reply->elements < NGX_HTTP_TOKENRING_CACHE_SLICE
+               || id.len == 0)
+    {
         client->left = 0;
 
     } else {
@@ -417,6 +412,39 @@ ngx_http_tokenring_sse_client_slice(void *data, redisReply *reply)
 
     ngx_http_tokenring_sse_client_send(client, 0);
     ngx_http_run_posted_requests(c);
+}
+
+
+/* id: of the last entry, empty where that was no sample */
+
+static ngx_int_t
+ngx_http_tokenring_sse_client_samples(ngx_http_tokenring_sse_client_t *client,
+    redisReply *reply, ngx_http_tokenring_text_t *samples, ngx_str_t *id)
+{
+    size_t     i;
+    ngx_int_t  rc;
+
+    for (i = 0; reply->type == REDIS_REPLY_ARRAY && i < reply->elements; i++) {
+
+        if (client->history - client->left >= NGX_HTTP_TOKENRING_CACHE_HISTORY
+            && ngx_http_tokenring_sse_client_sparse(reply->element[i], id))
+        {
+            continue;
+        }
+
+        rc = ngx_http_tokenring_cache_sample(samples, reply->element[i], id);
+
+        if (rc == NGX_ERROR) {
+            return NGX_ERROR;
+        }
+
+        if (rc == NGX_DECLINED) {
+            /* not a sample, so its id may be anything */
+            ngx_str_null(id);
+        }
+    }
+
+    return NGX_OK;
 }
 
 
