@@ -605,8 +605,9 @@ main(int argc, char **argv)
     snprintf(page->card.model, sizeof(page->card.model),
              "fake/\"model\"\t\\\n\x7f\xff");
     snprintf(page->card.engine, sizeof(page->card.engine), "fake");
-    snprintf(page->card.kv_policies, sizeof(page->card.kv_policies),
-             "a\"b\\ \xff");
+    /* without an end */
+    memset(page->card.kv_policies, 'x', sizeof(page->card.kv_policies));
+    memcpy(page->card.kv_policies, "a\"b\\ \xff ", 7);
     snprintf(page->card.level_name[0], sizeof(page->card.level_name[0]),
              "16/16");
     memset(page->card.model_id, FAKE_MODEL_ID, sizeof(page->card.model_id));
