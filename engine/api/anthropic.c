@@ -245,7 +245,7 @@ settle_end(const tr_translation_t *t)
 }
 
 static tr_status_t
-take_messages(tr_translation_t *t)
+take_messages(const tr_translation_t *t)
 {
     const json_t *list = tr_json_field(t->c->root, "messages"), *message;
     const json_t *system = tr_json_field(t->c->root, "system");
@@ -638,31 +638,15 @@ take_output_config(const tr_translation_t *t)
 tr_status_t
 tr_anthropic_translate(tr_openai_call_t *c)
 {
-    tr_translation_t t;
-    const tr_field_t *rows;
-    tr_status_t rc;
+    static const tr_translate_step_t steps[] = { take_messages,
+                                                 take_tools,
+                                                 take_tool_choice,
+                                                 take_stop_sequences,
+                                                 take_output_config,
+                                                 take_thinking_config,
+                                                 NULL };
     size_t n;
+    const tr_field_t *rows = tr_anthropic_fields(&n);
 
-    rows = tr_anthropic_fields(&n);
-    rc = tr_translate_begin(&t, c, rows, n, TR_FIELD_ANTHROPIC);
-    if (rc != TR_OK) {
-        return rc;
-    }
-    rc = take_messages(&t);
-    if (rc == TR_OK) {
-        rc = take_tools(&t);
-    }
-    if (rc == TR_OK) {
-        rc = take_tool_choice(&t);
-    }
-    if (rc == TR_OK) {
-        rc = take_stop_sequences(&t);
-    }
-    if (rc == TR_OK) {
-        rc = take_output_config(&t);
-    }
-    if (rc == TR_OK) {
-        rc = take_thinking_config(&t);
-    }
-    return tr_translate_end(&t, rc);
+    return tr_translate(c, rows, n, TR_FIELD_ANTHROPIC, steps);
 }

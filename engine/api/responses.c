@@ -591,34 +591,16 @@ repeat(const tr_translation_t *t)
 tr_status_t
 tr_responses_translate(tr_openai_call_t *c)
 {
-    tr_translation_t t;
-    const tr_field_t *rows;
-    tr_status_t rc;
+    static const tr_translate_step_t steps[] = { take_input,
+                                                 take_tools,
+                                                 take_tool_choice,
+                                                 take_text,
+                                                 take_reasoning_config,
+                                                 take_rest,
+                                                 repeat,
+                                                 NULL };
     size_t n;
+    const tr_field_t *rows = tr_responses_fields(&n);
 
-    rows = tr_responses_fields(&n);
-    rc = tr_translate_begin(&t, c, rows, n, TR_FIELD_RESPONSES);
-    if (rc != TR_OK) {
-        return rc;
-    }
-    rc = take_input(&t);
-    if (rc == TR_OK) {
-        rc = take_tools(&t);
-    }
-    if (rc == TR_OK) {
-        rc = take_tool_choice(&t);
-    }
-    if (rc == TR_OK) {
-        rc = take_text(&t);
-    }
-    if (rc == TR_OK) {
-        rc = take_reasoning_config(&t);
-    }
-    if (rc == TR_OK) {
-        rc = take_rest(&t);
-    }
-    if (rc == TR_OK) {
-        rc = repeat(&t);
-    }
-    return tr_translate_end(&t, rc);
+    return tr_translate(c, rows, n, TR_FIELD_RESPONSES, steps);
 }

@@ -9,33 +9,29 @@
 #include <string.h>
 
 tr_status_t
-tr_translate_begin(tr_translation_t *t, tr_openai_call_t *c,
-                   const tr_field_t *rows, size_t n, unsigned where)
+tr_translate(tr_openai_call_t *c, const tr_field_t *rows, size_t n,
+             unsigned where, const tr_translate_step_t *steps)
 {
+    tr_translation_t t = { .c = c };
     tr_status_t rc = tr_fields_check(rows, n, c->root, where, "", c->err);
 
-    *t = (tr_translation_t){ .c = c };
     if (rc != TR_OK) {
         return rc;
     }
-    t->body = json_copy(c->root);
-    t->messages = json_array();
-    if (json_object_set_new(t->body, "messages", t->messages) != 0) {
-        json_decref(t->body);
-        return tr_translate_no_memory(t);
+    t.body = json_copy(c->root);
+    t.messages = json_array();
+    if (json_object_set_new(t.body, "messages", t.messages) != 0) {
+        rc = tr_translate_no_memory(&t);
     }
-    return TR_OK;
-}
-
-tr_status_t
-tr_translate_end(tr_translation_t *t, tr_status_t rc)
-{
+    for (; rc == TR_OK && *steps != NULL; steps++) {
+        rc = (*steps)(&t);
+    }
     if (rc != TR_OK) {
-        json_decref(t->body);
+        json_decref(t.body);
         return rc;
     }
-    json_decref(t->c->root);
-    t->c->root = t->body;
+    json_decref(c->root);
+    c->root = t.body;
     return TR_OK;
 }
 

@@ -16,12 +16,12 @@ typedef struct {
     json_t *messages; /* of it, borrowed; empty at first */
 } tr_translation_t;
 
-/* Refuses what these rows refuse, and begins.  After TR_OK comes
- * tr_translate_end, which makes body the request's root if rc is TR_OK. */
-tr_status_t tr_translate_begin(tr_translation_t *t, tr_openai_call_t *c,
-                               const tr_field_t *rows, size_t n,
-                               unsigned where);
-tr_status_t tr_translate_end(tr_translation_t *t, tr_status_t rc);
+typedef tr_status_t (*tr_translate_step_t)(const tr_translation_t *t);
+
+/* Refuses what the n rows refuse, then takes the steps, to the NULL behind them
+ * or to the first that fails.  After all of them body is the request's root. */
+tr_status_t tr_translate(tr_openai_call_t *c, const tr_field_t *rows, size_t n,
+                         unsigned where, const tr_translate_step_t *steps);
 
 tr_status_t tr_translate_no_memory(const tr_translation_t *t);
 tr_status_t tr_translate_wrong_type(const tr_translation_t *t,
