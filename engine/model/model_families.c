@@ -12,7 +12,9 @@
  *      `fold`, as with_attention_bias.
  *   5. If a backend refuses the recipe ("backend cpu: layer 0 ... has act ..."),
  *      teach model/cpu and model/cuda the step, then add it to their `support`.
- *   6. Its row in tests/unit/model/test_families.c, where a naive model checks it.
+ *   6. Its row in tests/unit/model/test_families.c, where a naive model checks it;
+ *      a tiny model by tests/models/make.py, which holds it to transformers; its
+ *      line in docs/models.md.
  */
 #include "model_config_internal.h"
 

@@ -10,6 +10,7 @@
  * Numbers (wire.h) and names (docs/redis.md) never change; a number may be left
  * out.  What has no row is refused.  An endpoint that generates no text answers
  * with RESULT records: `result` in engine/api/endpoint.c, generates = 0 here.
+ * Which fields a body may have: engine/api/openai_fields.h.
  */
 #ifndef TOKENRING_ENDPOINT_H
 #define TOKENRING_ENDPOINT_H
