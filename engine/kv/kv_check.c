@@ -55,12 +55,11 @@ shared_sound(const tr_kv_cache_t *kv, int32_t slot)
         return false;
     }
     for (i = shared; i != 0; i--) {
-        const int32_t *pages;
+        const int32_t *pages = m->kept + (size_t) node * m->heads;
 
         if (node == TR_PREFIX_NONE) {
             return false;
         }
-        pages = tr_prefix_pages(kv->reuse->tree, node);
         for (h = 0; h < m->heads; h++) {
             if (manager_row(m, slot, h)[i - 1] != pages[h]) {
                 return false;
@@ -80,11 +79,11 @@ typedef struct {
 } kept_t;
 
 static void
-kept_block(void *arg, uint32_t node, const int32_t *pages)
+kept_block(void *arg, uint32_t node)
 {
     kept_t *k = arg;
+    const int32_t *pages = k->kv->m.kept + (size_t) node * k->kv->heads;
 
-    (void) node;
     for (uint32_t h = 0; h < k->kv->heads && k->sound; h++) {
         int32_t page = pages[h];
 

@@ -392,10 +392,24 @@ host_compressing(const tr_kv_cache_t *kv, int32_t slot)
     return false;
 }
 
+static int64_t
+host_ring(const tr_kv_cache_t *kv)
+{
+    return (int64_t) (kv->m.report->end - kv->m.report->start);
+}
+
 static uint64_t
 host_free_pages(const tr_kv_cache_t *kv)
 {
-    return kv->m.report->end - kv->m.report->start + tr_kv_reuse_idle(kv);
+    return (uint64_t) host_ring(kv) + tr_kv_reuse_idle(kv);
+}
+
+static void
+host_share(tr_kv_cache_t *kv, tr_kv_share_kind_t kind,
+           const tr_kv_share_t *what)
+{
+    tr_kv_host_share(&kv->m, NULL, 0, kind, what, 1);
+    trust(kv, "share", what->slot);
 }
 
 static void
@@ -440,6 +454,8 @@ static const tr_kv_ops_t host_ops = {
     .usage_in = tr_kv_host_usage_in,
     .totals = tr_kv_host_totals,
     .sound = tr_kv_host_sound,
+    .ring = host_ring,
+    .share = host_share,
 };
 
 /* ---- create ------------------------------------------------------------- */
@@ -461,7 +477,8 @@ make_manager(tr_kv_cache_t *kv, uint32_t pages, tr_error_t *err)
     tr_kv_manager_size_t size = { .slots = c->slots,
                                   .pages = pages,
                                   .max_len = c->max_len,
-                                  .max_prompts = 1 };
+                                  .max_prompts = 1,
+                                  .blocks = tr_kv_reuse_blocks(kv, pages) };
     size_t manager = tr_kv_host_memory(&kv->view, &size), work, kernel = 0;
 
     if (manager == 0) {

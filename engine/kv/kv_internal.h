@@ -50,9 +50,8 @@ typedef struct {
 } tr_kv_kept_t;
 
 typedef struct {
-    tr_prefix_t *tree;
+    tr_prefix_t *tree;    /* a node's number is its block's (m.kept) */
     tr_kv_sharer_t *slot; /* [slots] */
-    int32_t *pages;       /* [heads] */
     uint64_t now;
     uint64_t lent; /* of all slots */
 
@@ -69,7 +68,7 @@ typedef struct {
 } tr_kv_reuse_t;
 
 /* What differs between a cache that is here and one on a device; each entry is
- * the function of kv_cache.h of that name. */
+ * the function of kv_cache.h of that name, but for the last two. */
 typedef struct {
     void (*free)(tr_kv_cache_t *kv);
     bool (*settled)(const tr_kv_cache_t *kv);
@@ -91,6 +90,12 @@ typedef struct {
                      const tr_page_plan_t *plan, tr_kv_usage_t *out);
     void (*totals)(const tr_kv_cache_t *kv, tr_kv_totals_t *out);
     bool (*sound)(const tr_kv_cache_t *kv);
+    /* Pages in the ring: at least so many, less than none where more was asked
+     * for. */
+    int64_t (*ring)(const tr_kv_cache_t *kv);
+    /* manager_share.h: one record, and its slot's counts. */
+    void (*share)(tr_kv_cache_t *kv, tr_kv_share_kind_t kind,
+                  const tr_kv_share_t *share);
 } tr_kv_ops_t;
 
 struct tr_kv_cache {
@@ -141,6 +146,8 @@ bool tr_kv_host_sound(const tr_kv_cache_t *kv);
 /* kv_prefix.c */
 tr_status_t tr_kv_reuse_create(tr_kv_cache_t *kv, tr_error_t *err);
 void tr_kv_reuse_free(tr_kv_cache_t *kv);
+/* Blocks that a pool of so many pages can keep. */
+uint32_t tr_kv_reuse_blocks(const tr_kv_cache_t *kv, uint32_t pages);
 /* Pages in blocks that no slot holds: they can be had. */
 uint64_t tr_kv_reuse_idle(const tr_kv_cache_t *kv);
 /* Has blocks go until `pages` are free; false: there are too few, and nothing
@@ -152,6 +159,8 @@ void tr_kv_reuse_fork(tr_kv_cache_t *kv, int32_t from, int32_t to,
                       uint32_t len);
 /* The slot is closed next. */
 void tr_kv_reuse_close(tr_kv_cache_t *kv, int32_t slot);
+/* Adds what is kept to what slots hold alone: tokens, pages[0], cached_pages. */
+void tr_kv_reuse_totals(const tr_kv_cache_t *kv, tr_kv_totals_t *out);
 
 /* kv_kept.c: of slots whose policy can be cut.  Slots beyond those that the
  * configuration asks for, for what is kept. */

@@ -1,6 +1,8 @@
 /*
  * Reuse of computed prefixes (kv_cache.h, "reuse"): between the tree of prefixes
- * and the manager's pages, for the cache that is here.
+ * and the manager's pages, here or on a device.  A node of the tree and a kept
+ * block of the manager (manager_share.h) have the same number, so that page ids
+ * need not be known here.
  *
  * Only policies that leave everything at 16 bits share: an uncompressed page
  * then holds keys and values alone, of tokens in order, the same for whoever
@@ -24,28 +26,34 @@ block_tokens(const tr_kv_cache_t *kv)
     return kv->plan.layout[0].tokens;
 }
 
-static uint64_t
-free_pages(const tr_kv_cache_t *kv)
+static void
+share(tr_kv_cache_t *kv, tr_kv_share_kind_t kind, int32_t slot, uint32_t entry,
+      uint32_t node)
 {
-    return kv->m.report->end - kv->m.report->start;
+    const tr_kv_share_t what = { slot, entry, node };
+
+    kv->ops->share(kv, kind, &what);
 }
 
 /* ---- the tree ----------------------------------------------------------- */
 
 static void
-give(void *arg, const int32_t *pages, uint32_t n)
+give(void *arg, uint32_t node)
 {
-    tr_kv_cache_t *kv = arg;
+    share(arg, TR_KV_RECLAIM, -1, 0, node);
+}
 
-    tr_kv_host_reclaim(&kv->m, pages, n);
+uint32_t
+tr_kv_reuse_blocks(const tr_kv_cache_t *kv, uint32_t pages)
+{
+    return kv->config.reuse ? pages / kv->heads : 0;
 }
 
 tr_status_t
 tr_kv_reuse_create(tr_kv_cache_t *kv, tr_error_t *err)
 {
-    uint32_t blocks = kv->m.size.pages / kv->heads;
+    uint32_t blocks = kv->m.size.blocks;
     tr_prefix_config_t c = { .block_tokens = block_tokens(kv),
-                             .block_pages = kv->heads,
                              .blocks = blocks,
                              .keys = blocks < KEYS_MAX ? blocks : KEYS_MAX,
                              .seed = 1,
@@ -60,9 +68,8 @@ tr_kv_reuse_create(tr_kv_cache_t *kv, tr_error_t *err)
     if (r != NULL) {
         r->tree = tr_prefix_create(&c);
         r->slot = calloc(kv->config.slots, sizeof(*r->slot));
-        r->pages = calloc(kv->heads, sizeof(*r->pages));
     }
-    if (r == NULL || r->tree == NULL || r->slot == NULL || r->pages == NULL) {
+    if (r == NULL || r->tree == NULL || r->slot == NULL) {
         return tr_error_set(err, TR_ERR_NOMEM, "kv_reuse",
                             "no memory for the prefixes of %u blocks of pages",
                             blocks);
@@ -77,7 +84,6 @@ tr_kv_reuse_free(tr_kv_cache_t *kv)
         tr_kv_kept_free(kv);
         tr_prefix_free(kv->reuse->tree);
         free(kv->reuse->slot);
-        free(kv->reuse->pages);
         free(kv->reuse);
         kv->reuse = NULL;
     }
@@ -145,12 +151,13 @@ bool
 tr_kv_reuse_room(tr_kv_cache_t *kv, int32_t slot, uint64_t pages)
 {
     const tr_kv_sharer_t *q;
+    int64_t want = (int64_t) pages;
 
-    if (free_pages(kv) + tr_kv_reuse_idle(kv) < pages) {
+    if (kv->ops->ring(kv) + (int64_t) tr_kv_reuse_idle(kv) < want) {
         return false;
     }
     q = kv->reuse != NULL ? &kv->reuse->slot[slot] : NULL;
-    while (free_pages(kv) < pages) {
+    while (kv->ops->ring(kv) < want) {
         bool some = evict_one(kv->reuse, kv, q->on ? &q->key : NULL);
 
         assert(some);
@@ -239,10 +246,9 @@ lend(tr_kv_cache_t *kv, int32_t slot, uint32_t node, uint32_t blocks)
     assert(kv->m.slot[slot].pages == 0 && kv->m.slot[slot].tokens == 0);
     r->slot[slot].node = node;
     for (i = blocks; i != 0; i--) {
-        tr_kv_host_lend(&kv->m, slot, i - 1, tr_prefix_pages(r->tree, node));
+        share(kv, TR_KV_LEND, slot, i - 1, node);
         node = tr_prefix_parent(r->tree, node);
     }
-    tr_kv_host_lent(&kv->m, slot, blocks);
     kv->totals.tokens += (uint64_t) blocks * block_tokens(kv);
     count_lent(r, slot, (uint64_t) blocks * block_tokens(kv));
 }
@@ -254,7 +260,6 @@ tr_kv_adopt(tr_kv_cache_t *kv, int32_t slot, const tr_prefix_key_t *key,
     tr_kv_reuse_t *r = kv->reuse;
     tr_prefix_match_t *m = &found->match;
     tr_status_t rc = TR_OK;
-    uint32_t h;
 
     tr_kv_slot(kv, slot);
     if (kv->m.seq[slot].n_tiers != 0) {
@@ -271,13 +276,7 @@ tr_kv_adopt(tr_kv_cache_t *kv, int32_t slot, const tr_prefix_key_t *key,
         rc = tr_kv_reserve(kv, slot, found->tokens);
     }
     if (m->part_tokens != 0 && rc == TR_OK) {
-        const int32_t *from = tr_prefix_pages(r->tree, m->part);
-
-        for (h = 0; h < kv->heads; h++) {
-            memcpy(tr_kv_page_at(&kv->view,
-                                 manager_row(&kv->m, slot, h)[m->blocks]),
-                   tr_kv_page_at(&kv->view, from[h]), kv->plan.page_bytes);
-        }
+        share(kv, TR_KV_COPY, slot, m->blocks, m->part);
     }
     tr_kv_drop_found(kv, found);
     return rc;
@@ -320,14 +319,10 @@ keep_block(tr_kv_cache_t *kv, int32_t slot, const int32_t *tokens, uint32_t n)
 {
     tr_kv_reuse_t *r = kv->reuse;
     tr_kv_sharer_t *q = &r->slot[slot];
-    uint32_t block = kv->m.seq[slot].shared, node, h;
+    uint32_t block = kv->m.seq[slot].shared, node;
     tr_prefix_add_t what;
 
-    for (h = 0; h < kv->heads; h++) {
-        r->pages[h] = manager_row(&kv->m, slot, h)[block];
-    }
-    what = tr_prefix_add(r->tree, &q->key, q->node, tokens, n, r->pages, r->now,
-                         &node);
+    what = tr_prefix_add(r->tree, &q->key, q->node, tokens, n, r->now, &node);
     if (what == TR_PREFIX_FULL) {
         return false;
     }
@@ -337,11 +332,9 @@ keep_block(tr_kv_cache_t *kv, int32_t slot, const int32_t *tokens, uint32_t n)
     tr_prefix_pin(r->tree, node);
     tr_prefix_unpin(r->tree, q->node, r->now);
     q->node = node;
-    if (what == TR_PREFIX_NEW) {
-        tr_kv_host_cede(&kv->m, slot);
-    } else { /* computed twice, with the same result */
-        tr_kv_host_merge(&kv->m, slot, tr_prefix_pages(r->tree, node));
-    }
+    /* what is there was computed twice, with the same result */
+    share(kv, what == TR_PREFIX_NEW ? TR_KV_CEDE : TR_KV_MERGE, slot, block,
+          node);
     count_lent(r, slot, n);
     return true;
 }
@@ -378,7 +371,20 @@ tr_kv_reuse_close(tr_kv_cache_t *kv, int32_t slot)
         return;
     }
     r->lent -= r->slot[slot].lent;
-    tr_kv_host_leave_shared(&kv->m, slot);
     tr_prefix_unpin(r->tree, r->slot[slot].node, r->now);
     memset(&r->slot[slot], 0, sizeof(r->slot[slot]));
+}
+
+void
+tr_kv_reuse_totals(const tr_kv_cache_t *kv, tr_kv_totals_t *out)
+{
+    const tr_kv_reuse_t *r = kv->reuse;
+    tr_prefix_stats_t s;
+
+    if (r != NULL) {
+        tr_prefix_stats(r->tree, &s);
+        out->tokens += s.held_tokens - r->lent - r->kept_tokens;
+        out->pages[0] += (uint64_t) s.held * kv->heads;
+        out->cached_pages = tr_kv_reuse_idle(kv);
+    }
 }

@@ -288,19 +288,13 @@ void
 tr_kv_host_totals(const tr_kv_cache_t *kv, tr_kv_totals_t *out)
 {
     const tr_kv_reuse_t *r = kv->reuse;
-    tr_prefix_stats_t s = { 0 };
     uint32_t i;
 
     *out = kv->totals;
-    if (r != NULL) {
-        tr_prefix_stats(r->tree, &s);
-        out->tokens += s.held_tokens - r->lent - r->kept_tokens;
-        out->cached_pages = tr_kv_reuse_idle(kv);
-    }
-    out->full_bytes = out->tokens * tr_kv_token_bytes(kv);
     for (i = 0; i < TR_KV_LAYOUTS_MAX; i++) {
         out->pages[i] = kv->m.report->pages[i]
                         - (r != NULL ? r->kept_pages[i] : 0);
     }
-    out->pages[0] += (uint64_t) s.held * kv->heads;
+    tr_kv_reuse_totals(kv, out);
+    out->full_bytes = out->tokens * tr_kv_token_bytes(kv);
 }

@@ -311,8 +311,7 @@ drop(tr_prefix_t *t, uint32_t node)
     sibling_remove(t, root_of(t, v->parent, v->key), node);
     t->stats.nodes--;
     t->stats.tokens -= v->n_tokens;
-    t->config.give(t->config.arg, tr_prefix_pages(t, node),
-                   t->config.block_pages);
+    t->config.give(t->config.arg, node);
     if (v->parent != TR_PREFIX_NONE) {
         parent = &t->node[v->parent];
         parent->n_kids--;
@@ -358,8 +357,7 @@ take_node(tr_prefix_t *t, uint32_t parent, uint32_t owner,
 
 tr_prefix_add_t
 tr_prefix_add(tr_prefix_t *t, const tr_prefix_key_t *key, uint32_t parent,
-              const int32_t *tokens, uint32_t n, const int32_t *pages,
-              uint64_t now, uint32_t *node)
+              const int32_t *tokens, uint32_t n, uint64_t now, uint32_t *node)
 {
     uint32_t owner, near, common;
 
@@ -384,8 +382,6 @@ tr_prefix_add(tr_prefix_t *t, const tr_prefix_key_t *key, uint32_t parent,
         return TR_PREFIX_FULL;
     }
     *node = take_node(t, parent, owner, tokens, n, now);
-    memcpy(t->pages + (size_t) *node * t->config.block_pages, pages,
-           t->config.block_pages * sizeof(*pages));
     sibling_insert(t, root_of(t, parent, owner), *node);
     if (parent != TR_PREFIX_NONE) {
         assert(t->node[parent].key == owner);
@@ -500,12 +496,6 @@ tr_prefix_expire(tr_prefix_t *t, uint64_t before)
 
 /* ---- the tree ----------------------------------------------------------- */
 
-const int32_t *
-tr_prefix_pages(const tr_prefix_t *t, uint32_t node)
-{
-    return t->pages + (size_t) node * t->config.block_pages;
-}
-
 uint32_t
 tr_prefix_parent(const tr_prefix_t *t, uint32_t node)
 {
@@ -519,13 +509,12 @@ tr_prefix_stats(const tr_prefix_t *t, tr_prefix_stats_t *out)
 }
 
 void
-tr_prefix_each(const tr_prefix_t *t,
-               void (*f)(void *arg, uint32_t node, const int32_t *pages),
+tr_prefix_each(const tr_prefix_t *t, void (*f)(void *arg, uint32_t node),
                void *arg)
 {
     for (uint32_t i = 0; i < t->fresh; i++) {
         if (t->node[i].n_tokens != 0) {
-            f(arg, i, tr_prefix_pages(t, i));
+            f(arg, i);
         }
     }
 }
@@ -554,12 +543,6 @@ token_bytes(const tr_prefix_t *t)
     return t->config.block_tokens * sizeof(*t->tokens);
 }
 
-static size_t
-page_bytes(const tr_prefix_t *t)
-{
-    return t->config.block_pages * sizeof(*t->pages);
-}
-
 tr_prefix_t *
 tr_prefix_create(const tr_prefix_config_t *config)
 {
@@ -573,11 +556,10 @@ tr_prefix_create(const tr_prefix_config_t *config)
     t->random = config->seed;
     t->node = map(n, sizeof(*t->node));
     t->tokens = map(n, token_bytes(t));
-    t->pages = map(n, page_bytes(t));
     t->owner = map(config->keys, sizeof(*t->owner));
     t->by_key = map(config->keys, sizeof(*t->by_key));
-    if (t->node == NULL || t->tokens == NULL || t->pages == NULL
-        || t->owner == NULL || t->by_key == NULL) {
+    if (t->node == NULL || t->tokens == NULL || t->owner == NULL
+        || t->by_key == NULL) {
         tr_prefix_free(t);
         return NULL;
     }
@@ -596,7 +578,6 @@ tr_prefix_free(tr_prefix_t *t)
 
         unmap(t->node, n, sizeof(*t->node));
         unmap(t->tokens, n, token_bytes(t));
-        unmap(t->pages, n, page_bytes(t));
         unmap(t->owner, t->config.keys, sizeof(*t->owner));
         unmap(t->by_key, t->config.keys, sizeof(*t->by_key));
         free(t);

@@ -1,13 +1,14 @@
 /*
- * prefix.h: which prefixes are cached, and in which pages: a radix tree of token
- * ids for each cache key.
+ * prefix.h: which prefixes are cached: a radix tree of token ids for each cache
+ * key.
  *
- * A node is a block: up to block_tokens tokens that follow those of its parent,
- * and the pages that hold them, one for each head of the model.  All blocks of a
- * path but the last are full, so that a path of k full blocks is k pages of each
- * head, which a sequence puts into its own table as they are.  What it shares of
- * a block only in part it copies (a cut): the pages of a block serve any number
- * of its tokens.
+ * A node is a block: up to block_tokens tokens that follow those of its parent.
+ * Who has the pages that hold them, one for each head of the model, finds them by
+ * the node's number (kernels/kv_manager/manager_share.h).  All blocks of a path
+ * but the last are full, so that a path of k full blocks is k pages of each head,
+ * which a sequence puts into its own table as they are.  What it shares of a
+ * block only in part it copies (a cut): the pages of a block serve any number of
+ * its tokens.
  *
  *   key A ── [The sky is] ── [blue today]            a leaf may be partly full
  *                      └──── [grey, and] ── [so]
@@ -26,10 +27,9 @@
  * wants room, else of all keys.  When the last leaf of a node goes, the node
  * becomes one.
  *
- * Page ids are numbers here, given by add's caller, and given back by the
- * function in the configuration when their node goes.  Nothing allocates after
- * create; one thread calls.  A key is compared as a whole: nobody can make up a
- * salt that meets another's.
+ * The function in the configuration hears when a node goes; its number may then
+ * come again.  Nothing allocates after create; one thread calls.  A key is
+ * compared as a whole: nobody can make up a salt that meets another's.
  */
 #ifndef TR_PREFIX_H
 #define TR_PREFIX_H
@@ -51,12 +51,11 @@ typedef struct {
 
 typedef struct {
     uint32_t block_tokens; /* of a full block */
-    uint32_t block_pages;  /* page ids of a block */
-    uint32_t blocks;       /* at most, not 0 */
+    uint32_t blocks;       /* at most, not 0; nodes are numbers below it */
     uint32_t keys;         /* that have blocks at once, at most, not 0 */
     uint64_t seed;         /* of the shape of search trees; any */
     /* A node has gone: its pages are nobody's any more. */
-    void (*give)(void *arg, const int32_t *pages, uint32_t n);
+    void (*give)(void *arg, uint32_t node);
     void *arg;
 } tr_prefix_config_t;
 
@@ -92,19 +91,17 @@ void tr_prefix_pin(tr_prefix_t *t, uint32_t node);
 void tr_prefix_unpin(tr_prefix_t *t, uint32_t node, uint64_t now);
 
 typedef enum {
-    TR_PREFIX_NEW,   /* *node is new; the pages are its own now */
+    TR_PREFIX_NEW,   /* *node is new */
     TR_PREFIX_THERE, /* *node has these tokens, and perhaps more */
     TR_PREFIX_FULL   /* there is no room for a block, or a key */
 } tr_prefix_add_t;
 
 /* tokens[0, n), n at most block_tokens, follow `parent` (NONE: they are the
- * first), which is full and held, or NONE.  The pages [block_pages] are copied
- * when the node is new.  A block that holds the beginning of these tokens and
- * nothing else goes, if nobody holds it. */
+ * first), which is full and held, or NONE.  A block that holds the beginning of
+ * these tokens and nothing else goes, if nobody holds it. */
 tr_prefix_add_t tr_prefix_add(tr_prefix_t *t, const tr_prefix_key_t *key,
                               uint32_t parent, const int32_t *tokens,
-                              uint32_t n, const int32_t *pages, uint64_t now,
-                              uint32_t *node);
+                              uint32_t n, uint64_t now, uint32_t *node);
 
 /* One leaf goes, to make room for this key (NULL: for anybody).  False: all are
  * held. */
@@ -112,13 +109,11 @@ bool tr_prefix_evict(tr_prefix_t *t, const tr_prefix_key_t *key);
 /* Leaves that were last used before this time go, and what becomes a leaf. */
 void tr_prefix_expire(tr_prefix_t *t, uint64_t before);
 
-const int32_t *tr_prefix_pages(const tr_prefix_t *t, uint32_t node);
 uint32_t tr_prefix_parent(const tr_prefix_t *t, uint32_t node);
 void tr_prefix_stats(const tr_prefix_t *t, tr_prefix_stats_t *out);
 
 /* Calls f for each node, in no order. */
-void tr_prefix_each(const tr_prefix_t *t,
-                    void (*f)(void *arg, uint32_t node, const int32_t *pages),
+void tr_prefix_each(const tr_prefix_t *t, void (*f)(void *arg, uint32_t node),
                     void *arg);
 
 /* Everything agrees.  Linear; for tests and for the end of a run. */

@@ -37,7 +37,6 @@ struct tr_prefix {
     tr_prefix_config_t config;
     prefix_node_t *node;   /* [blocks] */
     int32_t *tokens;       /* [blocks][block_tokens] */
-    int32_t *pages;        /* [blocks][block_pages] */
     prefix_owner_t *owner; /* [keys] */
     uint32_t *by_key;      /* [keys] owners: stats.keys in order, then free */
     uint32_t free;         /* first node that was used and is free */

@@ -155,40 +155,20 @@ tr_kv_host_take(const tr_kv_manager_t *m, int32_t slot, int32_t *pages,
 }
 
 void
-tr_kv_host_lend(const tr_kv_manager_t *m, int32_t slot, uint32_t block,
-                const int32_t *pages)
+tr_kv_host_share(const tr_kv_manager_t *m, int32_t *history,
+                 uint32_t history_len, tr_kv_share_kind_t kind,
+                 const tr_kv_share_t *share, uint32_t n)
 {
-    manager_lend(m, slot, block, pages);
-}
-
-void
-tr_kv_host_lent(const tr_kv_manager_t *m, int32_t slot, uint32_t blocks)
-{
-    manager_lent(m, slot, blocks);
-}
-
-void
-tr_kv_host_cede(const tr_kv_manager_t *m, int32_t slot)
-{
-    manager_cede(m, slot);
-}
-
-void
-tr_kv_host_merge(const tr_kv_manager_t *m, int32_t slot, const int32_t *pages)
-{
-    manager_merge_block(m, slot, pages);
-}
-
-void
-tr_kv_host_reclaim(const tr_kv_manager_t *m, const int32_t *pages, uint32_t n)
-{
-    manager_reclaim(m, pages, n);
-}
-
-void
-tr_kv_host_leave_shared(const tr_kv_manager_t *m, int32_t slot)
-{
-    manager_leave_shared(m, slot);
+    for (uint32_t i = 0; i < n; i++) {
+        if (kind != TR_KV_COPY) {
+            manager_share(m, history, history_len, kind, share, i);
+            continue;
+        }
+        for (uint32_t h = 0; h < m->heads; h++) {
+            manager_copy_kept(m, history, history_len, &share[i], h);
+        }
+    }
+    manager_shared(m, kind, n);
 }
 
 static void

@@ -48,17 +48,10 @@ void tr_kv_host_install_prompts(const tr_stream_t *s, const tr_kv_manager_t *m,
 void tr_kv_host_fork(const tr_stream_t *s, const tr_kv_manager_t *m,
                      int32_t *history, uint32_t history_len,
                      const tr_kv_fork_t *fork, uint32_t n);
-/* manager_share.h: block `block` of the slot is lent; its first `blocks` are;
- * its next own block is ceded, or merged; pages come back; before a close. */
-void tr_kv_host_lend(const tr_kv_manager_t *m, int32_t slot, uint32_t block,
-                     const int32_t *pages);
-void tr_kv_host_lent(const tr_kv_manager_t *m, int32_t slot, uint32_t blocks);
-void tr_kv_host_cede(const tr_kv_manager_t *m, int32_t slot);
-void tr_kv_host_merge(const tr_kv_manager_t *m, int32_t slot,
-                      const int32_t *pages);
-void tr_kv_host_reclaim(const tr_kv_manager_t *m, const int32_t *pages,
-                        uint32_t n);
-void tr_kv_host_leave_shared(const tr_kv_manager_t *m, int32_t slot);
+/* manager_share.h; history as above. */
+void tr_kv_host_share(const tr_kv_manager_t *m, int32_t *history,
+                      uint32_t history_len, tr_kv_share_kind_t kind,
+                      const tr_kv_share_t *share, uint32_t n);
 void tr_kv_host_tally(const tr_kv_manager_t *m, uint32_t n);
 void tr_kv_host_give(const tr_kv_manager_t *m, int32_t slot,
                      const int32_t *pages, uint32_t n);

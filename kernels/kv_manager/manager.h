@@ -43,9 +43,9 @@
  *        -> close, or give and take when it is preempted
  *   tally                                 what each slot holds, for the host
  *
- * Uncompressed pages that are whole can be shared (manager_share.h): a slot gives some
- * up to whoever keeps prefixes, and others put them into their tables.  They are
- * then no slot's, and come back to the ring from their keeper.
+ * Uncompressed pages can be kept for others, block by block (manager_share.h): a
+ * slot gives them up, and others put them into their tables or copy them.  They
+ * are then no slot's, and come back to the ring when their keeper says so.
  *
  * A request for which there are no pages is stalled: nothing of it changes, its
  * bit is set in the report, and seq_slot is -1, so that kernels pass it over.
@@ -69,6 +69,7 @@ typedef struct {
     uint32_t pages;       /* of the pool, below 2^30 */
     uint32_t max_len;     /* tokens of one sequence */
     uint32_t max_prompts; /* compressed by one launch, at most */
+    uint32_t blocks;      /* kept for others, at most; 0: none are */
 } tr_kv_manager_size_t;
 
 /* A slot is taken: `seq` before its first token, as tr_kv_open makes it. */
@@ -109,6 +110,21 @@ typedef struct {
     int32_t from, to;
     uint32_t len;
 } tr_kv_fork_t;
+
+/* What becomes of a block: page `entry` of each head of a slot, and the kept
+ * block that has the number `block` (manager_share.h). */
+typedef enum {
+    TR_KV_LEND,   /* the kept block becomes the slot's next one */
+    TR_KV_CEDE,   /* the slot's first own block is kept from now on */
+    TR_KV_MERGE,  /* ... or its like is, which takes its place */
+    TR_KV_COPY,   /* the slot's own block becomes like the kept one */
+    TR_KV_RECLAIM /* nobody reads the kept one any more: its pages come back */
+} tr_kv_share_kind_t;
+
+typedef struct {
+    int32_t slot; /* not looked at to reclaim, nor is entry */
+    uint32_t entry, block;
+} tr_kv_share_t;
 
 /* ---- what comes out ----------------------------------------------------- */
 
@@ -205,9 +221,12 @@ typedef struct {
 
     /* pages: the ring's index i is ring[i modulo pages]; [start, end) of the
      * report are free */
-    int32_t *ring;   /* [pages] page ids */
-    uint32_t *owner; /* [pages] slot by page, UINT32_MAX: free, one less:
-                      * kept for others (manager_share.h) */
+    int32_t *ring;       /* [pages] page ids */
+    uint32_t *owner;     /* [pages] slot by page, UINT32_MAX: free, one less:
+                          * kept for others */
+    int32_t *kept;       /* [blocks][heads] their pages, */
+    int32_t *kept_token; /* [blocks][tokens of a page] and what the history said
+                          * of them, where there is one */
 
     /* slots, as kernels see them: kernels.h */
     int32_t *tables;    /* [slots][heads][table_len], -1: no page */

@@ -158,7 +158,14 @@ typedef struct tr_kv_head_plan {
 } tr_kv_head_plan_t;
 
 /* Tickets: of each kind of launch, and of each prompt. */
-enum { TICKET_STEP, TICKET_CLOSE, TICKET_PROMPTS, TICKET_INSTALL, TICKETS };
+enum {
+    TICKET_STEP,
+    TICKET_CLOSE,
+    TICKET_PROMPTS,
+    TICKET_INSTALL,
+    TICKET_SHARE,
+    TICKETS
+};
 
 TR_HD uint32_t
 manager_ceil(uint32_t n, uint32_t by)
@@ -255,6 +262,8 @@ manager_lay(const tr_kv_view_t *shape, const tr_kv_manager_size_t *size,
     TAKE(closed, tr_kv_seq_t, size->slots);
     TAKE(ring, int32_t, (size_t) size->pages);
     TAKE(owner, uint32_t, (size_t) size->pages);
+    TAKE(kept, int32_t, heads * size->blocks);
+    TAKE(kept_token, int32_t, (size_t) m->place[0].tokens * size->blocks);
     TAKE(tables, int32_t, rows * shape->table_len);
     TAKE(count, uint32_t, rows * TR_KV_TIERS_MAX);
     TAKE(move, tr_kv_move_t, rows);
@@ -286,6 +295,9 @@ manager_reset_pages(const tr_kv_manager_t *m, size_t t, size_t n)
     for (size_t j = t; j < m->size.pages; j += n) {
         m->ring[j] = (int32_t) j;
         m->owner[j] = MANAGER_NOBODY;
+    }
+    for (size_t j = t; j < (size_t) m->heads * m->size.blocks; j += n) {
+        m->kept[j] = -1;
     }
     for (size_t j = t; j < m->size.slots; j += n) {
         memset(&m->slot[j], 0, sizeof(m->slot[j]));
@@ -405,6 +417,33 @@ manager_runs(const tr_kv_manager_t *m, const tr_kv_seq_t *q,
         }
     }
     return n;
+}
+
+/* ---- copies ------------------------------------------------------------- */
+
+/* What a thread copies at a time; pages are a multiple of it. */
+typedef struct {
+#ifdef __CUDACC__
+    uint4 word;
+#else
+    uint32_t word[4];
+#endif
+} manager_words_t;
+
+/* Thread tid's share of a page. */
+TR_HD void
+manager_copy_page(const tr_kv_manager_t *m, int32_t from, int32_t to,
+                  uint32_t tid)
+{
+    const manager_words_t *in = (const manager_words_t *) (const void *)
+        tr_kv_page_at(&m->view, from);
+    manager_words_t *out = (manager_words_t *) (void *) tr_kv_page_at(&m->view,
+                                                                      to);
+
+    for (size_t i = tid; i < m->view.page_bytes / sizeof(*in);
+         i += MANAGER_THREADS) {
+        out[i] = in[i];
+    }
 }
 
 /* ---- sums of a block ---------------------------------------------------- */

@@ -6,7 +6,8 @@
  *   release block (request): where each head's pages come to, and the slot is
  *           closed
  *   ends    one block, the last of release: where each request's come to
- *   recycle block (request, some heads, a warp each): the pages come back
+ *   recycle block (request, some heads, a warp each): the pages come back, but
+ *           for those in front that are kept for others
  *   give, take  one block: the pages of a slot that goes out or comes in
  */
 #ifndef TR_KV_MANAGER_SLOT_H
@@ -215,11 +216,16 @@ manager_recycle(const tr_kv_manager_t *m, uint32_t i, uint32_t block)
         uint32_t head = block * MANAGER_WARPS + tid / MANAGER_WARP;
 
         if (head < m->heads && w->kind != NEED_REFUSED) {
+            int32_t *row = manager_row(m, w->slot, head);
             manager_run_t run[MANAGER_RUNS];
             uint32_t n = manager_runs(m, &m->closed[i],
                                       manager_counts(m, w->slot, head),
                                       w->uncompressed_pages, run);
 
+            for (uint32_t j = tid % MANAGER_WARP; j < m->closed[i].shared;
+                 j += MANAGER_WARP) {
+                row[j] = -1;
+            }
             if (w->kind == NEED_CLOSE) {
                 manager_give_back(m, w->slot, head, run, n,
                                   w->first

@@ -12,15 +12,6 @@
 
 /* ---- fork --------------------------------------------------------------- */
 
-/* What a thread copies at a time; pages are a multiple of it. */
-typedef struct {
-#ifdef __CUDACC__
-    uint4 word;
-#else
-    uint32_t word[4];
-#endif
-} manager_words_t;
-
 /* A slot that was computed up to len, at 16 bits, and one with room for it. */
 TR_HD bool
 manager_can_fork(const tr_kv_manager_t *m, const tr_kv_fork_t *f)
@@ -47,22 +38,14 @@ manager_fork(const tr_kv_manager_t *m, int32_t *history, uint32_t history_len,
              uint32_t blocks)
 {
     uint32_t pages = manager_ceil(f->len, m->place[0].tokens);
-    size_t words = m->view.page_bytes / sizeof(manager_words_t);
     bool good = manager_can_fork(m, f), once = head == 0 && block == 0;
     /* those that `to` shares are the same pages */
     uint32_t shared = good ? m->seq[f->to].shared : pages;
 
     EACH_THREAD (tid) {
         for (uint32_t p = shared + block; p < pages; p += blocks) {
-            const manager_words_t
-                *from = (const manager_words_t *) (const void *)
-                    tr_kv_page_at(&m->view, manager_row(m, f->from, head)[p]);
-            manager_words_t *to = (manager_words_t *) (void *)
-                tr_kv_page_at(&m->view, manager_row(m, f->to, head)[p]);
-
-            for (size_t i = tid; i < words; i += MANAGER_THREADS) {
-                to[i] = from[i];
-            }
+            manager_copy_page(m, manager_row(m, f->from, head)[p],
+                              manager_row(m, f->to, head)[p], tid);
         }
         for (uint32_t i = tid; i < f->len && good && once && history != NULL;
              i += MANAGER_THREADS) {

@@ -34,7 +34,8 @@ typedef enum {
     FIXTURE_GIVE, /* in: slot, n, the pages */
     FIXTURE_TAKE, /* the same, filled */
     FIXTURE_FORK,
-    FIXTURE_TALLY /* of n slots; in: anything */
+    FIXTURE_TALLY, /* of n slots; in: anything */
+    FIXTURE_SHARE  /* and, so much more, the kind */
 } fixture_op_t;
 
 typedef struct {
@@ -99,7 +100,7 @@ typedef struct {
     } slot[FIXTURE_SLOTS];
     uint32_t slots;
     /* what happened */
-    uint64_t steps, stalls, compressed, swaps, forks, pages;
+    uint64_t steps, stalls, compressed, swaps, forks, shares, pages;
     bool failed;
 } fixture_t;
 
@@ -411,11 +412,13 @@ fixture_compare_head(fixture_t *w, int32_t slot, uint32_t head)
     const int32_t *theirs = manager_row(&w->mirror, slot, head);
     size_t at = manager_head(&kv->m, slot, head) * TR_KV_TIERS_MAX;
     manager_run_t run[MANAGER_RUNS];
-    uint32_t n, i, j, held = 0, entries = 0;
+    uint32_t n, i, j, held = kv->m.seq[slot].shared, entries = 0;
 
     n = manager_runs(&kv->m, &kv->m.seq[slot],
                      manager_counts(&kv->m, slot, head),
                      kv->m.slot[slot].uncompressed_pages, run);
+    FIXTURE_SAME(w, memcmp(mine, theirs, held * sizeof(*mine)) == 0,
+                 "slot %d head %u: shared pages", slot, head);
     for (i = 0; i < n; i++) {
         for (j = 0; j < run[i].n; j++, held++) {
             int32_t e = (int32_t) run[i].entry + (int32_t) j * run[i].step;
@@ -463,6 +466,11 @@ fixture_compare(fixture_t *w)
                  " ");
     FIXTURE_SAME(w, memcmp(m->owner, kv->m.owner, kv->m.size.pages * 4) == 0,
                  " ");
+    FIXTURE_SAME(w,
+                 memcmp(m->kept, kv->m.kept,
+                        (size_t) kv->m.size.blocks * kv->heads * 4)
+                     == 0,
+                 "kept blocks");
     for (uint32_t i = 0; i < kv->plan.n; i++) {
         FIXTURE_SAME(w, m->report->pages[i] == kv->m.report->pages[i],
                      "layout %u: %u pages, device %u", i,

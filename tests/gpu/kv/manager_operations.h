@@ -346,7 +346,7 @@ fixture_swap(fixture_t *w)
     uint32_t n;
 
     if (!w->slot[i].open || w->kv->m.slot[i].pages + 2 > FIXTURE_LIST
-        || w->kv->m.slot[i].pages == 0) {
+        || w->kv->m.slot[i].pages == 0 || w->kv->m.seq[i].shared != 0) {
         return;
     }
     w->device->fetch(w->device->arg);
@@ -494,6 +494,115 @@ fixture_tally(fixture_t *w)
     }
 }
 
+/* ---- share -------------------------------------------------------------- */
+
+static void
+fixture_share(fixture_t *w, tr_kv_share_kind_t kind, tr_kv_share_t *share,
+              uint32_t n)
+{
+    w->device->pool(w->device->arg);
+    FIXTURE_SAME(w, FIXTURE_CALL(w, FIXTURE_SHARE + kind, share, n), " ");
+    tr_kv_host_share(&w->kv->m, NULL, 0, kind, share, n);
+    w->shares += n;
+    fixture_compare(w);
+}
+
+/* Is there such a block, and how many slots have it? */
+static bool
+fixture_kept(const fixture_t *w, uint32_t block, uint32_t *readers)
+{
+    const tr_kv_manager_t *m = &w->kv->m;
+    int32_t page = m->kept[(size_t) block * m->heads];
+
+    *readers = 0;
+    for (uint32_t i = 0; i < w->slots && page >= 0; i++) {
+        for (uint32_t k = 0; k < m->seq[i].shared && m->slot[i].open; k++) {
+            *readers += manager_row(m, (int32_t) i, 0)[k] == page;
+        }
+    }
+    return page >= 0;
+}
+
+/* Up to `most` blocks, all different, that are kept or are not; unread: and that
+ * nobody reads. */
+static uint32_t
+fixture_blocks(const fixture_t *w, bool kept, bool unread, uint32_t *block,
+               uint32_t most)
+{
+    uint32_t blocks = w->kv->m.size.blocks, first = fixture_random(blocks);
+    uint32_t n = 0, readers;
+
+    for (uint32_t i = 0; i < blocks && n < most; i++) {
+        uint32_t b = (first + i) % blocks;
+
+        if (fixture_kept(w, b, &readers) == kept && (!unread || readers == 0)) {
+            block[n++] = b;
+        }
+    }
+    return n;
+}
+
+/* Blocks of a slot that leaves all at 16 bits are kept, lent, merged, copied; and
+ * come back. */
+static void
+fixture_blocks_move(fixture_t *w)
+{
+    const tr_kv_manager_t *m = &w->kv->m;
+    tr_kv_share_kind_t kind = (tr_kv_share_kind_t) fixture_random(5);
+    uint32_t i = fixture_random(w->slots), most = 1 + fixture_random(4), n;
+    const tr_kv_slot_t *s = &m->slot[i];
+    uint32_t tokens = m->place[0].tokens, at = m->seq[i].shared, block[4];
+    tr_kv_share_t share[4];
+
+    if (kind != TR_KV_RECLAIM
+        && (!w->slot[i].open || w->slot[i].out || s->rule.n_levels != 0)) {
+        return;
+    }
+    if (kind == TR_KV_LEND) {
+        uint32_t room = w->kv->config.max_len / tokens;
+
+        most = s->uncompressed_pages != at ? 0
+               : most < room - at          ? most
+                                           : room - at;
+    } else if (kind == TR_KV_COPY) {
+        most = s->uncompressed_pages - at < most ? s->uncompressed_pages - at
+                                                 : most;
+    } else if (kind != TR_KV_RECLAIM) {
+        most = s->tokens / tokens - at < most ? s->tokens / tokens - at : most;
+    }
+    n = fixture_blocks(w, kind != TR_KV_CEDE, kind == TR_KV_RECLAIM, block,
+                       most);
+    for (uint32_t k = 0; k < n; k++) {
+        share[k] = (tr_kv_share_t){ (int32_t) i, at + k, block[k] };
+    }
+    if (n != 0) {
+        fixture_share(w, kind, share, n);
+    }
+    if (w->slot[i].open && w->slot[i].goal < s->tokens) {
+        w->slot[i].goal = s->tokens;
+    }
+}
+
+/* Nobody has a block any more. */
+static void
+fixture_reclaim(fixture_t *w)
+{
+    tr_kv_share_t share = { 0 };
+
+    for (uint32_t i = 0; i < w->slots; i++) {
+        int32_t slot = (int32_t) i;
+
+        if (w->slot[i].open && w->kv->m.seq[i].shared != 0) {
+            w->slot[i].open = false;
+            tr_kv_close(w->kv, slot);
+            FIXTURE_SAME(w, FIXTURE_CALL(w, FIXTURE_CLOSE, &slot, 1), " ");
+        }
+    }
+    while (fixture_blocks(w, true, true, &share.block, 1) != 0 && !w->failed) {
+        fixture_share(w, TR_KV_RECLAIM, &share, 1);
+    }
+}
+
 /* ---- a round ------------------------------------------------------------ */
 
 /* One round; false: a difference was printed. */
@@ -506,7 +615,7 @@ fixture_run(const fixture_device_t *device, uint64_t seed, uint32_t operations,
         return false;
     }
     for (uint32_t i = 0; i < operations && !w->failed; i++) {
-        uint32_t dice = fixture_random(22);
+        uint32_t dice = fixture_random(24);
 
         if (dice < 2) {
             fixture_open(w);
@@ -522,6 +631,8 @@ fixture_run(const fixture_device_t *device, uint64_t seed, uint32_t operations,
             fixture_fork(w);
         } else if (dice == 21) {
             fixture_tally(w);
+        } else if (dice >= 22) {
+            fixture_blocks_move(w);
         } else {
             fixture_step(w);
         }
@@ -529,6 +640,7 @@ fixture_run(const fixture_device_t *device, uint64_t seed, uint32_t operations,
             fixture_compare(w);
         }
     }
+    fixture_reclaim(w);
     w->pages = w->kv->m.report->start;
     fixture_destroy(w);
     return !w->failed;

@@ -74,6 +74,7 @@ fixture_create(fixture_t *w, const fixture_device_t *device)
                    + (fixture_random(4) == 0 ? TR_KV_SHORT : 0), /* long ones */
         .swap_memory = 8u << 20,
         .kernels = &fixture_kernels,
+        .reuse = true,
         .policies = (const tr_kv_policy_t *const *) w->policy
     };
     tr_kv_manager_size_t size = { .max_prompts = FIXTURE_PROMPTS };
@@ -106,6 +107,7 @@ fixture_create(fixture_t *w, const fixture_device_t *device)
     size.slots = w->slots;
     size.pages = w->kv->m.size.pages;
     size.max_len = c.max_len;
+    size.blocks = w->kv->m.size.blocks;
     if (size.max_prompts > size.slots) {
         size.max_prompts = size.slots;
     }

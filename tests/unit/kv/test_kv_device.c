@@ -22,6 +22,7 @@ static unsigned order_times = 1, order_plus;
 #define MANAGER_ORDER(i, n) (((uint32_t) (i) *order_times + order_plus) % (n))
 
 #include "kernels/kv_manager/manager_prompt.h"
+#include "kernels/kv_manager/manager_share.h"
 #include "kernels/kv_manager/manager_step.h"
 #include "kernels/kv_manager/manager_tally.h"
 
@@ -198,6 +199,20 @@ host_tally(const tr_kv_manager_t *m, uint32_t n)
     }
 }
 
+static void
+host_share(const tr_kv_manager_t *m, tr_kv_share_kind_t kind,
+           const tr_kv_share_t *share, uint32_t n)
+{
+    for (uint32_t b = n; b > 0 && kind != TR_KV_COPY; b--) {
+        manager_share(m, NULL, 0, kind, share, b - 1);
+    }
+    for (uint32_t b = n * m->heads; b > 0 && kind == TR_KV_COPY; b--) {
+        manager_copy_kept(m, NULL, 0, &share[(b - 1) / m->heads],
+                          (b - 1) % m->heads);
+    }
+    manager_shared(m, kind, n);
+}
+
 static bool
 host_run(void *arg, fixture_op_t op, void *in, size_t each, uint32_t n)
 {
@@ -230,6 +245,8 @@ host_run(void *arg, fixture_op_t op, void *in, size_t each, uint32_t n)
         manager_give(m, list[0], list + 2, (uint32_t) list[1], &s);
     } else if (op == FIXTURE_TAKE) {
         manager_take(m, list[0], list + 2, (uint32_t *) &list[1], n - 2, &s);
+    } else if (op >= FIXTURE_SHARE) {
+        host_share(m, (tr_kv_share_kind_t) (op - FIXTURE_SHARE), in, n);
     }
     return true;
 }
@@ -252,7 +269,7 @@ test_same_as_cpu(void **state)
     uint64_t seed = given != NULL ? strtoull(given, NULL, 10)
                                   : (uint64_t) time(NULL);
     uint32_t rounds = some != NULL ? (uint32_t) atoi(some) : 60;
-    uint64_t steps = 0, stalls = 0, prompts = 0, forks = 0;
+    uint64_t steps = 0, stalls = 0, prompts = 0, forks = 0, shares = 0;
 
     (void) state;
     rounds = given != NULL ? 1 : rounds;
@@ -264,12 +281,13 @@ test_same_as_cpu(void **state)
         stalls += w.stalls;
         prompts += w.compressed;
         forks += w.forks;
+        shares += w.shares;
     }
     printf("%u rounds from seed %llu: %llu steps, %llu prompts, %llu stalls\n",
            rounds, (unsigned long long) seed, (unsigned long long) steps,
            (unsigned long long) prompts, (unsigned long long) stalls);
     assert_true(steps > 0 && prompts > 0
-                && ((stalls > 0 && forks > 0) || rounds < 10));
+                && ((stalls > 0 && forks > 0 && shares > 0) || rounds < 10));
 }
 
 /* Sizes that cannot be are refused. */
@@ -282,7 +300,7 @@ test_sizes(void **state)
                            .n_layouts = 1,
                            .layout = &layout,
                            .table_len = 10 };
-    tr_kv_manager_size_t size = { 4, 100, 64, 2 };
+    tr_kv_manager_size_t size = { 4, 100, 64, 2, 0 };
     tr_kv_manager_t m;
 
     (void) state;

@@ -21,7 +21,6 @@
 #include "tests/unit/fixtures/random.h"
 
 #define BLOCK 4u
-#define PAGES 3u /* of a block */
 #define BLOCKS 40u
 #define KEYS 3u /* at once, of OWNERS */
 #define OWNERS 5u
@@ -59,8 +58,8 @@ typedef struct {
 
 typedef struct {
     tr_prefix_t *t;
-    block_t block[BLOCKS]; /* by its first page / PAGES */
-    bool page[BLOCKS];     /* in use, likewise */
+    block_t block[BLOCKS];
+    bool page[BLOCKS]; /* has pages: it is there, or may soon be */
     running_t running[RUNNING];
     uint64_t now;
     uint32_t gone; /* blocks, in the last operation */
@@ -120,19 +119,28 @@ can_go(const world_t *w, const block_t *b)
     return b->there && b->pins == 0 && behind(w, b, &pins) == 0;
 }
 
+/* What the tree calls `node`. */
+static block_t *
+block_of(world_t *w, uint32_t node)
+{
+    uint32_t i = 0;
+
+    while (i < BLOCKS && !(w->block[i].there && w->block[i].node == node)) {
+        i++;
+    }
+    REQUIRE(i < BLOCKS);
+    return &w->block[i];
+}
+
 /* The tree says that a block has gone: one that could. */
 static void
-give(void *arg, const int32_t *pages, uint32_t n)
+give(void *arg, uint32_t node)
 {
     world_t *w = arg;
-    uint32_t i = (uint32_t) pages[0] / PAGES;
-    block_t *b = &w->block[i], *parent = NULL;
+    block_t *b = block_of(w, node), *parent = NULL;
+    uint32_t i = (uint32_t) (b - w->block);
 
-    REQUIRE(n == PAGES && i < BLOCKS && w->page[i]);
-    for (uint32_t p = 0; p < PAGES; p++) {
-        REQUIRE(pages[p] == (int32_t) (i * PAGES + p));
-    }
-    REQUIRE(can_go(w, b));
+    REQUIRE(w->page[i] && can_go(w, b));
     w->page[i] = b->there = false;
     w->gone++;
     w->last = i;
@@ -212,7 +220,7 @@ make_tokens(const world_t *w, int32_t *token)
 }
 
 static void
-match(const world_t *w, uint32_t owner, const int32_t *token, uint32_t n,
+match(world_t *w, uint32_t owner, const int32_t *token, uint32_t n,
       tr_prefix_match_t *m)
 {
     uint32_t most = 0, i, blocks;
@@ -233,26 +241,20 @@ match(const world_t *w, uint32_t owner, const int32_t *token, uint32_t n,
     REQUIRE((m->node != TR_PREFIX_NONE) == (blocks != 0));
     REQUIRE((m->part != TR_PREFIX_NONE) == (most % BLOCK != 0));
     if (m->part != TR_PREFIX_NONE) { /* a cut: these tokens are in it */
-        const block_t *b = &w->block[tr_prefix_pages(w->t, m->part)[0] / PAGES];
+        const block_t *b = block_of(w, m->part);
 
         REQUIRE(b->there && b->node == m->part && b->owner == owner);
         REQUIRE(alike(b, token, n) == most);
         REQUIRE(tr_prefix_parent(w->t, m->part) == m->node);
     }
     for (uint32_t node = m->node; blocks != 0; blocks--) {
-        const block_t *b = &w->block[tr_prefix_pages(w->t, node)[0] / PAGES];
+        const block_t *b = block_of(w, node);
 
         REQUIRE(b->there && b->node == node && b->owner == owner);
         REQUIRE(b->n == blocks * BLOCK && begins(b, token, n));
         node = tr_prefix_parent(w->t, node);
         REQUIRE((node == TR_PREFIX_NONE) == (blocks == 1));
     }
-}
-
-static block_t *
-block_of(world_t *w, uint32_t node)
-{
-    return &w->block[tr_prefix_pages(w->t, node)[0] / PAGES];
 }
 
 /* All that are pinned, or in front of one that is, are as young as now. */
@@ -331,7 +333,7 @@ evict(world_t *w, uint32_t owner)
     return some;
 }
 
-/* Three pages in a row; none: -1. */
+/* The pages of a block, which have a number here; none: -1. */
 static int32_t
 take_pages(world_t *w, uint32_t owner)
 {
@@ -353,16 +355,13 @@ static bool
 add_block(world_t *w, running_t *r, uint32_t n)
 {
     uint32_t first = r->blocks * BLOCK, node, keys = 0, i;
-    int32_t at = take_pages(w, r->owner), pages[PAGES];
+    int32_t at = take_pages(w, r->owner);
     block_t *b, before = { 0 };
     tr_prefix_key_t key;
     tr_prefix_add_t what;
 
     if (at < 0) {
         return false;
-    }
-    for (uint32_t p = 0; p < PAGES; p++) {
-        pages[p] = at * (int32_t) PAGES + (int32_t) p;
     }
     for (i = 0; i < OWNERS; i++) {
         keys += count(w, i) != 0;
@@ -382,12 +381,12 @@ add_block(world_t *w, running_t *r, uint32_t n)
     /* before the call: give looks for the parent of what goes */
     *b = (block_t){ .owner = r->owner, .n = first + n, .used = w->now };
     memcpy(b->token, r->token, b->n * sizeof(*r->token));
-    what = tr_prefix_add(w->t, &key, r->node, r->token + first, n, pages,
-                         w->now, &node);
+    what = tr_prefix_add(w->t, &key, r->node, r->token + first, n, w->now,
+                         &node);
     if (what == TR_PREFIX_NEW) {
         b->there = true;
         b->node = node;
-        REQUIRE(memcmp(tr_prefix_pages(w->t, node), pages, sizeof(pages)) == 0);
+        REQUIRE(node < BLOCKS);
         REQUIRE(tr_prefix_parent(w->t, node) == r->node);
         REQUIRE(w->gone == before.there);
     } else {
@@ -485,7 +484,6 @@ random_operations(void **unused)
     uint64_t n = ops != NULL ? strtoull(ops, NULL, 10) : 20000;
     world_t *w = calloc(1, sizeof(*w));
     tr_prefix_config_t config = { .block_tokens = BLOCK,
-                                  .block_pages = PAGES,
                                   .blocks = BLOCKS,
                                   .keys = KEYS,
                                   .give = give,
@@ -539,10 +537,10 @@ random_operations(void **unused)
 /* ---- by hand ------------------------------------------------------------ */
 
 static void
-give_count(void *arg, const int32_t *pages, uint32_t n)
+give_count(void *arg, uint32_t node)
 {
-    (void) pages;
-    *(uint32_t *) arg += n;
+    (void) node;
+    ++*(uint32_t *) arg;
 }
 
 /* Two users behind one system prompt, and a third under another key. */
@@ -554,7 +552,6 @@ two_users(void **unused)
                          ask[] = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 99 };
     uint32_t gave = 0, first, second, a, b;
     tr_prefix_config_t config = { .block_tokens = 4,
-                                  .block_pages = 1,
                                   .blocks = 10,
                                   .keys = 2,
                                   .give = give_count,
@@ -563,24 +560,19 @@ two_users(void **unused)
     tr_prefix_key_t key = { 1, { 5 } }, other = { 2, { 5, 0 } };
     tr_prefix_match_t m;
     tr_prefix_stats_t s;
-    int32_t page = 70;
 
     (void) unused;
     assert_non_null(t);
-    assert_int_equal(tr_prefix_add(t, &key, TR_PREFIX_NONE, system, 4, &page, 1,
+    assert_int_equal(tr_prefix_add(t, &key, TR_PREFIX_NONE, system, 4, 1,
                                    &first),
                      TR_PREFIX_NEW);
     tr_prefix_pin(t, first);
-    page++;
-    assert_int_equal(tr_prefix_add(t, &key, first, system + 4, 4, &page, 2,
-                                   &second),
+    assert_int_equal(tr_prefix_add(t, &key, first, system + 4, 4, 2, &second),
                      TR_PREFIX_NEW);
     tr_prefix_pin(t, second);
-    page++;
-    assert_int_equal(tr_prefix_add(t, &key, second, one, 3, &page, 3, &a),
+    assert_int_equal(tr_prefix_add(t, &key, second, one, 3, 3, &a),
                      TR_PREFIX_NEW);
-    page++;
-    assert_int_equal(tr_prefix_add(t, &key, second, two, 4, &page, 4, &b),
+    assert_int_equal(tr_prefix_add(t, &key, second, two, 4, 4, &b),
                      TR_PREFIX_NEW);
     tr_prefix_match(t, &key, ask, 12, &m);
     assert_int_equal(m.tokens, 11);
@@ -591,7 +583,7 @@ two_users(void **unused)
     assert_int_equal(m.tokens, 10);
     tr_prefix_match(t, &other, ask, 12, &m);
     assert_int_equal(m.tokens, 0);
-    assert_int_equal(tr_prefix_add(t, &key, second, two, 2, &page, 5, &a),
+    assert_int_equal(tr_prefix_add(t, &key, second, two, 2, 5, &a),
                      TR_PREFIX_THERE); /* the tree says it already */
     tr_prefix_unpin(t, first, 6);
     tr_prefix_stats(t, &s);
@@ -617,36 +609,30 @@ longer_tail(void **unused)
     static const int32_t text[] = { 4, 5, 6, 7 };
     uint32_t gave = 0, a, b;
     tr_prefix_config_t config = { .block_tokens = 4,
-                                  .block_pages = 2,
                                   .blocks = 3,
                                   .keys = 1,
                                   .give = give_count,
                                   .arg = &gave };
     tr_prefix_t *t = tr_prefix_create(&config);
     tr_prefix_key_t key = { 0, { 0 } };
-    int32_t pages[2] = { 8, 9 };
     tr_prefix_stats_t s;
 
     (void) unused;
     assert_non_null(t);
-    tr_prefix_add(t, &key, TR_PREFIX_NONE, text, 2, pages, 1, &a);
+    tr_prefix_add(t, &key, TR_PREFIX_NONE, text, 2, 1, &a);
     tr_prefix_pin(t, a); /* somebody copies it */
-    assert_int_equal(tr_prefix_add(t, &key, TR_PREFIX_NONE, text, 3, pages, 2,
-                                   &b),
+    assert_int_equal(tr_prefix_add(t, &key, TR_PREFIX_NONE, text, 3, 2, &b),
                      TR_PREFIX_NEW);
     assert_int_equal(gave, 0);
     tr_prefix_unpin(t, a, 3);
-    assert_int_equal(tr_prefix_add(t, &key, TR_PREFIX_NONE, text, 4, pages, 4,
-                                   &a),
+    assert_int_equal(tr_prefix_add(t, &key, TR_PREFIX_NONE, text, 4, 4, &a),
                      TR_PREFIX_NEW);
-    assert_int_equal(gave, 2); /* the one of three tokens */
+    assert_int_equal(gave, 1); /* the one of three tokens */
     tr_prefix_stats(t, &s);
     assert_int_equal(s.nodes, 2);
-    assert_int_equal(tr_prefix_add(t, &key, TR_PREFIX_NONE, text + 1, 3, pages,
-                                   5, &b),
+    assert_int_equal(tr_prefix_add(t, &key, TR_PREFIX_NONE, text + 1, 3, 5, &b),
                      TR_PREFIX_NEW);
-    assert_int_equal(tr_prefix_add(t, &key, TR_PREFIX_NONE, text + 2, 2, pages,
-                                   5, &b),
+    assert_int_equal(tr_prefix_add(t, &key, TR_PREFIX_NONE, text + 2, 2, 5, &b),
                      TR_PREFIX_FULL);
     assert_true(tr_prefix_sound(t));
     tr_prefix_free(t);
