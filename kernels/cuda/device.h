@@ -730,7 +730,7 @@ size_t tr_cuda_sample_work(const tr_device_props_t *d, uint32_t rows,
 /* ---- the table ----------------------------------------------------------- */
 
 /* Changes with the order or the signature of any entry. */
-#define TR_DEVICE_VERSION 12u
+#define TR_DEVICE_VERSION 13u
 
 /* All entries, in the order of the table. */
 /* clang-format off */
@@ -756,7 +756,7 @@ size_t tr_cuda_sample_work(const tr_device_props_t *d, uint32_t rows,
     F(manager_memory) F(manager_create) F(manager_open) F(manager_prompt)  \
     F(manager_step) F(manager_close) F(manager_plan_prompts)               \
     F(manager_install_prompts) F(manager_give) F(manager_take)             \
-    F(manager_fork) F(manager_tally)
+    F(manager_fork) F(manager_share) F(manager_tally)
 /* clang-format on */
 
 typedef struct {

@@ -58,6 +58,14 @@ int tr_cuda_manager_fork(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
                          const tr_cuda_history_t *history,
                          const tr_kv_fork_t *fork, uint32_t n);
 
+/* Blocks that are kept for others (kernels/kv_manager/manager_share.h), n records
+ * of one kind, none of which depends on another; also the tokens of history,
+ * unless that is NULL.  What cannot be is refused, alone. */
+int tr_cuda_manager_share(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
+                          const tr_cuda_history_t *history,
+                          tr_kv_share_kind_t kind, const tr_kv_share_t *share,
+                          uint32_t n);
+
 /* tally[i] for the slots [0, n), n at most size.slots.  Bytes moved: counts of
  * open slots. */
 int tr_cuda_manager_tally(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,

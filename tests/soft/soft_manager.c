@@ -17,6 +17,7 @@ typedef struct {
     const void *in;
     uint32_t n;
     tr_cuda_history_t history;
+    tr_kv_share_kind_t kind;
 } some_t;
 
 static int
@@ -136,6 +137,33 @@ tr_cuda_manager_fork(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
     a.m.view.layout = NULL;
     return n == 0 ? TR_KERNEL_OK
                   : soft_launch(s, "manager_fork", fork_body, &a, sizeof(a));
+}
+
+static void
+share_body(void *args)
+{
+    some_t *a = args;
+
+    tr_kv_host_share(&a->m, a->history.token, a->history.len, a->kind, a->in,
+                     a->n);
+}
+
+int
+tr_cuda_manager_share(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
+                      const tr_cuda_history_t *history, tr_kv_share_kind_t kind,
+                      const tr_kv_share_t *share, uint32_t n)
+{
+    some_t a = { .m = *m, .in = share, .n = n, .kind = kind };
+
+    if ((n != 0 && share == NULL) || m->view.page_bytes % 16 != 0) {
+        return TR_KERNEL_BADARG;
+    }
+    if (history != NULL) {
+        a.history = *history;
+    }
+    a.m.view.layout = NULL;
+    return n == 0 ? TR_KERNEL_OK
+                  : soft_launch(s, "manager_share", share_body, &a, sizeof(a));
 }
 
 static void

@@ -9,6 +9,7 @@
  *                                                 fill
  *   install_prompts  install, last: settle
  *   give, take       one block each
+ *   share            a block each, last: shared    (or copy: a head each)
  *   fork, tally      one launch each
  *
  * Traffic of a step: for each head its counts, a candidate and its move, and
@@ -18,6 +19,7 @@
 #include "kernels/cuda/launch.cuh"
 
 #include "kernels/kv_manager/manager_prompt.h"
+#include "kernels/kv_manager/manager_share.h"
 #include "kernels/kv_manager/manager_slot.h"
 #include "kernels/kv_manager/manager_step.h"
 #include "kernels/kv_manager/manager_tally.h"
@@ -186,6 +188,26 @@ static __global__ void __launch_bounds__(MANAGER_THREADS)
 {
     manager_fork(&m, history.token, history.len, &fork[blockIdx.z], blockIdx.y,
                  blockIdx.x, gridDim.x);
+}
+
+static __global__ void __launch_bounds__(MANAGER_THREADS)
+    share_kernel(const __grid_constant__ tr_kv_manager_t m,
+                 tr_cuda_history_t history, tr_kv_share_kind_t kind,
+                 const tr_kv_share_t *share)
+{
+    manager_share(&m, history.token, history.len, kind, share, blockIdx.x);
+    if (last_block(&m.ticket[TICKET_SHARE], gridDim.x)) {
+        manager_shared(&m, kind, gridDim.x);
+    }
+}
+
+/* Grid (records, heads). */
+static __global__ void __launch_bounds__(MANAGER_THREADS)
+    copy_kept_kernel(const __grid_constant__ tr_kv_manager_t m,
+                     tr_cuda_history_t history, const tr_kv_share_t *share)
+{
+    manager_copy_kept(&m, history.token, history.len, &share[blockIdx.x],
+                      blockIdx.y);
 }
 
 static __global__ void __launch_bounds__(MANAGER_THREADS)
@@ -367,6 +389,31 @@ tr_cuda_manager_fork(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
                   (cudaStream_t) s->stream>>>(*m,
                                               history != NULL ? *history : none,
                                               fork);
+    return tr_cuda_check();
+}
+
+extern "C" int
+tr_cuda_manager_share(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
+                      const tr_cuda_history_t *history, tr_kv_share_kind_t kind,
+                      const tr_kv_share_t *share, uint32_t n)
+{
+    const tr_cuda_history_t none = { NULL, 0 };
+    const tr_cuda_history_t known = history != NULL ? *history : none;
+    cudaStream_t stream = (cudaStream_t) s->stream;
+
+    if ((n != 0 && share == NULL) || n > INT32_MAX || m->heads > 65535
+        || m->view.page_bytes % 16 != 0) {
+        return TR_KERNEL_BADARG;
+    }
+    if (n == 0) {
+        return TR_KERNEL_OK;
+    }
+    if (kind == TR_KV_COPY) {
+        copy_kept_kernel<<<dim3(n, m->heads), MANAGER_THREADS, 0, stream>>>(
+            *m, known, share);
+    } else {
+        share_kernel<<<n, MANAGER_THREADS, 0, stream>>>(*m, known, kind, share);
+    }
     return tr_cuda_check();
 }
 

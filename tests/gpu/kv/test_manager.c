@@ -168,9 +168,13 @@ launch(const gpu_t *g, fixture_op_t op, int32_t slot, uint32_t n)
         return tr_cuda_manager_fork(s, m, NULL, g->in, n);
     case FIXTURE_TALLY:
         return tr_cuda_manager_tally(s, m, n);
-    default:
+    case FIXTURE_TAKE:
         return tr_cuda_manager_take(s, m, slot, list + 2,
                                     (uint32_t *) (void *) (list + 1), n - 2);
+    default:
+        return tr_cuda_manager_share(s, m, NULL,
+                                     (tr_kv_share_kind_t) (op - FIXTURE_SHARE),
+                                     g->in, n);
     }
 }
 
@@ -236,7 +240,7 @@ main(int argc, char **argv)
     uint32_t rounds = argc > 1 ? (uint32_t) atoi(argv[1]) : 30, failed = 0;
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10)
                              : (uint64_t) time(NULL);
-    uint64_t steps = 0, stalls = 0, prompts = 0;
+    uint64_t steps = 0, stalls = 0, prompts = 0, shares = 0;
     cudaStream_t stream;
 
     if (tr_cuda_open(0, &gpu.device) != 0) {
@@ -254,12 +258,13 @@ main(int argc, char **argv)
         steps += w.steps;
         stalls += w.stalls;
         prompts += w.compressed;
+        shares += w.shares;
     }
     printf("manager: %u rounds from seed %llu, %u failed; %llu steps, %llu"
-           " prompts, %llu stalls, equal to the CPU's\n",
+           " prompts, %llu stalls, %llu shared blocks, equal to the CPU's\n",
            rounds, (unsigned long long) seed, failed,
            (unsigned long long) steps, (unsigned long long) prompts,
-           (unsigned long long) stalls);
+           (unsigned long long) stalls, (unsigned long long) shares);
     cudaStreamDestroy(stream);
     return failed != 0;
 }
