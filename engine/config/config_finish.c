@@ -232,11 +232,6 @@ tr_config_finish(tr_config_t *c, tr_error_t *err)
     if (rc != TR_OK) {
         return rc;
     }
-    if (strcmp(c->kv_reuse, "yes") == 0 && strcmp(c->backend, "cuda") == 0) {
-        return tr_error_set(err, TR_ERR_INVALID, "kv_reuse",
-                            "kv_reuse yes: backend cuda does not reuse "
-                            "prefixes; expected auto or no");
-    }
     if (c->max_batch_tokens < c->max_num_seqs) {
         return tr_error_set(err, TR_ERR_INVALID, "max_batch_tokens",
                             "max_batch_tokens %u is below max_num_seqs %u: "

@@ -241,6 +241,25 @@ reusing(const tr_executor_t *e)
     return false;
 }
 
+tr_status_t
+tr_executor_check_reuse(const tr_executor_t *e, const tr_config_t *config,
+                        tr_error_t *err)
+{
+    if (strcmp(config->kv_reuse, "yes") != 0 || reusing(e)) {
+        return TR_OK;
+    }
+    return tr_error_set(err, TR_ERR_UNSUPPORTED, "kv_reuse",
+                        "kv_reuse yes, but the KV policy is %s: prefixes are "
+                        "reused under %s; choose %s, or kv_reuse auto",
+                        e->policies[0].policy->name,
+                        strcmp(config->backend, "cuda") == 0
+                            ? "full with backend cuda"
+                            : "full, uniform, int4, and diffkv that drops "
+                              "nothing",
+                        strcmp(config->backend, "cuda") == 0 ? "it"
+                                                             : "one of them");
+}
+
 void
 tr_executor_describe_cache(const tr_executor_t *e, const tr_config_t *config)
 {
@@ -340,12 +359,8 @@ tr_executor_open_cache(tr_executor_t *e, const tr_config_t *config,
     kv.kernels = kernels;
     kv.stream = stream;
     rc = tr_kv_cache_create(&kv, &e->kv, err);
-    if (rc == TR_OK && strcmp(config->kv_reuse, "yes") == 0 && !reusing(e)) {
-        rc = tr_error_set(err, TR_ERR_UNSUPPORTED, "kv_reuse",
-                          "kv_reuse yes, but the KV policy is %s: prefixes are "
-                          "reused under full, uniform, int4, and diffkv that "
-                          "drops nothing; choose one of them, or kv_reuse auto",
-                          e->policies[0].policy->name);
+    if (rc == TR_OK) {
+        rc = tr_executor_check_reuse(e, config, err);
     }
     if (rc == TR_OK) {
         tr_executor_describe_cache(e, config);

@@ -161,6 +161,9 @@ tr_status_t tr_executor_open_cache(tr_executor_t *e, const tr_config_t *config,
  * there, a line in the log. */
 void tr_executor_cache_config(const tr_executor_t *e, const tr_config_t *config,
                               uint32_t max_len, tr_kv_config_t *out);
+/* kv_reuse yes wants a policy that reuses. */
+tr_status_t tr_executor_check_reuse(const tr_executor_t *e,
+                                    const tr_config_t *config, tr_error_t *err);
 void tr_executor_describe_cache(const tr_executor_t *e,
                                 const tr_config_t *config);
 /* One sequence must always be able to run to its end: max_model_len, for the

@@ -114,7 +114,8 @@ cache_memory(const tr_executor_cuda_t *x, const tr_config_t *config)
 }
 
 /* With uncompressed pages alone, every layer has its share of the pool; what
- * may be compressed can be anywhere. */
+ * may be compressed can be anywhere.  Only scores take room by the token: nobody
+ * shares what has some. */
 static uint64_t
 max_tokens(const tr_executor_cuda_t *x, const tr_config_t *config)
 {
@@ -292,6 +293,9 @@ open_cache(tr_executor_cuda_t *x, const tr_config_t *config, tr_kv_config_t *kv,
 
     if (rc == TR_OK) {
         rc = tr_kv_device_create(kv, &device, &x->base.kv, err);
+    }
+    if (rc == TR_OK) {
+        rc = tr_executor_check_reuse(&x->base, config, err);
     }
     if (rc == TR_OK) {
         tr_executor_describe_cache(&x->base, config);

@@ -18,6 +18,10 @@
  * admitted needs three or four. */
 #define TR_KV_COMMANDS(slots) (4 * (slots) + 64)
 
+/* And records of kept blocks: those of some longest prompts, which may be lent
+ * and kept at once. */
+#define TR_KV_SHARES(slots, blocks) (16 * (slots) + 8 * (blocks) + 256)
+
 /* ---- sizes -------------------------------------------------------------- */
 
 static tr_kv_manager_size_t
@@ -26,10 +30,12 @@ manager_size(const tr_kv_gpu_t *g, uint32_t pages)
     uint32_t slots = g->kv.config.slots;
 
     slots = slots > g->device.max_seqs ? slots : g->device.max_seqs;
-    return (tr_kv_manager_size_t){ .slots = slots,
-                                   .pages = pages,
-                                   .max_len = g->kv.config.max_len,
-                                   .max_prompts = g->device.max_prompts };
+    return (
+        tr_kv_manager_size_t){ .slots = slots,
+                               .pages = pages,
+                               .max_len = g->kv.config.max_len,
+                               .max_prompts = g->device.max_prompts,
+                               .blocks = tr_kv_reuse_blocks(&g->kv, pages) };
 }
 
 /* The next bytes of a block; base NULL: counting. */
@@ -226,17 +232,16 @@ open_host(tr_kv_gpu_t *g, tr_error_t *err)
     uint32_t i;
     bool good;
 
-    l->room = TR_KV_COMMANDS(g->kv.config.slots);
-    l->ring = TR_KV_NO_GROUP;
-    l->number = 1;
+    tr_kv_list_empty(l);
     l->command = calloc(l->room, sizeof(*l->command));
-    l->group = calloc(l->room, sizeof(*l->group));
+    l->share = calloc(l->share_room + 1, sizeof(*l->share));
+    l->group = calloc(l->room + l->share_room, sizeof(*l->group));
     g->mirror = calloc(g->kv.config.slots, sizeof(*g->mirror));
     g->kv.m.slot = calloc(g->kv.config.slots, sizeof(*g->kv.m.slot));
     g->kv.m.seq = calloc(g->kv.config.slots, sizeof(*g->kv.m.seq));
     g->kv.m.report = calloc(1, sizeof(*g->kv.m.report));
-    good = l->command != NULL && l->group != NULL && g->mirror != NULL
-           && g->kv.m.slot != NULL && g->kv.m.seq != NULL
+    good = l->command != NULL && l->share != NULL && l->group != NULL
+           && g->mirror != NULL && g->kv.m.slot != NULL && g->kv.m.seq != NULL
            && g->kv.m.report != NULL;
     for (i = 0; i < TR_KV_BATCHES; i++) {
         g->batch[i].rows = calloc(g->device.max_seqs,
@@ -331,7 +336,9 @@ gpu_free(tr_kv_cache_t *kv)
     for (i = 0; i < TR_KV_BATCHES; i++) {
         free(g->batch[i].rows);
     }
+    tr_kv_reuse_free(kv);
     free(g->list.command);
+    free(g->list.share);
     free(g->list.group);
     free(g->list.ids);
     free(g->id_next);
@@ -349,16 +356,7 @@ gpu_settled(const tr_kv_cache_t *kv)
 {
     const tr_kv_gpu_t *g = tr_kv_gpu(kv);
 
-    return g->list.n == 0 && g->oldest == g->next;
-}
-
-static uint64_t
-gpu_free_pages(const tr_kv_cache_t *kv)
-{
-    const tr_kv_gpu_t *g = tr_kv_gpu(kv);
-    uint64_t bound = tr_kv_bound(g);
-
-    return bound > g->needed ? bound - g->needed : 0;
+    return g->list.n_groups == 0 && g->oldest == g->next;
 }
 
 static bool
@@ -370,7 +368,7 @@ gpu_compressing(const tr_kv_cache_t *kv, int32_t slot)
 static const tr_kv_ops_t gpu_ops = {
     .free = gpu_free,
     .settled = gpu_settled,
-    .free_pages = gpu_free_pages,
+    .free_pages = tr_kv_gpu_free_pages,
     .open = tr_kv_gpu_open,
     .close = tr_kv_gpu_close,
     .prompt = tr_kv_gpu_prompt,
@@ -384,6 +382,8 @@ static const tr_kv_ops_t gpu_ops = {
     .usage_in = tr_kv_gpu_usage_in,
     .totals = tr_kv_gpu_totals,
     .sound = tr_kv_gpu_sound,
+    .ring = tr_kv_gpu_ring,
+    .share = tr_kv_gpu_share,
 };
 
 /* Sizes that do not depend on the pool's. */
@@ -393,10 +393,17 @@ size_parts(tr_kv_gpu_t *g)
     const tr_kv_config_t *c = &g->kv.config;
     size_t counts = (size_t) g->kv.heads * TR_KV_TIERS_MAX * sizeof(uint32_t);
     uint64_t n = c->swap_memory / g->kv.plan.page_bytes;
+    tr_kv_list_t *l = &g->list;
 
     g->kv.swap.n = (uint32_t) (n < TR_KV_HOST ? n : TR_KV_HOST - 1);
+    l->room = TR_KV_COMMANDS(c->slots);
+    if (c->reuse) {
+        l->share_room = TR_KV_SHARES(c->slots,
+                                     manager_ceil(c->max_len,
+                                                  g->kv.plan.layout[0].tokens));
+    }
     g->input_size = g->device.max_seqs * sizeof(tr_kv_page_request_t)
-                    + tr_kv_list_bytes(TR_KV_COMMANDS(c->slots));
+                    + tr_kv_list_bytes(l->room, l->share_room);
     /* also what is fetched and sent at other times */
     g->input_size = g->input_size > counts ? g->input_size : counts;
 }
@@ -407,12 +414,15 @@ gpu_fill(tr_kv_gpu_t *g, const tr_kv_config_t *config, tr_error_t *err)
     size_t rest = 0;
     tr_status_t rc = tr_kv_shape(&g->kv, config, err);
 
+    g->kv.config.kernels = NULL;
+    g->kv.config.reuse_compressed = false;
     if (rc == TR_OK) {
         size_parts(g);
         rc = list_alpha(g, config, err);
     }
     rc = rc != TR_OK ? rc : size_pool(g, &rest, err);
     rc = rc != TR_OK ? rc : open_host(g, err);
+    rc = rc != TR_OK ? rc : tr_kv_reuse_create(&g->kv, err);
     rc = rc != TR_OK ? rc : open_device(g, rest, err);
     rc = rc != TR_OK ? rc : open_swap(g, err);
     rc = rc != TR_OK ? rc : open_turns(g, err);

@@ -4,6 +4,7 @@
  *   kv_device.c         memory, and what it is made of
  *   kv_device_list.c    the list of commands, and how it is launched
  *   kv_device_slots.c   kv_cache.h's functions: what is granted, and commands
+ *   kv_device_share.c   blocks that are kept for others
  *   kv_device_settle.c  batches, and what their reports say
  *   kv_device_usage.c   what slots hold
  *
@@ -31,12 +32,17 @@ typedef enum {
     TR_KV_DO_OPEN,
     TR_KV_DO_BEGIN,
     TR_KV_DO_FORK,
+    TR_KV_DO_LEND,
+    TR_KV_DO_CEDE,
+    TR_KV_DO_COPY,
     /* from here on the ring of free pages changes: kept in order */
     TR_KV_DO_ASK,
     TR_KV_DO_COMPLETE,
     TR_KV_DO_OUT,
     TR_KV_DO_IN,
-    TR_KV_DO_CLOSE
+    TR_KV_DO_CLOSE,
+    TR_KV_DO_MERGE,
+    TR_KV_DO_RECLAIM
 } tr_kv_do_t;
 
 typedef struct {
@@ -59,20 +65,31 @@ typedef struct {
     uint32_t next; /* of its group */
 } tr_kv_command_t;
 
+/* One of manager_share.h: a prompt may have thousands. */
+typedef struct {
+    tr_kv_share_t what;
+    uint32_t next; /* of its group */
+} tr_kv_share_command_t;
+
 /* Commands of one launch. */
 typedef struct {
     tr_kv_do_t kind;
-    uint32_t n, first, last;
+    uint32_t n, first, last; /* in command, or in share */
 } tr_kv_group_t;
 
 #define TR_KV_NO_GROUP UINT32_MAX
 
 typedef struct {
-    tr_kv_command_t *command; /* [room] */
-    tr_kv_group_t *group;     /* [room] */
-    uint32_t room, n, n_groups;
+    tr_kv_command_t *command;     /* [room] */
+    tr_kv_share_command_t *share; /* [share_room] */
+    tr_kv_group_t *group;         /* [room + share_room] */
+    uint32_t room, share_room;
+    uint32_t n, n_shares, n_groups;
     uint32_t ring; /* the last group that changes the ring */
-    int32_t *ids;  /* [swap pages] where slots that go out go */
+    /* The last one that lends or copies kept blocks, that makes some, and that
+     * does away with some; -1: there is none. */
+    int64_t lends, cedes, reclaims;
+    int32_t *ids; /* [swap pages] where slots that go out go */
     uint32_t n_ids;
     uint64_t number; /* of the list, for tr_kv_mirror_t.list */
 } tr_kv_list_t;
@@ -124,6 +141,7 @@ typedef struct {
 /* By serial number; also of the one that commands are collected for. */
 typedef struct {
     uint64_t claimed, returned; /* pages */
+    uint64_t ceded;             /* pages that are kept and no slot's any more */
     uint64_t returns;           /* g->returns before its step */
     uint32_t n_rows, n_slots;   /* slots that its report tells of */
     uint32_t n_completed;       /* compressions asked for, */
@@ -200,11 +218,14 @@ tr_kv_turn(tr_kv_gpu_t *g, uint64_t serial)
 }
 
 /* kv_device_list.c */
-size_t tr_kv_list_bytes(uint32_t room);
+size_t tr_kv_list_bytes(uint32_t room, uint32_t share_room);
+void tr_kv_list_empty(tr_kv_list_t *l);
 /* A command for this slot (other: another that it reads, or -1), to be filled.
  * A full list is launched first, which waits for the device. */
 tr_kv_command_t *tr_kv_command(tr_kv_gpu_t *g, tr_kv_do_t kind, int32_t slot,
                                int32_t other);
+void tr_kv_share_command(tr_kv_gpu_t *g, tr_kv_share_kind_t kind,
+                         const tr_kv_share_t *what);
 /* Launches the list from the pinned memory of `turn`; false: g->failed. */
 bool tr_kv_launch(tr_kv_gpu_t *g, const tr_kv_turn_t *turn);
 /* The same at once, outside of a batch; returns when it was done. */
@@ -222,8 +243,8 @@ tr_status_t tr_kv_gpu_fork(tr_kv_cache_t *kv, int32_t from, int32_t to,
                            uint32_t len);
 tr_status_t tr_kv_gpu_swap_out(tr_kv_cache_t *kv, int32_t slot);
 tr_status_t tr_kv_gpu_swap_in(tr_kv_cache_t *kv, int32_t slot);
-/* Pages that are free, at least. */
-uint64_t tr_kv_bound(const tr_kv_gpu_t *g);
+/* Pages in the ring, at least; negative when more may have been asked for. */
+int64_t tr_kv_bound(const tr_kv_gpu_t *g);
 /* Pages that the next token of a compressed slot can take. */
 uint64_t tr_kv_step_pages(const tr_kv_gpu_t *g, int32_t slot);
 /* The mirror after that token. */
@@ -232,6 +253,14 @@ void tr_kv_step_mirror(tr_kv_gpu_t *g, int32_t slot);
 void tr_kv_forget_needs(tr_kv_gpu_t *g);
 /* A slot keeps the first n of its pages in host memory. */
 void tr_kv_trim_ids(tr_kv_gpu_t *g, int32_t slot, uint32_t n);
+
+/* kv_device_share.c: tr_kv_ops_t. */
+int64_t tr_kv_gpu_ring(const tr_kv_cache_t *kv);
+void tr_kv_gpu_share(tr_kv_cache_t *kv, tr_kv_share_kind_t kind,
+                     const tr_kv_share_t *what);
+uint64_t tr_kv_gpu_free_pages(const tr_kv_cache_t *kv);
+/* Blocks that nobody holds go, until `pages` are in the ring or none is left. */
+void tr_kv_make_room(tr_kv_gpu_t *g, int32_t slot, uint64_t pages);
 
 /* kv_device_usage.c: tr_kv_ops_t. */
 void tr_kv_gpu_usage(const tr_kv_cache_t *kv, int32_t slot, tr_kv_usage_t *out);

@@ -5,7 +5,10 @@
  * for one sequence after the other: open, prompt, reserve; open, prompt,
  * reserve.  So a command joins an earlier group of its kind where that changes
  * nothing: behind all that concerns its slot, and, when pages are taken or
- * given back, not before another group that does so.
+ * given back, not before another group that does so.  Blocks that are kept have
+ * an order of their own (manager_share.h): lent, merged and copied behind what
+ * made them, reclaimed behind all of that, and made behind what reclaimed their
+ * numbers.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -20,17 +23,46 @@ static const size_t record_size[] = {
     [TR_KV_DO_OPEN] = sizeof(tr_kv_open_t),
     [TR_KV_DO_BEGIN] = sizeof(tr_kv_begin_t),
     [TR_KV_DO_FORK] = sizeof(tr_kv_fork_t),
+    [TR_KV_DO_LEND] = sizeof(tr_kv_share_t),
+    [TR_KV_DO_CEDE] = sizeof(tr_kv_share_t),
+    [TR_KV_DO_COPY] = sizeof(tr_kv_share_t),
     [TR_KV_DO_ASK] = sizeof(tr_kv_page_request_t),
     [TR_KV_DO_COMPLETE] = sizeof(tr_kv_complete_t),
     [TR_KV_DO_OUT] = 0,
     [TR_KV_DO_IN] = 0,
     [TR_KV_DO_CLOSE] = sizeof(int32_t),
+    [TR_KV_DO_MERGE] = sizeof(tr_kv_share_t),
+    [TR_KV_DO_RECLAIM] = sizeof(tr_kv_share_t),
 };
 
-size_t
-tr_kv_list_bytes(uint32_t room)
+static const tr_kv_do_t do_of[] = {
+    [TR_KV_LEND] = TR_KV_DO_LEND,       [TR_KV_CEDE] = TR_KV_DO_CEDE,
+    [TR_KV_MERGE] = TR_KV_DO_MERGE,     [TR_KV_COPY] = TR_KV_DO_COPY,
+    [TR_KV_RECLAIM] = TR_KV_DO_RECLAIM,
+};
+
+static bool
+shares(tr_kv_do_t kind)
 {
-    return room * (sizeof(tr_kv_command_t) + TR_KV_RECORD);
+    return kind == TR_KV_DO_LEND || kind == TR_KV_DO_CEDE
+           || kind == TR_KV_DO_COPY || kind == TR_KV_DO_MERGE
+           || kind == TR_KV_DO_RECLAIM;
+}
+
+size_t
+tr_kv_list_bytes(uint32_t room, uint32_t share_room)
+{
+    return room * (sizeof(tr_kv_command_t) + TR_KV_RECORD)
+           + share_room * (sizeof(tr_kv_share_t) + TR_KV_RECORD);
+}
+
+void
+tr_kv_list_empty(tr_kv_list_t *l)
+{
+    l->n = l->n_shares = l->n_groups = l->n_ids = 0;
+    l->ring = TR_KV_NO_GROUP;
+    l->lends = l->cedes = l->reclaims = -1;
+    l->number++;
 }
 
 /* ---- groups ------------------------------------------------------------- */
@@ -69,6 +101,38 @@ find_group(const tr_kv_gpu_t *g, tr_kv_do_t kind, int64_t after)
     return TR_KV_NO_GROUP;
 }
 
+static int64_t
+latest(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* Its index; a new one begins with command `at`, and has none yet. */
+static uint32_t
+take_group(tr_kv_gpu_t *g, tr_kv_do_t kind, int64_t after, uint32_t at)
+{
+    tr_kv_list_t *l = &g->list;
+    uint32_t i = find_group(g, kind, after);
+
+    if (i == TR_KV_NO_GROUP) {
+        i = l->n_groups++;
+        l->group[i] = (tr_kv_group_t){ .kind = kind, .first = at };
+        if (kind >= TR_KV_DO_ASK) {
+            l->ring = i;
+        }
+    }
+    return i;
+}
+
+static void
+note_group(tr_kv_gpu_t *g, int32_t slot, uint32_t group)
+{
+    if (slot >= 0) {
+        g->mirror[slot].list = g->list.number;
+        g->mirror[slot].group = group;
+    }
+}
+
 tr_kv_command_t *
 tr_kv_command(tr_kv_gpu_t *g, tr_kv_do_t kind, int32_t slot, int32_t other)
 {
@@ -82,27 +146,54 @@ tr_kv_command(tr_kv_gpu_t *g, tr_kv_do_t kind, int32_t slot, int32_t other)
     }
     after = last_group(g, slot);
     more = last_group(g, other);
-    i = find_group(g, kind, after > more ? after : more);
-    if (i == TR_KV_NO_GROUP) {
-        i = l->n_groups++;
-        l->group[i] = (tr_kv_group_t){ .kind = kind, .first = l->n };
-        if (kind >= TR_KV_DO_ASK) {
-            l->ring = i;
-        }
-    } else {
+    i = take_group(g, kind, latest(after, more), l->n);
+    if (l->group[i].n++ != 0) {
         l->command[l->group[i].last].next = l->n;
     }
     l->group[i].last = l->n;
-    l->group[i].n++;
-    g->mirror[slot].list = l->number;
-    g->mirror[slot].group = i;
-    if (other >= 0) {
-        g->mirror[other].list = l->number;
-        g->mirror[other].group = i;
-    }
+    note_group(g, slot, i);
+    note_group(g, other, i);
     c = &l->command[l->n++];
     memset(c, 0, sizeof(*c));
     return c;
+}
+
+/* The groups of this list that such a command must stand behind, whatever its
+ * slot is. */
+static int64_t
+after_blocks(const tr_kv_list_t *l, tr_kv_share_kind_t kind)
+{
+    return kind == TR_KV_CEDE      ? l->reclaims
+           : kind == TR_KV_RECLAIM ? latest(l->lends, l->cedes)
+                                   : l->cedes;
+}
+
+void
+tr_kv_share_command(tr_kv_gpu_t *g, tr_kv_share_kind_t kind,
+                    const tr_kv_share_t *what)
+{
+    tr_kv_list_t *l = &g->list;
+    uint32_t i;
+
+    if (l->n_shares == l->share_room) {
+        tr_kv_flush(g);
+    }
+    i = take_group(g, do_of[kind],
+                   latest(last_group(g, what->slot), after_blocks(l, kind)),
+                   l->n_shares);
+    if (l->group[i].n++ != 0) {
+        l->share[l->group[i].last].next = l->n_shares;
+    }
+    l->group[i].last = l->n_shares;
+    note_group(g, what->slot, i);
+    if (kind == TR_KV_LEND || kind == TR_KV_COPY) {
+        l->lends = latest(l->lends, i);
+    } else if (kind == TR_KV_CEDE) {
+        l->cedes = latest(l->cedes, i);
+    } else if (kind == TR_KV_RECLAIM) {
+        l->reclaims = latest(l->reclaims, i);
+    }
+    l->share[l->n_shares++] = (tr_kv_share_command_t){ .what = *what };
 }
 
 /* ---- launches ----------------------------------------------------------- */
@@ -116,12 +207,18 @@ write_list(const tr_kv_gpu_t *g, uint8_t *in, size_t at)
 
     for (i = 0; i < l->n_groups; i++) {
         size_t size = record_size[l->group[i].kind];
+        bool share = shares(l->group[i].kind);
 
         at = tr_pad(at, TR_KV_RECORD);
         for (j = l->group[i].first, k = 0; k < l->group[i].n; k++) {
-            memcpy(in + at, &l->command[j], size);
+            if (share) {
+                memcpy(in + at, &l->share[j].what, size);
+                j = l->share[j].next;
+            } else {
+                memcpy(in + at, &l->command[j], size);
+                j = l->command[j].next;
+            }
             at += size;
-            j = l->command[j].next;
         }
     }
     return at;
@@ -212,21 +309,37 @@ launch_moves(tr_kv_gpu_t *g, const tr_kv_group_t *group)
 }
 
 static int
+launch_share(tr_kv_gpu_t *g, const tr_cuda_history_t *history,
+             const tr_kv_group_t *group, const void *in)
+{
+    tr_kv_share_kind_t kind = TR_KV_LEND;
+
+    while (do_of[kind] != group->kind) {
+        kind++;
+    }
+    return g->device.cuda->manager_share(g->device.stream, &g->m, history, kind,
+                                         in, group->n);
+}
+
+static int
 launch_group(tr_kv_gpu_t *g, const tr_kv_group_t *group, const void *in)
 {
     const tr_device_t *cuda = g->device.cuda;
     const tr_cuda_stream_t *s = g->device.stream;
-    const tr_cuda_history_t *history = &g->device.history;
+    const tr_cuda_history_t *history = g->device.history.token != NULL
+                                           ? &g->device.history
+                                           : NULL;
 
+    if (shares(group->kind)) {
+        return launch_share(g, history, group, in);
+    }
     switch (group->kind) {
     case TR_KV_DO_OPEN:
         return cuda->manager_open(s, &g->m, in, group->n);
     case TR_KV_DO_BEGIN:
         return cuda->manager_prompt(s, &g->m, in, group->n);
     case TR_KV_DO_FORK:
-        return cuda->manager_fork(s, &g->m,
-                                  history->token != NULL ? history : NULL, in,
-                                  group->n);
+        return cuda->manager_fork(s, &g->m, history, in, group->n);
     case TR_KV_DO_ASK:
         return cuda->manager_step(s, &g->m, in, group->n);
     case TR_KV_DO_COMPLETE:
@@ -258,9 +371,7 @@ tr_kv_launch(tr_kv_gpu_t *g, const tr_kv_turn_t *turn)
         rc = launch_group(g, &l->group[i], g->input + at);
         at += l->group[i].n * record_size[l->group[i].kind];
     }
-    l->n = l->n_groups = l->n_ids = 0;
-    l->ring = TR_KV_NO_GROUP;
-    l->number++;
+    tr_kv_list_empty(l);
     if (rc != 0) {
         g->failed = true;
         tr_log(TR_LEVEL_ERROR, "kv commands failed reason=\"%s\"",
@@ -287,9 +398,7 @@ tr_kv_flush(tr_kv_gpu_t *g)
         g->failed = true;
     }
     if (g->failed) { /* nobody will run them */
-        g->list.n = g->list.n_groups = g->list.n_ids = 0;
-        g->list.ring = TR_KV_NO_GROUP;
-        g->list.number++;
+        tr_kv_list_empty(&g->list);
     }
     return !g->failed;
 }

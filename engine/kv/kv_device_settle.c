@@ -114,7 +114,7 @@ tr_kv_device_begin(tr_kv_cache_t *kv, const tr_kv_device_row_t *rows,
     tr_kv_forget_needs(g);
     g->next++;
     b = tr_kv_batch(g, g->next);
-    b->claimed = b->returned = 0;
+    b->claimed = b->returned = b->ceded = 0;
     b->n_rows = b->n_completed = b->n_refused = 0;
     return 0;
 }

@@ -14,7 +14,7 @@ least(uint64_t a, uint64_t b)
 
 /* ---- pages -------------------------------------------------------------- */
 
-uint64_t
+int64_t
 tr_kv_bound(const tr_kv_gpu_t *g)
 {
     uint64_t have = g->free, gone = 0, i;
@@ -25,7 +25,7 @@ tr_kv_bound(const tr_kv_gpu_t *g)
         have += b->returned;
         gone += b->claimed;
     }
-    return have > gone ? have - gone : 0;
+    return (int64_t) (have - gone);
 }
 
 static tr_kv_batch_t *
@@ -178,6 +178,7 @@ tr_kv_gpu_close(tr_kv_cache_t *kv, int32_t slot)
     }
     forget_need(g, slot);
     tr_kv_trim_ids(g, slot, 0);
+    tr_kv_reuse_close(kv, slot);
     kv->totals.tokens -= s->tokens;
     memset(&kv->m.slot[slot], 0, sizeof(kv->m.slot[slot]));
     tr_kv_drop_slot(kv, slot);
@@ -218,7 +219,7 @@ reserve_uncompressed(tr_kv_gpu_t *g, int32_t slot, uint32_t len)
     manager_need_t w;
 
     manager_need(&g->kv.m, &ask, &w);
-    if (w.pages > tr_kv_bound(g)) {
+    if (w.pages != 0 && !tr_kv_reuse_room(&g->kv, slot, w.pages)) {
         return TR_AGAIN;
     }
     if (w.kind == NEED_NOTHING) {
@@ -255,6 +256,7 @@ reserve_next(tr_kv_gpu_t *g, int32_t slot, uint32_t len)
         x->needed = g->needs;
         x->need = tr_kv_step_pages(g, slot);
         g->needed += x->need;
+        tr_kv_make_room(g, slot, g->needed);
     }
     return TR_OK;
 }
@@ -352,7 +354,8 @@ tr_kv_gpu_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
     tr_kv_complete_t complete = { .slot = slot, .len = len };
     tr_kv_policy_t policy;
     tr_kv_job_t job;
-    uint64_t worst, bound;
+    uint64_t worst;
+    int64_t bound;
 
     assert(!s->out && len >= kv->m.seq[slot].base && len <= s->tokens);
     if (s->rule.n_levels == 0) {
@@ -380,10 +383,11 @@ tr_kv_gpu_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
         return TR_OK;
     }
     worst = worst_copy(g, &job.to);
+    tr_kv_make_room(g, slot, worst);
     bound = tr_kv_bound(g);
     send_complete(g, complete);
     coming(g)->claimed += worst; /* more than the bound: it may be better */
-    if (worst > bound) {
+    if ((int64_t) worst > bound) {
         x->low = least(x->low, least_copy(g, &job.to));
         x->trial = TR_KV_TRIED;
         return TR_AGAIN;
@@ -406,6 +410,7 @@ tr_kv_gpu_fork(tr_kv_cache_t *kv, int32_t from, int32_t to, uint32_t len)
     assert(from != to && tr_kv_slot(kv, from)->tokens >= len);
     assert(kv->m.seq[from].base == 0 && !kv->m.slot[from].out);
     assert(tr_kv_slot(kv, to)->pages == 0);
+    tr_kv_reuse_fork(kv, from, to, len);
     rc = reserve_uncompressed(g, to, len);
     if (rc != TR_OK) {
         return rc;
@@ -483,7 +488,7 @@ tr_kv_gpu_swap_in(tr_kv_cache_t *kv, int32_t slot)
     tr_kv_command_t *c;
 
     assert(s->out);
-    if (s->pages > tr_kv_bound(g)) {
+    if (s->pages != 0 && !tr_kv_reuse_room(kv, slot, s->pages)) {
         return TR_AGAIN;
     }
     if (s->pages != 0) {

@@ -21,9 +21,12 @@ tr_kv_gpu_usage(const tr_kv_cache_t *kv, int32_t slot, tr_kv_usage_t *out)
     if ((s->uncompressed && kv->m.seq[slot].base == 0
          && x->trial == TR_KV_NO_TRIAL)
         || !x->counted) {
+        /* what it shares it would hold alone */
+        uint64_t shared = (uint64_t) kv->m.seq[slot].shared * kv->heads;
+
         at.uncompressed = (uint64_t) s->tokens * kv->heads;
         tr_kv_usage_fill(kv, p, s->tokens,
-                         (uint64_t) s->pages * kv->plan.page_bytes, &at, out);
+                         (s->pages + shared) * kv->plan.page_bytes, &at, out);
         return;
     }
     at.uncompressed = (uint64_t) (t->tokens - t->base) * kv->heads;
@@ -61,7 +64,8 @@ tr_kv_gpu_usage_in(const tr_kv_cache_t *kv, int32_t slot,
                    const tr_page_plan_t *plan, tr_kv_usage_t *out)
 {
     tr_kv_gpu_t *g = tr_kv_gpu(kv);
-    bool asked = g->list.n != 0 && g->mirror[slot].list == g->list.number;
+    bool asked = g->list.n_groups != 0
+                 && g->mirror[slot].list == g->list.number;
 
     if (kv->m.seq[slot].n_tiers == 0) { /* nothing is counted */
         tr_kv_usage_of(kv, slot, NULL, plan, out);
@@ -82,13 +86,20 @@ void
 tr_kv_gpu_totals(const tr_kv_cache_t *kv, tr_kv_totals_t *out)
 {
     const tr_kv_gpu_t *g = tr_kv_gpu(kv);
+    uint64_t ceded = 0, serial;
     uint32_t i;
 
     *out = kv->totals;
-    out->full_bytes = out->tokens * tr_kv_token_bytes(kv);
     for (i = 0; i < TR_KV_LAYOUTS_MAX; i++) {
         out->pages[i] = g->report.pages[i];
     }
+    /* the report has them still as some slot's */
+    for (serial = g->reported + 1; serial <= g->next; serial++) {
+        ceded += g->batch[serial % TR_KV_BATCHES].ceded;
+    }
+    out->pages[0] -= ceded < out->pages[0] ? ceded : out->pages[0];
+    tr_kv_reuse_totals(kv, out);
+    out->full_bytes = out->tokens * tr_kv_token_bytes(kv);
 }
 
 /* ---- does it agree? ----------------------------------------------------- */
@@ -125,11 +136,38 @@ ids_sound(const tr_kv_gpu_t *g)
            && g->kv.swap.n - g->n_free_ids == g->kv.totals.swapped_pages;
 }
 
+/* The tree, and that slots have as many blocks of it as they say; *pages: of all
+ * that it keeps. */
+static bool
+blocks_sound(const tr_kv_cache_t *kv, uint64_t *pages)
+{
+    const tr_kv_reuse_t *r = kv->reuse;
+    tr_prefix_stats_t s;
+
+    *pages = 0;
+    if (r == NULL) {
+        return true;
+    }
+    tr_prefix_stats(r->tree, &s);
+    *pages = (uint64_t) s.nodes * kv->heads;
+    for (uint32_t i = 0; i < kv->config.slots; i++) {
+        uint32_t n = 0, node = r->slot[i].on ? r->slot[i].node : TR_PREFIX_NONE;
+
+        for (; node != TR_PREFIX_NONE; n++) {
+            node = tr_prefix_parent(r->tree, node);
+        }
+        if (kv->m.slot[i].open && n != kv->m.seq[i].shared) {
+            return false;
+        }
+    }
+    return tr_prefix_sound(r->tree);
+}
+
 bool
 tr_kv_gpu_sound(const tr_kv_cache_t *kv)
 {
     const tr_kv_gpu_t *g = tr_kv_gpu(kv);
-    uint64_t tokens = 0, low = 0, exact = 0, used = 0;
+    uint64_t tokens = 0, low = 0, used = 0, kept;
     uint32_t i;
 
     for (i = 0; i < kv->config.slots; i++) {
@@ -140,7 +178,6 @@ tr_kv_gpu_sound(const tr_kv_cache_t *kv)
         }
         tokens += s->tokens;
         low += s->out ? 0 : g->mirror[i].low;
-        exact += s->out ? 0 : s->pages;
         if (g->mirror[i].trial != TR_KV_DONE && g->mirror[i].low > s->pages) {
             return false;
         }
@@ -149,12 +186,11 @@ tr_kv_gpu_sound(const tr_kv_cache_t *kv)
         used += g->report.pages[i];
     }
     if (tokens != kv->totals.tokens || low > kv->m.size.pages || !ids_sound(g)
-        || g->failed) {
+        || !blocks_sound(kv, &kept) || g->failed) {
         return false;
     }
     if (g->reported == 0 || !tr_kv_settled(kv)) {
         return true;
     }
-    (void) exact;
-    return used + g->free == kv->m.size.pages && low == used;
+    return used + kept + g->free == kv->m.size.pages && low == used;
 }

@@ -542,6 +542,24 @@ fixture_blocks(const fixture_t *w, bool kept, bool unread, uint32_t *block,
     return n;
 }
 
+/* A slot that leaves all at 16 bits, looked for from a random one on; -1: there is
+ * none. */
+static int32_t
+fixture_sharer(const fixture_t *w)
+{
+    uint32_t first = fixture_random(w->slots);
+
+    for (uint32_t k = 0; k < w->slots; k++) {
+        uint32_t i = (first + k) % w->slots;
+
+        if (w->slot[i].open && !w->slot[i].out
+            && w->kv->m.slot[i].rule.n_levels == 0) {
+            return (int32_t) i;
+        }
+    }
+    return -1;
+}
+
 /* Blocks of a slot that leaves all at 16 bits are kept, lent, merged, copied; and
  * come back. */
 static void
@@ -549,13 +567,13 @@ fixture_blocks_move(fixture_t *w)
 {
     const tr_kv_manager_t *m = &w->kv->m;
     tr_kv_share_kind_t kind = (tr_kv_share_kind_t) fixture_random(5);
-    uint32_t i = fixture_random(w->slots), most = 1 + fixture_random(4), n;
+    int32_t slot = fixture_sharer(w);
+    uint32_t i = slot < 0 ? 0 : (uint32_t) slot, most = 1 + fixture_random(4);
     const tr_kv_slot_t *s = &m->slot[i];
-    uint32_t tokens = m->place[0].tokens, at = m->seq[i].shared, block[4];
+    uint32_t tokens = m->place[0].tokens, at = m->seq[i].shared, block[4], n;
     tr_kv_share_t share[4];
 
-    if (kind != TR_KV_RECLAIM
-        && (!w->slot[i].open || w->slot[i].out || s->rule.n_levels != 0)) {
+    if (kind != TR_KV_RECLAIM && slot < 0) {
         return;
     }
     if (kind == TR_KV_LEND) {
@@ -573,12 +591,13 @@ fixture_blocks_move(fixture_t *w)
     n = fixture_blocks(w, kind != TR_KV_CEDE, kind == TR_KV_RECLAIM, block,
                        most);
     for (uint32_t k = 0; k < n; k++) {
-        share[k] = (tr_kv_share_t){ (int32_t) i, at + k, block[k] };
+        share[k] = (tr_kv_share_t){ slot, at + k, block[k] };
     }
     if (n != 0) {
         fixture_share(w, kind, share, n);
     }
-    if (w->slot[i].open && w->slot[i].goal < s->tokens) {
+    w->kv->totals.tokens += kind == TR_KV_LEND ? n * tokens : 0;
+    if (slot >= 0 && w->slot[i].goal < s->tokens) {
         w->slot[i].goal = s->tokens;
     }
 }

@@ -2,7 +2,7 @@
  * Many random requests on `backend cuda`, with everything that can happen to
  * them: every kind of policy side by side, a pool so small that sequences make
  * way and find no pages, a short queue, hang-ups, slow clients.  Each gets what
- * it gets alone in a pool without bounds.
+ * it gets alone in a pool without bounds, where nothing is reused.
  *
  * On the software device (tests/soft) that is bit for bit.  On a GPU sums are
  * formed in an order that depends on the batch, so a token may be another where
@@ -145,7 +145,7 @@ arrive(requests_fixture_t *c, uint32_t next, uint32_t most)
 static void
 run_together(ask_t *asks, uint32_t n, uint64_t rng, made_way_t *sum)
 {
-    uint32_t next = 0, turns = 0, swaps, preemptions;
+    uint32_t next = 0, turns = 0, swaps, preemptions, found;
     requests_fixture_t c;
 
     forget_together(asks, n);
@@ -160,12 +160,13 @@ run_together(ask_t *asks, uint32_t n, uint64_t rng, made_way_t *sum)
     }
     preemptions = (uint32_t) atomic_load(&c.counters.preemptions);
     swaps = (uint32_t) atomic_load(&c.counters.kv_swaps);
+    found = (uint32_t) atomic_load(&c.counters.prefix_tokens);
     print_message("%u requests in %u steps: %u aborted, %u refused for their "
                   "length, %u times the queue was full, %u answers to the end "
                   "of the context\n%u preemptions, %u of them swapped out and "
-                  "in; %u rows found no page\n",
+                  "in; %u rows found no page; %u tokens were found\n",
                   n, c.done.steps, c.done.aborted, c.done.refused, c.done.full,
-                  c.done.limit, preemptions, swaps, c.done.stalls);
+                  c.done.limit, preemptions, swaps, c.done.stalls, found);
     assert_int_equal(atomic_load(&c.counters.kv_recomputations), 0);
     requests_stop(&c);
     sum->swaps += swaps;
@@ -174,6 +175,7 @@ run_together(ask_t *asks, uint32_t n, uint64_t rng, made_way_t *sum)
     sum->refused += c.done.refused;
     sum->limit += c.done.limit;
     sum->aborted += c.done.aborted;
+    sum->found += found;
 }
 
 /* ---- comparing ---------------------------------------------------------- */
@@ -387,7 +389,7 @@ static bool
 all_happened(const made_way_t *d)
 {
     return d->refused > 0 && d->full > 0 && d->limit > 0 && d->swaps > 0
-           && d->stalls > 0 && d->aborted > 0;
+           && d->stalls > 0 && d->aborted > 0 && d->found > 0;
 }
 
 static void

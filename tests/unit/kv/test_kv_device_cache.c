@@ -176,7 +176,7 @@ split(run_t *p, who_t *w, const who_t *from)
         return;
     }
     b = policy_of(p, w);
-    bound = tr_kv_bound(p->r.g);
+    bound = fixture_bound(&p->r);
     exact = tr_kv_settled(p->r.kv);
     if (w->goal > tr_kv_max_len(p->r.kv, b) || (b->scored && !a->scored)
         || (b->minmax && !a->minmax)) {

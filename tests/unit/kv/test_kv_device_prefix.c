@@ -1,0 +1,653 @@
+/*
+ * Reuse of prefixes in a device's KV cache, on a software device that runs late
+ * (tests/soft), against plain lists of tokens: up to two batches are under way
+ * while sequences come, find what others computed, cut it, fork, end, are aborted
+ * with rows of theirs under way, in a pool so small that nearly everybody who
+ * comes evicts.  Each token writes itself into the pages of every head and into
+ * the history, in the order of the stream; whenever the device has caught up, what
+ * a sequence has must be there, whoever computed it.  Beside them run compressed
+ * sequences.  The books are sound after each turn, no row is refused a page that
+ * was granted, and at the end none is missing.
+ *
+ *   TR_PREFIX_OPS=N   turns (default 4,000)
+ *   TR_PREFIX_SEED=N  the seed that a failure printed
+ */
+#include "tests/unit/fixtures/kv_device_fixture.h"
+
+#include <time.h>
+
+#define LAYERS FIXTURE_LAYERS
+#define KV_HEADS FIXTURE_KV_HEADS
+#define HEADS (LAYERS * KV_HEADS)
+#define DIM FIXTURE_DIM
+#define SLOTS 8u
+#define ROWS 96u
+#define LONGEST 200u
+#define TEXTS 5u
+#define ROW (2 * KV_HEADS * DIM) /* numbers of a row and layer */
+
+static uint64_t seed;
+
+#define REQUIRE(x)                                  \
+    do {                                            \
+        if (!(x)) {                                 \
+            fail_msg("%s, TR_PREFIX_SEED=%llu", #x, \
+                     (unsigned long long) seed);    \
+        }                                           \
+    } while (0)
+
+typedef struct {
+    int32_t slot; /* -1: none */
+    bool dense, reuse, complete;
+    uint32_t n, fed, goal; /* tokens that were asked for, and have arrived */
+    uint64_t life;
+    tr_prefix_key_t key;
+    int32_t token[LONGEST];
+} who_t;
+
+typedef struct {
+    uint32_t *pos, *seq_row;
+    int32_t *token;
+    float *numbers, *angles;
+    void *event;
+    struct {
+        uint32_t who;
+        uint64_t life;
+        tr_kv_device_row_t row;
+    } item[SLOTS];
+    uint32_t n, rows;
+} flight_t;
+
+typedef struct {
+    tr_kv_cache_t *kv;
+    tr_kv_gpu_t *g;
+    tr_cuda_stream_t stream;
+    tr_kv_policy_t *full, *uniform;
+    uint32_t page_tokens;
+    /* what the device has, when it has caught up */
+    uint8_t *seen_pool;
+    int32_t *seen_tables, *seen_history;
+    /* on the device */
+    int32_t *history;
+    uint32_t *pos, *seq_row;
+    float *numbers, *angles;
+    flight_t flight[TR_KV_DEVICE_TURNS];
+    who_t who[SLOTS];
+    int32_t text[TEXTS][LONGEST]; /* what prompts begin with */
+    uint64_t lives, now, found, cuts, forks, ends, aborts, verified;
+} world_t;
+
+/* ---- the device --------------------------------------------------------- */
+
+static size_t
+table_bytes(const world_t *w)
+{
+    return (size_t) SLOTS * HEADS * w->kv->view.table_len * sizeof(int32_t);
+}
+
+static void
+make_cache(world_t *w, uint32_t blocks)
+{
+    const tr_kv_policy_t *policies[2] = { w->full, w->uniform };
+    tr_kv_config_t c = { .layers = LAYERS,
+                         .kv_heads = KV_HEADS,
+                         .head_dim = DIM,
+                         .slots = SLOTS,
+                         .max_len = LONGEST,
+                         .memory = 8u << 20,
+                         .policies = policies,
+                         .n_policies = 2,
+                         .reuse = true,
+                         .reuse_compressed = true /* not on a device */ };
+    tr_kv_device_t d = { .cuda = cuda,
+                         .stream = &w->stream,
+                         .max_seqs = SLOTS,
+                         .max_prompts = 2,
+                         .history = { w->history, LONGEST } };
+    tr_error_t err = { 0 };
+    uint64_t page, rest;
+
+    assert_int_equal(tr_kv_device_create(&c, &d, &w->kv, &err), TR_OK);
+    page = tr_kv_page_bytes(w->kv);
+    rest = c.memory - tr_kv_pages(w->kv) * page;
+    tr_kv_cache_free(w->kv);
+    c.memory = rest + blocks * HEADS * page;
+    if (tr_kv_device_create(&c, &d, &w->kv, &err) != TR_OK) {
+        fail_msg("%s", err.text);
+    }
+    w->g = tr_kv_gpu(w->kv);
+    assert_true(tr_kv_reuses(w->kv, w->full));
+    assert_false(tr_kv_reuses(w->kv, w->uniform));
+    w->page_tokens = w->kv->view.layout[0].tokens;
+    w->seen_pool = cuda->pin(tr_kv_pages(w->kv) * page);
+    w->seen_tables = cuda->pin(table_bytes(w));
+}
+
+static void
+look(world_t *w)
+{
+    const tr_cuda_stream_t *s = &w->stream;
+
+    cuda->copy(s, w->seen_pool, w->g->pool,
+               tr_kv_pages(w->kv) * tr_kv_page_bytes(w->kv));
+    cuda->copy(s, w->seen_tables, w->g->m.tables, table_bytes(w));
+    cuda->copy(s, w->seen_history, w->history,
+               SLOTS * LONGEST * sizeof(int32_t));
+    assert_int_equal(cuda->stream_wait(s), 0);
+}
+
+static void
+create(world_t *w, uint32_t blocks)
+{
+    size_t numbers = LAYERS * ROWS * ROW * sizeof(float);
+    tr_error_t err;
+
+    assert_int_equal(cuda->stream_open(&device, &w->stream), 0);
+    assert_int_equal(tr_kv_policy_create("full", LAYERS, KV_HEADS, DIM,
+                                         &w->full, &err),
+                     TR_OK);
+    assert_int_equal(tr_kv_policy_create("uniform:levels=8/8", LAYERS, KV_HEADS,
+                                         DIM, &w->uniform, &err),
+                     TR_OK);
+    w->history = cuda->alloc(SLOTS * LONGEST * sizeof(int32_t));
+    w->seen_history = cuda->pin(SLOTS * LONGEST * sizeof(int32_t));
+    w->pos = cuda->alloc(ROWS * 4);
+    w->seq_row = cuda->alloc((SLOTS + 1) * 4);
+    w->numbers = cuda->alloc(numbers);
+    w->angles = cuda->alloc(ROWS * DIM * sizeof(float));
+    for (uint32_t i = 0; i < TR_KV_DEVICE_TURNS; i++) {
+        flight_t *f = &w->flight[i];
+
+        f->pos = cuda->pin(ROWS * 4);
+        f->seq_row = cuda->pin((SLOTS + 1) * 4);
+        f->token = cuda->pin(ROWS * sizeof(int32_t));
+        f->numbers = cuda->pin(numbers);
+        f->angles = cuda->pin(ROWS * DIM * sizeof(float));
+        assert_int_equal(cuda->event_open(&f->event), 0);
+        for (uint32_t k = 0; k < ROWS * DIM; k++) { /* nothing is rotated */
+            f->angles[k] = k % DIM < DIM / 2;
+        }
+    }
+    make_cache(w, blocks);
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        w->who[i].slot = -1;
+    }
+}
+
+static void
+destroy(world_t *w)
+{
+    tr_kv_cache_free(w->kv);
+    for (uint32_t i = 0; i < TR_KV_DEVICE_TURNS; i++) {
+        flight_t *f = &w->flight[i];
+
+        cuda->unpin(f->pos);
+        cuda->unpin(f->seq_row);
+        cuda->unpin(f->token);
+        cuda->unpin(f->numbers);
+        cuda->unpin(f->angles);
+        cuda->event_close(f->event);
+    }
+    cuda->unpin(w->seen_pool);
+    cuda->unpin(w->seen_tables);
+    cuda->unpin(w->seen_history);
+    cuda->release(w->history);
+    cuda->release(w->pos);
+    cuda->release(w->seq_row);
+    cuda->release(w->numbers);
+    cuda->release(w->angles);
+    cuda->stream_close(&w->stream);
+    tr_kv_policy_free(w->full);
+    tr_kv_policy_free(w->uniform);
+}
+
+/* ---- tokens ------------------------------------------------------------- */
+
+/* Tokens and everything in front of them decide what stands there: a number that
+ * 16 bits hold. */
+static float
+mark(const who_t *r, uint32_t head, uint32_t pos)
+{
+    uint32_t sum = 2166136261u + head;
+
+    for (uint32_t i = 0; i <= pos; i++) {
+        sum = (sum ^ (uint32_t) r->token[i]) * 16777619u;
+    }
+    return (float) (1 + sum % 2000);
+}
+
+static float
+stands(const world_t *w, int32_t slot, uint32_t head, uint32_t pos)
+{
+    const int32_t *row = w->seen_tables
+                         + manager_head(&w->g->m, slot, head)
+                               * w->kv->view.table_len;
+    int32_t page = row[pos / w->page_tokens];
+    uint16_t bits;
+
+    REQUIRE(page >= 0 && (uint32_t) page < w->g->m.size.pages);
+    memcpy(&bits,
+           w->seen_pool + (size_t) page * tr_kv_page_bytes(w->kv)
+               + tr_kv_key_row(&w->kv->view.layout[0], pos % w->page_tokens),
+           2);
+    return tr_float_from_half(bits);
+}
+
+/* All that was asked is done. */
+static void
+verify(world_t *w)
+{
+    look(w);
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        const who_t *r = &w->who[i];
+
+        for (uint32_t pos = 0; r->slot >= 0 && r->dense && pos < r->n; pos++) {
+            REQUIRE(w->seen_history[(size_t) r->slot * LONGEST + pos]
+                    == r->token[pos]);
+            for (uint32_t head = 0; head < HEADS; head++) {
+                REQUIRE(stands(w, r->slot, head, pos) == mark(r, head, pos));
+            }
+            w->verified++;
+        }
+    }
+}
+
+/* ---- batches ------------------------------------------------------------ */
+
+static uint32_t
+under_way(const world_t *w)
+{
+    return (uint32_t) (w->g->next - w->g->oldest);
+}
+
+static void
+collect(world_t *w)
+{
+    const flight_t *f = &w->flight[w->g->oldest % TR_KV_DEVICE_TURNS];
+    bool stalled[SLOTS];
+
+    assert_int_equal(cuda->event_wait(f->event), 0);
+    assert_int_equal(tr_kv_device_settle(w->kv, stalled), TR_OK);
+    for (uint32_t i = 0; i < f->n; i++) {
+        who_t *r = &w->who[f->item[i].who];
+        uint32_t end = f->item[i].row.pos + f->item[i].row.n;
+
+        if (r->life != f->item[i].life || r->slot < 0) {
+            continue;
+        }
+        REQUIRE(!stalled[i] || !r->dense);
+        if (stalled[i]) {
+            r->n = f->item[i].row.pos < r->n ? f->item[i].row.pos : r->n;
+            continue;
+        }
+        r->fed = end;
+        if (r->reuse) {
+            tr_kv_keep(w->kv, r->slot, r->token, r->fed, false);
+        }
+    }
+}
+
+static void
+fill_row(const world_t *w, flight_t *f, const who_t *r, uint32_t pos)
+{
+    uint32_t at = f->rows++;
+
+    (void) w;
+    f->pos[at] = pos;
+    f->token[at] = r->token[pos];
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        float *row = f->numbers + ((size_t) l * ROWS + at) * ROW;
+
+        for (uint32_t k = 0; k < ROW; k++) {
+            row[k] = mark(r, l * KV_HEADS + k / DIM % KV_HEADS, pos);
+        }
+    }
+}
+
+static void
+append(world_t *w, const flight_t *f)
+{
+    const tr_kv_manager_t *m = tr_kv_device_manager(w->kv);
+    tr_rows_t rows = { f->rows, f->n, w->pos, m->seq_slot, w->seq_row };
+
+    for (uint32_t l = 0; l < LAYERS && f->rows != 0; l++) {
+        const float *in = w->numbers + (size_t) l * ROWS * ROW;
+        tr_cuda_keys_t keys = { .k = in,
+                                .v = in + KV_HEADS * DIM,
+                                .ld = ROW,
+                                .type = TR_F32,
+                                .angles = w->angles };
+
+        assert_int_equal(cuda->kv_append(&w->stream, &m->view, l, &rows, &keys,
+                                         NULL),
+                         0);
+    }
+}
+
+/* Starts what is in it. */
+static void
+submit(world_t *w, flight_t *f)
+{
+    tr_kv_device_row_t rows[SLOTS];
+    const tr_cuda_stream_t *s = &w->stream;
+
+    f->seq_row[f->n] = f->rows;
+    for (uint32_t i = 0; i < f->n; i++) {
+        rows[i] = f->item[i].row;
+    }
+    assert_int_equal(tr_kv_device_begin(w->kv, rows, f->n), 0);
+    cuda->copy(s, w->pos, f->pos, ROWS * 4);
+    cuda->copy(s, w->seq_row, f->seq_row, (SLOTS + 1) * 4);
+    cuda->copy(s, w->angles, f->angles, ROWS * DIM * sizeof(float));
+    cuda->copy(s, w->numbers, f->numbers, LAYERS * ROWS * ROW * sizeof(float));
+    assert_int_equal(tr_kv_device_step(w->kv, SLOTS), 0);
+    for (uint32_t i = 0; i < f->n; i++) { /* as the embedding does */
+        cuda->copy(s,
+                   w->history + (size_t) rows[i].slot * LONGEST + rows[i].pos,
+                   f->token + f->seq_row[i], rows[i].n * sizeof(int32_t));
+    }
+    append(w, f);
+    assert_int_equal(tr_kv_device_end(w->kv), 0);
+    assert_int_equal(cuda->event_record(s, f->event), 0);
+}
+
+static flight_t *
+coming(world_t *w)
+{
+    flight_t *f = &w->flight[w->g->next % TR_KV_DEVICE_TURNS];
+
+    f->n = f->rows = 0;
+    return f;
+}
+
+static void
+drain(world_t *w)
+{
+    while (under_way(w) != 0) {
+        collect(w);
+    }
+    while (!tr_kv_settled(w->kv)) {
+        submit(w, coming(w));
+        collect(w);
+    }
+}
+
+/* ---- operations --------------------------------------------------------- */
+
+static void
+do_close(world_t *w, who_t *r)
+{
+    tr_kv_close(w->kv, r->slot);
+    r->slot = -1;
+    r->life = 0;
+}
+
+static void
+make_prompt(const world_t *w, who_t *r)
+{
+    uint32_t same = random_below(LONGEST), text = random_below(TEXTS);
+
+    r->goal = 2 + random_below(LONGEST - 2);
+    for (uint32_t i = 0; i < LONGEST; i++) {
+        r->token[i] = i < same ? w->text[text][i] : (int32_t) random_below(3);
+    }
+    memset(&r->key, 0, sizeof(r->key));
+    r->key.len = 1 + random_below(2);
+    r->dense = random_below(4) != 0;
+    r->reuse = r->dense && random_below(8) != 0;
+    r->complete = false;
+    r->n = r->fed = 0;
+}
+
+static void
+do_start(world_t *w, who_t *r)
+{
+    tr_kv_found_t found;
+    uint64_t left;
+
+    make_prompt(w, r);
+    r->life = ++w->lives;
+    r->slot = tr_kv_open(w->kv, r->dense ? w->full : w->uniform);
+    REQUIRE(r->slot >= 0);
+    tr_kv_prompt(w->kv, r->slot, r->goal);
+    if (!r->reuse) {
+        return;
+    }
+    left = tr_kv_free_pages(w->kv);
+    tr_kv_find(w->kv, w->full, &r->key, r->token, r->goal - 1, &found);
+    REQUIRE(found.tokens < r->goal);
+    REQUIRE(tr_kv_free_pages(w->kv) <= left); /* what is pinned is not free */
+    if (random_below(6) == 0) {
+        tr_kv_drop_found(w->kv, &found);
+        REQUIRE(tr_kv_free_pages(w->kv) == left);
+    }
+    r->n = r->fed = found.tokens;
+    w->found += found.tokens;
+    w->cuts += found.match.part_tokens != 0;
+    if (tr_kv_adopt(w->kv, r->slot, &r->key, &found) != TR_OK) {
+        do_close(w, r);
+    }
+}
+
+static void
+do_fork(world_t *w, const who_t *from, who_t *to)
+{
+    uint32_t len = 1 + random_below(from->n);
+
+    *to = *from;
+    to->life = ++w->lives;
+    to->slot = tr_kv_open(w->kv, w->full);
+    REQUIRE(to->slot >= 0);
+    tr_kv_prompt(w->kv, to->slot, to->goal);
+    if (tr_kv_fork(w->kv, from->slot, to->slot, len) != TR_OK) {
+        do_close(w, to);
+        return;
+    }
+    to->n = to->fed = len;
+    w->forks++;
+    for (uint32_t i = len; i < LONGEST; i++) { /* they part */
+        to->token[i] = (int32_t) random_below(3);
+    }
+}
+
+/* Room for more tokens; it is refused exactly when there is none. */
+static bool
+reserve(world_t *w, who_t *r, uint32_t to)
+{
+    int64_t left = tr_kv_bound(w->g) + (int64_t) tr_kv_reuse_idle(w->kv);
+    uint32_t had = tr_kv_slot(w->kv, r->slot)->uncompressed_pages;
+    uint32_t want = (to + w->page_tokens - 1) / w->page_tokens;
+    bool good = tr_kv_reserve(w->kv, r->slot, to) == TR_OK;
+
+    REQUIRE(!r->dense || want <= had
+            || good == ((int64_t) (want - had) * HEADS <= left));
+    return good;
+}
+
+/* Does it join the coming batch? */
+static void
+do_run(world_t *w, who_t *r, flight_t *f)
+{
+    uint32_t to, most = ROWS - f->rows;
+
+    if (r->n == r->goal && !r->dense) {
+        if (!r->complete) {
+            r->complete = tr_kv_compress(w->kv, r->slot, r->n) == TR_OK;
+            return;
+        }
+        r->goal = r->goal < LONGEST ? r->goal + 1 : r->goal;
+    }
+    if (r->n == r->goal || most == 0) {
+        return;
+    }
+    to = r->n + 1 + random_below(r->goal - r->n);
+    to = to - r->n < most ? to : r->n + most;
+    if (!reserve(w, r, to)) {
+        if (random_below(3) == 0) {
+            do_close(w, r);
+        }
+        return;
+    }
+    f->seq_row[f->n] = f->rows;
+    f->item[f->n].who = (uint32_t) (r - w->who);
+    f->item[f->n].life = r->life;
+    f->item[f->n++].row = (tr_kv_device_row_t){ r->slot, r->n, to - r->n };
+    for (; r->n < to; r->n++) {
+        fill_row(w, f, r, r->n);
+    }
+}
+
+static void
+operate(world_t *w)
+{
+    who_t *r = &w->who[random_below(SLOTS)],
+          *other = &w->who[random_below(SLOTS)];
+    uint32_t what = random_below(24);
+
+    w->now += random_below(3);
+    tr_kv_time(w->kv, w->now);
+    if (what == 0) {
+        tr_kv_expire(w->kv, w->now > 60 ? w->now - random_below(60) : 0);
+    } else if (r->slot < 0) {
+        do_start(w, r);
+    } else if (what == 1) { /* whatever is under way */
+        do_close(w, r);
+        w->aborts++;
+    } else if (what == 2 || (r->n == r->goal && r->dense && what < 12)) {
+        if (r->reuse) {
+            tr_kv_keep(w->kv, r->slot, r->token, r->fed, true);
+            w->ends++;
+        }
+        do_close(w, r);
+    } else if (what < 9 && other->slot < 0 && r->dense && r->n != 0) {
+        do_fork(w, r, other);
+    }
+}
+
+static void
+turn(world_t *w)
+{
+    flight_t *f;
+
+    while (under_way(w) == TR_KV_DEVICE_TURNS
+           || (under_way(w) != 0 && random_below(3) == 0)) {
+        collect(w);
+    }
+    for (uint32_t n = random_below(4); n != 0; n--) {
+        operate(w);
+    }
+    f = coming(w);
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        if (w->who[i].slot >= 0 && random_below(3) != 0) {
+            do_run(w, &w->who[i], f);
+        }
+    }
+    submit(w, f);
+    REQUIRE(tr_kv_sound(w->kv));
+    if (random_below(8) == 0) {
+        drain(w);
+        REQUIRE(tr_kv_sound(w->kv));
+        verify(w);
+    }
+}
+
+/* Nobody has anything, and every page is there. */
+static void
+check_end(world_t *w)
+{
+    tr_prefix_stats_t s;
+
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        if (w->who[i].slot >= 0) {
+            do_close(w, &w->who[i]);
+        }
+    }
+    drain(w);
+    tr_kv_prefixes(w->kv, &s);
+    REQUIRE(s.held == 0 && s.evicted != 0);
+    REQUIRE(tr_kv_free_pages(w->kv) == tr_kv_pages(w->kv));
+    REQUIRE(w->g->report.pages[0] == 0);
+    tr_kv_time(w->kv, w->now + 1);
+    tr_kv_expire(w->kv, w->now + 1);
+    drain(w);
+    tr_kv_prefixes(w->kv, &s);
+    REQUIRE(s.nodes == 0 && tr_kv_sound(w->kv));
+    REQUIRE(w->g->free == tr_kv_pages(w->kv));
+    REQUIRE(w->g->report.faults == 0 && w->g->report.n_refused == 0);
+}
+
+static void
+play(uint32_t blocks, bool overflow)
+{
+    const char *given = getenv("TR_PREFIX_SEED"),
+               *ops = getenv("TR_PREFIX_OPS");
+    uint64_t n = ops != NULL ? strtoull(ops, NULL, 10) : 4000;
+    world_t *w = calloc(1, sizeof(*w));
+
+    assert_non_null(w);
+    seed = given != NULL ? strtoull(given, NULL, 10) : (uint64_t) time(NULL);
+    fixture_state = seed * 0x9e3779b97f4a7c15u + 1;
+    create(w, blocks);
+    if (overflow) { /* the list is launched early, again and again */
+        w->g->list.room = 5;
+        w->g->list.share_room = 3;
+    }
+    for (uint32_t t = 0; t < TEXTS; t++) {
+        for (uint32_t i = 0; i < LONGEST; i++) {
+            w->text[t][i] = i < 40 ? 1 : (int32_t) random_below(5);
+        }
+    }
+    for (uint64_t i = 0; i < n; i++) {
+        turn(w);
+    }
+    check_end(w);
+    print_message("seed %llu: %llu tokens found, %llu cuts, %llu forks, %llu "
+                  "ends, %llu aborts, %llu tokens verified\n",
+                  (unsigned long long) seed, (unsigned long long) w->found,
+                  (unsigned long long) w->cuts, (unsigned long long) w->forks,
+                  (unsigned long long) w->ends, (unsigned long long) w->aborts,
+                  (unsigned long long) w->verified);
+    REQUIRE(w->found != 0 && w->cuts != 0 && w->forks != 0 && w->ends != 0
+            && w->aborts != 0 && w->verified != 0);
+    destroy(w);
+    free(w);
+}
+
+static void
+tiny_pool(void **unused)
+{
+    (void) unused;
+    play(14, false);
+}
+
+static void
+roomy_pool(void **unused)
+{
+    (void) unused;
+    play(40, false);
+}
+
+static void
+short_list(void **unused)
+{
+    (void) unused;
+    play(24, true);
+}
+
+static int
+setup(void **state)
+{
+    (void) state;
+    soft_load();
+    return 0;
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(tiny_pool),
+                                        cmocka_unit_test(roomy_pool),
+                                        cmocka_unit_test(short_list) };
+
+    return cmocka_run_group_tests_name("kv_device_prefix", tests, setup, NULL);
+}
