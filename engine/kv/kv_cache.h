@@ -16,7 +16,7 @@
  *
  * Reuse: what one sequence has computed serves others that begin alike, as long
  * as there is room (engine/prefix/prefix.h has the tree, kv_prefix.c the pages).
- * Pages are shared block by block: block i is page i of every head.  A page's
+ * Pages are shared block by block: block i is page i of every head.  A block's
  * references are counted where the tree is, on the host, since only whole blocks
  * in front of what a slot writes are shared: a slot pins the node of its last
  * shared block, a kept block has no other owner, and it comes back to the ring
@@ -69,10 +69,9 @@ typedef struct {
     const tr_kernels_t *kernels; /* NULL: pages are managed, but compress copies
                                   * no tokens into them (tests) */
     tr_stream_t stream;          /* plans steps of many heads, and prompts */
-    bool reuse;                  /* prefixes are kept for others; not on a
-                                  * device */
+    bool reuse;                  /* prefixes are kept for others */
     bool reuse_compressed; /* those of policies that can be cut, too; wants
-                            * kernels */
+                            * kernels, so not on a device */
 } tr_kv_config_t;
 
 tr_status_t tr_kv_cache_create(const tr_kv_config_t *config,

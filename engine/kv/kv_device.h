@@ -21,6 +21,10 @@
  *                  TR_AGAIN until something was given back
  *   swap           out: when host memory has room for the most that the slot
  *                  can hold; in: exact
+ *   find, adopt, keep  at once: blocks have numbers (kernels/kv_manager/
+ *                  manager_share.h), and which pages they have is known there.
+ *                  Blocks that nobody holds count as free: who asks for pages
+ *                  that the bound lacks has some go first
  *   usage, totals  as of the last report; tr_kv_usage_in waits for the device
  *
  * tr_kv_settled (kv_cache.h) says that nothing is under way: only then TR_AGAIN
