@@ -7,13 +7,10 @@
 #include "tests/unit/fixtures/executor_fixture.h"
 #include "tests/unit/fixtures/golden_fixture.h"
 
-#include <dirent.h>
-
 #include "tests/unit/fixtures/device_library.h"
 #include "engine/executor/executor_cuda.h"
 #include "engine/config/log.h"
 
-#define MODELS "tests/models"
 #define MARGIN 0.5 /* of logits, the largest of which are about 15 */
 #define OUT 12u
 
@@ -86,7 +83,7 @@ follows(const gen_t *g, const golden_t *p, const char *what)
     }
 }
 
-static void
+static bool
 one_model(const char *name)
 {
     static gen_t together[GOLDEN_PROMPTS], alone[GOLDEN_PROMPTS];
@@ -112,32 +109,16 @@ one_model(const char *name)
     }
     e->free(e);
     json_decref(root);
+    return true;
 }
 
 static void
 test_families(void **state)
 {
-    const char *only = getenv("TR_TEST_MODEL");
-    DIR *d = opendir(MODELS);
-    uint32_t models = 0;
-    struct dirent *e;
-
     (void) state;
-    assert_non_null(d);
-    while ((e = readdir(d)) != NULL) {
-        char path[400];
-
-        snprintf(path, sizeof(path), MODELS "/%s/config.json", e->d_name);
-        if (access(path, R_OK) == 0
-            && (only == NULL || strcmp(only, e->d_name) == 0)) {
-            models++;
-            one_model(e->d_name);
-        }
-    }
-    closedir(d);
+    golden_models(one_model, 16);
     print_message("%u tokens that transformers is sure of\n", sure);
-    assert_true(models >= (only ? 1 : 16));
-    assert_true(sure >= (only ? 1 : 100));
+    assert_true(sure >= (getenv("TR_TEST_MODEL") ? 1 : 100));
 }
 
 int

@@ -11,9 +11,6 @@
 #include "tests/unit/fixtures/golden_fixture.h"
 #include "tests/unit/fixtures/model_cuda_fixture.h"
 
-#include <dirent.h>
-
-#define MODELS "tests/models"
 #define F16_TOLERANCE 1e-2
 #define BF16_TOLERANCE 5e-2
 #define ROTATED_TOLERANCE 2e-2
@@ -143,35 +140,26 @@ refused(const char *name)
     return true;
 }
 
+static bool
+every_way(const char *name)
+{
+    if (refused(name)) {
+        return false;
+    }
+    one_model(name, "f16", 0, F16_TOLERANCE);
+    one_model(name, "bf16", 0, BF16_TOLERANCE);
+    one_model(name, "f16", TR_ROTATE_KEYS | TR_ROTATE_VALUES,
+              ROTATED_TOLERANCE);
+    return true;
+}
+
 static void
 test_goldens(void **state)
 {
-    const char *only = getenv("TR_TEST_MODEL");
-    DIR *d = opendir(MODELS);
-    uint32_t models = 0;
-    struct dirent *e;
-
     (void) state;
-    assert_non_null(d);
-    while ((e = readdir(d)) != NULL) {
-        char path[400];
-
-        snprintf(path, sizeof(path), MODELS "/%s/config.json", e->d_name);
-        if (access(path, R_OK) != 0
-            || (only != NULL && strcmp(only, e->d_name) != 0)
-            || refused(e->d_name)) {
-            continue;
-        }
-        models++;
-        one_model(e->d_name, "f16", 0, F16_TOLERANCE);
-        one_model(e->d_name, "bf16", 0, BF16_TOLERANCE);
-        one_model(e->d_name, "f16", TR_ROTATE_KEYS | TR_ROTATE_VALUES,
-                  ROTATED_TOLERANCE);
-    }
-    closedir(d);
+    golden_models(every_way, 14);
     print_message("%u tokens that transformers is sure of\n", sure);
-    assert_true(models >= (only ? 1 : 14));
-    assert_true(sure >= (only ? 1 : 1000));
+    assert_true(sure >= (getenv("TR_TEST_MODEL") ? 1 : 1000));
 }
 
 int

@@ -7,11 +7,6 @@
 #include "tests/unit/fixtures/model_fixture.h"
 #include "kernels/kernels.h"
 
-#include <dirent.h>
-#include <math.h>
-#include <unistd.h>
-
-#define MODELS "tests/models"
 /* Of the largest logit: a key that FP16 rounds the other way is off by 2^-11.  A
  * continuation follows while its margin is above. */
 #define TOLERANCE 4e-4
@@ -210,34 +205,24 @@ test_equalised(void **state)
     assert_int_equal(system(text), 0);
 }
 
+static bool
+every_isa(const char *name)
+{
+    static const char *const isas[] = { "c", "avx2", "avx512" };
+
+    for (size_t i = 0; i < sizeof(isas) / sizeof(isas[0]); i++) {
+        if (tr_kernels_cpu(isas[i]) != NULL) {
+            one_model(name, isas[i]);
+        }
+    }
+    return true;
+}
+
 static void
 test_goldens(void **state)
 {
-    static const char *const isas[] = { "c", "avx2", "avx512" };
-    const char *only = getenv("TR_TEST_MODEL");
-    DIR *d = opendir(MODELS);
-    struct dirent *e;
-    uint32_t models = 0;
-
     (void) state;
-    assert_non_null(d);
-    while ((e = readdir(d)) != NULL) {
-        char path[400];
-
-        snprintf(path, sizeof(path), MODELS "/%s/config.json", e->d_name);
-        if (access(path, R_OK) != 0
-            || (only != NULL && strcmp(only, e->d_name) != 0)) {
-            continue;
-        }
-        models++;
-        for (size_t i = 0; i < sizeof(isas) / sizeof(isas[0]); i++) {
-            if (tr_kernels_cpu(isas[i]) != NULL) {
-                one_model(e->d_name, isas[i]);
-            }
-        }
-    }
-    closedir(d);
-    assert_true(models >= (only ? 1 : 10));
+    golden_models(every_isa, 10);
 }
 
 int
