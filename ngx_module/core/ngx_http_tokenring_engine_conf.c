@@ -15,6 +15,8 @@ static ngx_int_t ngx_http_tokenring_add_conn(ngx_conf_t *cf,
     ngx_str_t *url);
 static ngx_int_t ngx_http_tokenring_check_path(ngx_conf_t *cf,
     ngx_http_tokenring_engine_t *engine, ngx_str_t *url);
+static char *ngx_http_tokenring_set_parameters(ngx_conf_t *cf,
+    ngx_http_tokenring_conn_t *conns, ngx_uint_t n);
 static ngx_int_t ngx_http_tokenring_set_conns(
     ngx_http_tokenring_conn_t *conns, ngx_uint_t n, ngx_str_t *param);
 
@@ -182,16 +184,26 @@ ngx_http_tokenring_set_engine(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 
     conns = engine->conns.elts;
 
+    return ngx_http_tokenring_set_parameters(cf, &conns[first],
+                                             engine->conns.nelts - first);
+}
+
+
+/* all arguments but sockets, for the sockets of the same directive */
+
+static char *
+ngx_http_tokenring_set_parameters(ngx_conf_t *cf,
+    ngx_http_tokenring_conn_t *conns, ngx_uint_t n)
+{
+    ngx_str_t   *value;
+    ngx_uint_t   i;
+
+    value = cf->args->elts;
+
     for (i = 2; i < cf->args->nelts; i++) {
 
-        if (ngx_strncmp(value[i].data, "unix:", 5) == 0) {
-            continue;
-        }
-
-        if (ngx_http_tokenring_set_conns(&conns[first],
-                                         engine->conns.nelts - first,
-                                         &value[i])
-            != NGX_OK)
+        if (ngx_strncmp(value[i].data, "unix:", 5) != 0
+            && ngx_http_tokenring_set_conns(conns, n, &value[i]) != NGX_OK)
         {
             ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
                                "invalid parameter \"%V\"", &value[i]);

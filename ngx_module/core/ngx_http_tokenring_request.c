@@ -31,6 +31,8 @@ static void ngx_http_tokenring_read_handler(ngx_http_request_t *r);
 static ngx_uint_t ngx_http_tokenring_socket_ended(ngx_connection_t *c,
     ngx_err_t *err);
 static void ngx_http_tokenring_expired(ngx_http_tokenring_ctx_t *ctx);
+static const char *ngx_http_tokenring_overdue(ngx_http_tokenring_ctx_t *ctx,
+    tr_status_t *error);
 
 
 /* the states that may follow, as drawn in ngx_http_tokenring_request.h */
@@ -524,8 +526,6 @@ ngx_http_tokenring_expired(ngx_http_tokenring_ctx_t *ctx)
     tr_status_t   error;
     const char   *message;
 
-    error = TR_ERR_TIMEOUT;
-
     ngx_log_debug2(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
                    "tokenring request: time is up, state:%s gone:%ud",
                    ngx_http_tokenring_states[ctx->state].name,
@@ -541,47 +541,9 @@ ngx_http_tokenring_expired(ngx_http_tokenring_ctx_t *ctx)
         return;
     }
 
-    switch (ngx_http_tokenring_on_its_way(ctx) ? NGX_HTTP_TOKENRING_HELD
-                                               : ctx->state)
-    {
+    message = ngx_http_tokenring_overdue(ctx, &error);
 
-    case NGX_HTTP_TOKENRING_WAIT:
-    case NGX_HTTP_TOKENRING_HELD:
-        error = TR_ERR_NO_ENGINE;
-        message = "No engine is available";
-        break;
-
-    case NGX_HTTP_TOKENRING_READ:
-    case NGX_HTTP_TOKENRING_GATHER:
-    case NGX_HTTP_TOKENRING_SEND:
-        /* it is the client's turn, and client_body_timeout watches over it */
-        ctx->deadline = ngx_current_msec + ngx_http_tokenring_limit(ctx);
-        ngx_http_tokenring_arm(ctx);
-        return;
-
-    case NGX_HTTP_TOKENRING_STARVED:
-        message = "The engine did not accept the request in time";
-        break;
-
-    case NGX_HTTP_TOKENRING_QUEUED:
-    case NGX_HTTP_TOKENRING_ACCEPTED:
-        message = "The request waited too long in the engine's queue";
-        break;
-
-    case NGX_HTTP_TOKENRING_PREFILL:
-        message = "The engine did not produce the first token in time";
-        break;
-
-    case NGX_HTTP_TOKENRING_DECODE:
-        message = "The engine did not produce the next token in time";
-        break;
-
-    case NGX_HTTP_TOKENRING_OVER:
-        /* the error is known already: fail() does not replace it */
-        message = "";
-        break;
-
-    default: /* NGX_HTTP_TOKENRING_NEW, NGX_HTTP_TOKENRING_DONE */
+    if (message == NULL) {
         return;
     }
 
@@ -592,6 +554,53 @@ ngx_http_tokenring_expired(ngx_http_tokenring_ctx_t *ctx)
     ngx_add_timer(&ctx->timer, ctx->conf->idle_timeout);
 
     ngx_http_tokenring_flush(ctx);
+}
+
+
+/* what did not come in time, by the state; NULL: it may still come */
+
+static const char *
+ngx_http_tokenring_overdue(ngx_http_tokenring_ctx_t *ctx, tr_status_t *error)
+{
+    *error = TR_ERR_TIMEOUT;
+
+    switch (ngx_http_tokenring_on_its_way(ctx) ? NGX_HTTP_TOKENRING_HELD
+                                               : ctx->state)
+    {
+
+    case NGX_HTTP_TOKENRING_WAIT:
+    case NGX_HTTP_TOKENRING_HELD:
+        *error = TR_ERR_NO_ENGINE;
+        return "No engine is available";
+
+    case NGX_HTTP_TOKENRING_READ:
+    case NGX_HTTP_TOKENRING_GATHER:
+    case NGX_HTTP_TOKENRING_SEND:
+        /* it is the client's turn, and client_body_timeout watches over it */
+        ctx->deadline = ngx_current_msec + ngx_http_tokenring_limit(ctx);
+        ngx_http_tokenring_arm(ctx);
+        return NULL;
+
+    case NGX_HTTP_TOKENRING_STARVED:
+        return "The engine did not accept the request in time";
+
+    case NGX_HTTP_TOKENRING_QUEUED:
+    case NGX_HTTP_TOKENRING_ACCEPTED:
+        return "The request waited too long in the engine's queue";
+
+    case NGX_HTTP_TOKENRING_PREFILL:
+        return "The engine did not produce the first token in time";
+
+    case NGX_HTTP_TOKENRING_DECODE:
+        return "The engine did not produce the next token in time";
+
+    case NGX_HTTP_TOKENRING_OVER:
+        /* the error is known already: fail() does not replace it */
+        return "";
+
+    default: /* NGX_HTTP_TOKENRING_NEW, NGX_HTTP_TOKENRING_DONE */
+        return NULL;
+    }
 }
 
 

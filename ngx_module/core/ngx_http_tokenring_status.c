@@ -10,6 +10,8 @@
 #include "ngx_http_tokenring_status.h"
 
 
+static ngx_int_t ngx_http_tokenring_health_header(ngx_http_request_t *r,
+    ngx_uint_t ok);
 static ngx_int_t ngx_http_tokenring_health_engine(
     ngx_http_tokenring_text_t *t, ngx_http_tokenring_engine_t *engine,
     ngx_msec_t stall, ngx_uint_t *ok);
@@ -21,7 +23,6 @@ ngx_int_t
 ngx_http_tokenring_health_handler(ngx_http_request_t *r)
 {
     ngx_int_t                        rc;
-    ngx_str_t                        value;
     ngx_uint_t                       i, ok;
     ngx_http_tokenring_text_t       *t, *list;
     ngx_http_tokenring_engine_t    **engines;
@@ -68,25 +69,34 @@ ngx_http_tokenring_health_handler(ngx_http_request_t *r)
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
-    if (!ok) {
-        ngx_str_set(&value, "1");
-
-        if (ngx_http_tokenring_add_header(r, "Retry-After", &value)
-            != NGX_OK)
-        {
-            return NGX_HTTP_INTERNAL_SERVER_ERROR;
-        }
-    }
-
-    ngx_str_set(&value, "no-store");
-
-    if (ngx_http_tokenring_add_header(r, "Cache-Control", &value) != NGX_OK) {
+    if (ngx_http_tokenring_health_header(r, ok) != NGX_OK) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
     return ngx_http_tokenring_send_body(r, ok ? NGX_HTTP_OK
                                               : NGX_HTTP_SERVICE_UNAVAILABLE,
                                         "application/json", t);
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_health_header(ngx_http_request_t *r, ngx_uint_t ok)
+{
+    ngx_str_t  value;
+
+    if (!ok) {
+        ngx_str_set(&value, "1");
+
+        if (ngx_http_tokenring_add_header(r, "Retry-After", &value)
+            != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+    }
+
+    ngx_str_set(&value, "no-store");
+
+    return ngx_http_tokenring_add_header(r, "Cache-Control", &value);
 }
 
 
