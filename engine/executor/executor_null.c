@@ -156,6 +156,28 @@ tr_null_free(tr_executor_t *e)
     free(n);
 }
 
+/* What it says, and what it writes of it. */
+static tr_status_t
+open_files(tr_executor_null_t *n, const tr_config_t *config, uint32_t vocab,
+           tr_error_t *err)
+{
+    tr_status_t rc = TR_OK;
+
+    if (config->null_script[0] != '\0') {
+        rc = tr_null_script_open(config->null_script, vocab,
+                                 2 * config->max_num_seqs, &n->script, err);
+    }
+    if (rc == TR_OK && config->null_trace[0] != '\0') {
+        n->trace = tr_trace_open(config->null_trace, 1);
+        if (n->trace == NULL) {
+            rc = tr_error_set(err, TR_ERR_IO, "null_trace",
+                              "cannot write null_trace %s: %s",
+                              config->null_trace, strerror(errno));
+        }
+    }
+    return rc;
+}
+
 tr_status_t
 tr_executor_null_open(const tr_config_t *config, uint32_t vocab,
                       tr_executor_t **out, tr_error_t *err)
@@ -205,23 +227,10 @@ tr_executor_null_open(const tr_config_t *config, uint32_t vocab,
                          : (uint64_t) (1e9 / config->null_rate);
     n->origin_ns = tr_trace_now() / 1000 * 1000;
     n->stagger = config->null_stagger;
-    if (config->null_script[0] != '\0') {
-        rc = tr_null_script_open(config->null_script, vocab,
-                                 2 * config->max_num_seqs, &n->script, err);
-        if (rc != TR_OK) {
-            tr_null_free(e);
-            return rc;
-        }
-    }
-    if (config->null_trace[0] != '\0') {
-        n->trace = tr_trace_open(config->null_trace, 1);
-        if (n->trace == NULL) {
-            rc = tr_error_set(err, TR_ERR_IO, "null_trace",
-                              "cannot write null_trace %s: %s",
-                              config->null_trace, strerror(errno));
-            tr_null_free(e);
-            return rc;
-        }
+    rc = open_files(n, config, vocab, err);
+    if (rc != TR_OK) {
+        tr_null_free(e);
+        return rc;
     }
     *out = e;
     return TR_OK;
