@@ -1,7 +1,8 @@
 # Chat templates compared with Python's jinja2 (tests/templates).  Included by
 # the Makefile.  TEMPLATE_CORPUS=DIR: a folder with templates/*.jinja and
 # conversations.json that are compared too, and whose forms of tool calls
-# test_dialect looks for; by default ../shared/corpus, where that is there.
+# test_dialect and test_hold look for; by default ../shared/corpus, where that
+# is there.
 
 TMPL := tests/templates
 export TEMPLATE_CORPUS ?= $(abspath $(wildcard ../shared/corpus))

@@ -7,12 +7,12 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <cmocka.h>
-#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/dialect/dialect_internal.h"
+#include "tests/unit/fixtures/template_corpus.h"
 #include "tests/unit/fixtures/tokenizer_fixture.h"
 
 static tr_dialect_out_t out;
@@ -662,31 +662,6 @@ test_what_is_held_is_bounded(void **state)
 
 /* ---- real templates ------------------------------------------------------ */
 
-static bool
-load(const char *path, tr_chat_template_t *c)
-{
-    FILE *f = fopen(path, "r");
-    static char source[1 << 18];
-    tr_error_t err;
-    size_t n;
-
-    assert_non_null(f);
-    n = fread(source, 1, sizeof(source), f);
-    fclose(f);
-    memset(c, 0, sizeof(*c));
-    c->end_of_turn = -1;
-    c->tokens[0] = strdup("<s>");
-    c->tokens[1] = strdup("</s>");
-    if (tr_jinja_parse(source, n, path, &c->chat, &err) != TR_OK) {
-        return false;
-    }
-    if (tr_chat_template_probe(c, NULL, &err) != TR_OK) {
-        return false;
-    }
-    c->reads_tools = true; /* some write calls, but no definitions of tools */
-    return true;
-}
-
 /* The dialects of templates, by a part of their names. */
 static const struct {
     const char *name, *dialect;
@@ -719,61 +694,42 @@ static const struct {
     { "Nemotron-Nano-v2", "nemotron" },
 };
 
+typedef struct {
+    uint32_t found, wanted;
+} real_count_t;
+
+static void
+real_dialect(const char *file, tr_dialect_t *d, void *arg)
+{
+    real_count_t *count = arg;
+    const char *name = tr_dialect_name(d);
+
+    count->found += name != NULL;
+    if (getenv("TR_TEST_VERBOSE") != NULL) {
+        printf("%-60s %-10s %s\n", file, name != NULL ? name : "-",
+               d->plain_close);
+    }
+    for (size_t i = 0; i < sizeof(real) / sizeof(real[0]); i++) {
+        if (strstr(file, real[i].name) != NULL) {
+            count->wanted++;
+            if (name == NULL || strcmp(name, real[i].dialect) != 0) {
+                fail_msg("%s: %s, not %s", file, name != NULL ? name : "none",
+                         real[i].dialect);
+            }
+        }
+    }
+}
+
 static void
 test_real_templates(void **state)
 {
-    const char *corpus = getenv("TEMPLATE_CORPUS");
-    uint32_t found = 0, wanted = 0, all = 0;
-    char folder[512];
-    struct dirent *e;
-    DIR *dir;
+    real_count_t count = { 0 };
+    uint32_t all = corpus_dialects(real_dialect, &count);
 
     (void) state;
-    if (corpus == NULL || corpus[0] == '\0') {
-        printf("TEMPLATE_CORPUS is not set: no real templates\n");
-        skip();
-    }
-    snprintf(folder, sizeof(folder), "%s/templates", corpus);
-    dir = opendir(folder);
-    if (dir == NULL) {
-        fail_msg("TEMPLATE_CORPUS: no folder %s", folder);
-    }
-    while ((e = readdir(dir)) != NULL) {
-        tr_chat_template_t c;
-        tr_dialect_t *d = NULL;
-        tr_error_t err;
-        char path[1024];
-        const char *name;
-
-        if (e->d_name[0] == '.') {
-            continue;
-        }
-        all++;
-        snprintf(path, sizeof(path), "%s/%s", folder, e->d_name);
-        if (load(path, &c)
-            && tr_dialect_open("auto", &c, NULL, &d, &err) == TR_OK) {
-            name = tr_dialect_name(d);
-            found += name != NULL;
-            if (getenv("TR_TEST_VERBOSE") != NULL) {
-                printf("%-60s %-10s %s\n", e->d_name, name != NULL ? name : "-",
-                       d->plain_close);
-            }
-            for (size_t i = 0; i < sizeof(real) / sizeof(real[0]); i++) {
-                if (strstr(e->d_name, real[i].name) != NULL) {
-                    wanted++;
-                    if (name == NULL || strcmp(name, real[i].dialect) != 0) {
-                        fail_msg("%s: %s, not %s", e->d_name,
-                                 name != NULL ? name : "none", real[i].dialect);
-                    }
-                }
-            }
-        }
-        tr_dialect_free(d);
-        tr_chat_template_free(&c);
-    }
-    closedir(dir);
-    printf("%u of %u templates have calls that are read back\n", found, all);
-    assert_true(wanted >= 20);
+    printf("%u of %u templates have calls that are read back\n", count.found,
+           all);
+    assert_true(count.wanted >= 20);
 }
 
 int

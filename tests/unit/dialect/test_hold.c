@@ -1,12 +1,11 @@
 /*
- * Answers that are held to a dialect: for each real template of ../shared/corpus
- * (where that folder is) random walks over the masks of what an answer may be
- * are read by the machine of its dialect, and each call is one of the tools',
- * with arguments that keep the tool's schema.
+ * Answers that are held to a dialect: for each real template (template_corpus.h)
+ * random walks over the masks of what an answer may be are read by the machine of
+ * its dialect, and each call is one of the tools', with arguments that keep the
+ * tool's schema.
  */
 #include "../fixtures/grammar_fixture.h"
-
-#include <dirent.h>
+#include "../fixtures/template_corpus.h"
 
 #include "engine/dialect/dialect_internal.h"
 
@@ -368,92 +367,59 @@ check_none(bench_t *t, const tr_dialect_t *d, const char *name)
     tr_grammar_unref(g);
 }
 
-static bool
-load(const char *path, tr_chat_template_t *c)
-{
-    FILE *f = fopen(path, "r");
-    static char source[1 << 18];
-    tr_error_t err;
-    size_t n;
+typedef struct {
+    bench_t *bench;
+    uint32_t found, holds;
+} held_t;
 
-    assert_non_null(f);
-    n = fread(source, 1, sizeof(source), f);
-    fclose(f);
-    memset(c, 0, sizeof(*c));
-    c->end_of_turn = -1;
-    c->tokens[0] = strdup("<s>");
-    c->tokens[1] = strdup("</s>");
-    if (tr_jinja_parse(source, n, path, &c->chat, &err) != TR_OK
-        || tr_chat_template_probe(c, NULL, &err) != TR_OK) {
-        return false;
+static void
+hold(const char *file, tr_dialect_t *d, void *arg)
+{
+    held_t *held = arg;
+    bench_t *t = held->bench;
+    const layout_t *l = d->layout;
+
+    if (tr_dialect_name(d) == NULL) {
+        return;
     }
-    c->reads_tools = true;
-    return true;
+    held->found++;
+    if (getenv("TR_TEST_VERBOSE") != NULL) {
+        printf("%s: %s\n", tr_dialect_name(d), file);
+        if (l != NULL) {
+            printf("  head %s\n  after %s\n  between %s\n  tail %s\n  "
+                   "open %s close %s is %s\n",
+                   l->head, l->after, l->between, l->tail, l->open, l->close,
+                   l->is_string);
+        }
+    }
+    if (!tr_dialect_holds(d)) {
+        printf("not held: %s (%s)\n", file, tr_dialect_name(d));
+        return;
+    }
+    held->holds++;
+    check_required(t, d, file, false, false, NULL);
+    check_required(t, d, file, true, tr_dialect_reasons(d), "get");
+    check_none(t, d, file);
+    if (l != NULL) {
+        check_strict(t, d, file);
+    }
 }
 
 static void
 test_real_templates(void **state)
 {
-    static const char *const folders[] = { "../shared/corpus/templates",
-                                           "../../shared/corpus/templates" };
+    held_t held = { .bench = *state };
     bench_t *t = *state;
-    DIR *dir = opendir(folders[0]);
-    const char *folder = dir != NULL ? folders[0] : folders[1];
-    uint32_t found = 0, holds = 0;
-    struct dirent *e;
 
-    dir = dir != NULL ? dir : opendir(folder);
-    if (dir == NULL) {
-        skip();
-    }
-    while ((e = readdir(dir)) != NULL) {
-        tr_chat_template_t c;
-        tr_dialect_t *d = NULL;
-        tr_error_t err;
-        char path[1024];
-
-        snprintf(path, sizeof(path), "%s/%s", folder, e->d_name);
-        if (e->d_name[0] == '.' || !load(path, &c)) {
-            continue;
-        }
-        if (tr_dialect_open("auto", &c, NULL, &d, &err) == TR_OK
-            && tr_dialect_name(d) != NULL) {
-            found++;
-            if (getenv("TR_TEST_VERBOSE") != NULL) {
-                printf("%s: %s\n", tr_dialect_name(d), e->d_name);
-                if (d->layout != NULL) {
-                    printf("  head %s\n  after %s\n  between %s\n  tail %s\n  "
-                           "open %s close %s is %s\n",
-                           d->layout->head, d->layout->after,
-                           d->layout->between, d->layout->tail, d->layout->open,
-                           d->layout->close, d->layout->is_string);
-                }
-            }
-            if (!tr_dialect_holds(d)) {
-                printf("not held: %s (%s)\n", e->d_name, tr_dialect_name(d));
-            } else {
-                holds++;
-                check_required(t, d, e->d_name, false, false, NULL);
-                check_required(t, d, e->d_name, true, tr_dialect_reasons(d),
-                               "get");
-                check_none(t, d, e->d_name);
-                if (d->layout != NULL) {
-                    check_strict(t, d, e->d_name);
-                }
-            }
-        }
-        tr_dialect_free(d);
-        tr_chat_template_free(&c);
-    }
-    closedir(dir);
+    corpus_dialects(hold, &held);
     printf("%u of %u templates can be held; %u of %u walks came to an end; %u "
            "bars\n",
-           holds, found, t->ended, t->walks, t->bars);
-    assert_true(found >= 40);
+           held.holds, held.found, t->ended, t->walks, t->bars);
+    assert_true(held.found >= 40);
     /* of each enough to mean something */
-    assert_true(t->ended > holds && t->bars > holds);
+    assert_true(t->ended > held.holds && t->bars > held.holds);
     /* one writes the arguments before the name */
-    assert_int_equal(holds, found - 1);
+    assert_int_equal(held.holds, held.found - 1);
 }
 
 int
