@@ -9,6 +9,7 @@
 #   make bench-policy     share of policy and pages in a step of the real model
 #   make bench-capacity   conversations at once in one KV pool, by policy
 #   make bench-reuse      what reuse of prefixes saves, and costs
+#   make bench-fair       what others wait beside a flood, what fairness costs
 #   make bench-dashboard  what a viewer of the dashboard costs a worker
 #   make bench-redis      what the publisher takes, with Redis and without
 #   make bench-redis-faults   what clients notice of a Redis in trouble
@@ -64,7 +65,7 @@ bench-gpu: $(BENCH_GPU)
 
 .PHONY: bench bench-tools bench-dashboard bench-redis bench-resume \
         bench-redis-faults bench-soak \
-        bench-capacity bench-reuse bench-grammar bench-scan \
+        bench-capacity bench-reuse bench-fair bench-grammar bench-scan \
         bench-gateway bench-engine bench-footprint bench-manager \
         bench-attention bench-kv-store bench-policy
 bench-tools: $(BENCH_PROG) $(BENCH_ENGINE) $(BENCH_MANAGER) $(BENCH_ATTENTION) \
@@ -84,6 +85,9 @@ bench-capacity: engine cli module
 
 bench-reuse: engine cli module
 	@B="$B" node tests/bench/reuse.js $(call bench_json,reuse)
+
+bench-fair: engine cli module
+	@B="$B" node tests/bench/fair.js $(call bench_json,fair)
 
 bench-engine: $(BENCH_ENGINE)
 	@B="$B" node tests/bench/engine.js $(call bench_json,engine)
@@ -134,6 +138,8 @@ bench: deps
 	@$(MAKE) -s --no-print-directory bench-kv-store
 	@echo "== policy"
 	@$(MAKE) -s --no-print-directory bench-policy
+	@echo "== fair"
+	@$(MAKE) -s --no-print-directory bench-fair
 	@echo "== dashboard"
 	@$(MAKE) -s --no-print-directory bench-dashboard
 	@echo "== scan"

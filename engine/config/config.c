@@ -160,6 +160,9 @@ static const setting_t settings[] = {
       "sequences that run at the same time" },
     { "max_batch_tokens", KIND_NUMBER, AT(max_batch_tokens), "512", 1, 65536,
       NULL, "tokens of one step; at least max_num_seqs" },
+    { "scheduling", KIND_CHOICE, AT(scheduling), "fair", 0, 0, "fair fifo",
+      "who runs next: fair, the tenant that was served least; fifo, who came "
+      "first" },
     { "max_choices", KIND_NUMBER, AT(max_choices), "128", 1, 4096, NULL,
       "largest n of a request, and prompts times n" },
     { "max_queue", KIND_NUMBER, AT(max_queue), "1024", 1, 1u << 20, NULL,

@@ -376,6 +376,8 @@ first_part(tr_connection_t *c, const tr_record_t *rec, const uint8_t *payload)
     r->endpoint = head.endpoint;
     r->submit_flags = head.flags;
     r->tenant = head.tenant;
+    r->share = head.share < TR_SUBMIT_SHARE_MAX ? head.share
+                                                : TR_SUBMIT_SHARE_MAX;
     memcpy(r->kv_key.bytes, head.cache_key, sizeof(head.cache_key));
     r->kv_key.len = sizeof(head.cache_key);
     r->writer = &c->writer;

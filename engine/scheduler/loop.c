@@ -491,6 +491,7 @@ tr_loop_start(const tr_config_t *config, tr_executor_t *executor,
                            config->max_batch_tokens,
                            config->prefill_kv_fraction);
     l->scheduler.long_from = executor->long_from;
+    l->scheduler.fair = strcmp(config->scheduling, "fifo") != 0;
     if (l->wake_fd < 0 || !tr_loop_take_batches(l, config->max_num_seqs)
         || !tr_loop_take_masks(l, config->max_num_seqs) || rc != TR_OK) {
         tr_loop_free(l);

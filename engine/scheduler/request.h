@@ -86,7 +86,12 @@ typedef struct tr_sequence {
     uint64_t kv_told_us; /* when its KV was told */
     uint64_t due_us; /* not to be scheduled before (executor.h), 0: at once */
     uint64_t order;  /* age: smaller is older; kept through preemption */
-    struct tr_sequence *prev, *next; /* scheduler lists */
+    struct tr_sequence *prev, *next;           /* scheduler lists */
+    struct tr_sequence *line_prev, *line_next; /* its client's (fair.h) */
+    uint64_t lacking_since_us; /* it could not run for want of room, 0: it was
+                                * not tried */
+    uint32_t uncharged;        /* of its prompt, to its client */
+    bool expected;             /* it was told of that (fair.h) */
 } tr_sequence_t;
 
 /* What choices hold of the KV cache, together. */
@@ -133,6 +138,7 @@ struct tr_request {
     uint16_t endpoint; /* enum tr_endpoint */
     uint16_t submit_flags;
     uint64_t tenant;              /* of the SUBMIT: whose it is, 0: nobody's */
+    uint32_t share;               /* of its tenant, 0: 1 */
     tr_response_writer_t *writer; /* borrowed: outlives the request */
     void *owner;                  /* the frontend thread's own */
     tr_arena_t arena;
@@ -204,6 +210,7 @@ struct tr_request {
     tr_request_t *prev, *next; /* list of whoever owns it now */
 
     /* step loop only, from here on */
+    struct tr_client *client; /* whose it is; from the scheduler */
     uint32_t commands;        /* `control` as this step sees it */
     uint64_t paused_since_us; /* 0: not paused */
     uint64_t scheduled_us;    /* first time in a batch, 0 before */

@@ -25,6 +25,7 @@ tr_scheduler_init(tr_scheduler_t *s, tr_kv_cache_t *kv, uint32_t max_num_seqs,
     s->max_num_seqs = max_num_seqs;
     s->max_batch_tokens = max_batch_tokens;
     s->next_order = 1;
+    s->fair = true;
     for (f = 0; f < TR_BATCHES_IN_FLIGHT; f++) {
         s->in_flight[f].chunks = calloc(max_num_seqs, sizeof(*s->chunks));
     }
@@ -35,7 +36,7 @@ tr_scheduler_init(tr_scheduler_t *s, tr_kv_cache_t *kv, uint32_t max_num_seqs,
     s->granted = calloc(max_num_seqs, sizeof(*s->granted));
     if (s->in_flight[0].chunks == NULL || s->in_flight[1].chunks == NULL
         || s->scratch == NULL || s->slots == NULL || s->lens == NULL
-        || s->granted == NULL) {
+        || s->granted == NULL || tr_fair_init(&s->clients) != TR_OK) {
         tr_scheduler_free(s);
         return TR_ERR_NOMEM;
     }
@@ -50,6 +51,7 @@ tr_scheduler_free(tr_scheduler_t *s)
     for (f = 0; f < TR_BATCHES_IN_FLIGHT; f++) {
         free(s->in_flight[f].chunks);
     }
+    tr_fair_free(&s->clients);
     free(s->scratch);
     free(s->slots);
     free(s->lens);
@@ -131,12 +133,20 @@ tr_scheduler_fits(const tr_kv_cache_t *kv, const tr_request_t *r)
 void
 tr_scheduler_add(tr_scheduler_t *s, tr_request_t *r)
 {
-    uint32_t i;
+    uint32_t n = 0, i;
 
     for (i = 0; i < r->n_sequences; i++) {
+        n += r->sequences[i].state != TR_SEQ_DONE; /* at another engine */
+    }
+    if (n == 0) {
+        return;
+    }
+    r->client = tr_fair_join(&s->clients, s->fair ? r->tenant : 0, r->share, n);
+    for (i = 0; i < r->n_sequences; i++) {
         r->sequences[i].order = s->next_order++;
-        if (r->sequences[i].state != TR_SEQ_DONE) { /* at another engine */
+        if (r->sequences[i].state != TR_SEQ_DONE) {
             tr_scheduler_insert(&s->waiting, &r->sequences[i]);
+            tr_fair_wait(&r->sequences[i]);
         }
     }
 }
@@ -145,14 +155,22 @@ void
 tr_scheduler_remove(tr_scheduler_t *s, tr_sequence_t *q)
 {
     tr_scheduler_disown(s, q);
+    if (s->lacking == q) {
+        s->lacking = NULL;
+    }
     if (q->state == TR_SEQ_RUNNING) {
         tr_scheduler_leave(s, q);
     } else if (q->state == TR_SEQ_WAITING) {
         tr_scheduler_unlink(tr_scheduler_line(s, q), q);
+        tr_fair_unwait(q);
         if (q->kv_slot >= 0) { /* swapped out */
             tr_kv_close(s->kv, q->kv_slot);
             q->kv_slot = -1;
         }
+    }
+    if (q->state != TR_SEQ_DONE) {
+        tr_fair_expect_none(q);
+        tr_fair_leave(&s->clients, q->request->client, s->now);
     }
     q->state = TR_SEQ_DONE;
 }
@@ -348,7 +366,8 @@ tr_scheduler_decodable(tr_scheduler_t *s, uint32_t *prompts)
 }
 
 /* Chunks of one token each, up to `limit`.  Whoever is left out for want of
- * room in the batch or in a response writer is first in the next step. */
+ * room in the batch or in a response writer is first in the next step; of a
+ * client that had more rows than it may, the first of these. */
 static void
 tr_scheduler_decode(tr_scheduler_t *s, uint32_t n, uint32_t limit)
 {
@@ -358,12 +377,24 @@ tr_scheduler_decode(tr_scheduler_t *s, uint32_t n, uint32_t limit)
     while (first < n && s->scratch[first]->order < s->resume_order) {
         first++;
     }
-    for (i = 0; i < n; i++) {
+    for (i = 0; i < 2 * n; i++) {
         tr_sequence_t *q = s->scratch[(first + i) % n];
 
-        if (!tr_scheduler_step(s, q, limit) && resume == 0) {
+        if ((q->order < q->request->client->resume) != (i >= n)) {
+            continue; /* in the other round */
+        }
+        if (!tr_scheduler_rows_left(s, q)) {
+            tr_scheduler_took_row(s, q, false);
+        } else if (tr_scheduler_step(s, q, limit)) {
+            tr_scheduler_took_row(s, q, true);
+        } else if (resume == 0) {
             resume = q->order;
         }
+    }
+    for (i = 0; i < n; i++) {
+        tr_client_t *k = s->scratch[i]->request->client;
+
+        k->resume = k->turn == s->turn ? k->left_out : 0;
     }
     s->resume_order = resume;
 }
@@ -384,28 +415,76 @@ tr_scheduler_prompts(tr_scheduler_t *s)
     return n;
 }
 
-/* Chunks of prompts, in turns between requests. */
+/* Is it q's turn before that of the other, which is older? */
+static bool
+tr_scheduler_before(const tr_sequence_t *q, const tr_sequence_t *other)
+{
+    const tr_client_t *k = q->request->client, *l = other->request->client;
+
+    if (k->served != l->served) {
+        return k->served < l->served;
+    }
+    if (k != l) { /* one has just come */
+        return k->coming < l->coming;
+    }
+    return q->request->prefill_turn < other->request->prefill_turn;
+}
+
+/* The next prompt of the n in scratch, which are sorted by age.  They become one
+ * less. */
+static tr_sequence_t *
+tr_scheduler_take_prompt(tr_scheduler_t *s, uint32_t *n)
+{
+    uint32_t best = 0, i;
+    tr_sequence_t *q;
+
+    for (i = 1; i < *n; i++) {
+        if (tr_scheduler_before(s->scratch[i], s->scratch[best])) {
+            best = i;
+        }
+    }
+    q = s->scratch[best];
+    memmove(&s->scratch[best], &s->scratch[best + 1],
+            (--*n - best) * sizeof(*s->scratch));
+    return q;
+}
+
+/* Are the n prompts in scratch of several clients? */
+static bool
+tr_scheduler_mixed(const tr_scheduler_t *s, uint32_t n)
+{
+    uint32_t i;
+
+    for (i = 1; i < n; i++) {
+        if (s->scratch[i]->request->client != s->scratch[0]->request->client) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Chunks of prompts, in turns between clients and their requests. */
 static void
 tr_scheduler_prefill(tr_scheduler_t *s)
 {
-    uint32_t n = tr_scheduler_prompts(s);
+    uint32_t n = tr_scheduler_prompts(s), all = s->max_batch_tokens, most = all;
+    const tr_client_t *least = NULL;
+    bool mixed = tr_scheduler_mixed(s, n);
 
-    while (n != 0 && s->n_tokens < s->max_batch_tokens) {
-        uint32_t left = s->max_batch_tokens - s->n_tokens, want, best = 0, i;
-        tr_sequence_t *q;
+    if (s->several && s->n_tokens + (all + 3) / 4 < all) {
+        most = s->n_tokens + (all + 3) / 4;
+    }
+    while (n != 0 && s->n_tokens < all) {
+        tr_sequence_t *q = tr_scheduler_take_prompt(s, &n);
+        uint32_t want = tr_sequence_goal(q) - q->computed, left;
 
-        for (i = 1; i < n; i++) {
-            /* scratch is sorted by age: the older one wins a tie */
-            if (s->scratch[i]->request->prefill_turn
-                < s->scratch[best]->request->prefill_turn) {
-                best = i;
-            }
+        if (mixed && least == NULL) {
+            least = q->request->client;
         }
-        q = s->scratch[best];
-        memmove(&s->scratch[best], &s->scratch[best + 1],
-                (--n - best) * sizeof(*s->scratch));
-        if (!tr_scheduler_full(s, q) && tr_scheduler_room(s, q)) {
-            want = tr_sequence_goal(q) - q->computed;
+        left = q->request->client == least ? all : most;
+        if (s->n_tokens < left && !tr_scheduler_full(s, q)
+            && tr_scheduler_room(s, q)) {
+            left -= s->n_tokens;
             tr_scheduler_add_chunk(s, q, want < left ? want : left);
             q->request->prefill_turn = ++s->prompt_chunks;
         }
@@ -445,8 +524,8 @@ tr_scheduler_withdraw(tr_scheduler_t *s)
 void
 tr_scheduler_compose(tr_scheduler_t *s, uint64_t now)
 {
-    uint64_t preemptions = s->preemptions;
     uint32_t n = 0, prompts = 0, limit = s->max_batch_tokens;
+    uint64_t preemptions;
 
     assert(s->n_in_flight < TR_BATCHES_IN_FLIGHT);
     s->turn++;
@@ -458,7 +537,10 @@ tr_scheduler_compose(tr_scheduler_t *s, uint64_t now)
     s->offers = 0;
     s->hopeless = NULL;
     s->unsure = false;
+    s->several = s->fair && tr_fair_several(&s->clients, now);
     tr_kv_time(s->kv, now);
+    tr_scheduler_make_way(s);
+    preemptions = s->preemptions;
     tr_scheduler_stretch(s);
     tr_scheduler_compress(s);
     if (s->hopeless == NULL && !s->unsure) {
@@ -469,6 +551,7 @@ tr_scheduler_compose(tr_scheduler_t *s, uint64_t now)
         tr_scheduler_withdraw(s);
         return;
     }
+    s->prompts = prompts;
     /* prompts get an eighth of the batch even where decoding could fill it */
     if (prompts != 0 && limit > 1) {
         limit -= (limit + 7) / 8;
@@ -537,5 +620,6 @@ tr_scheduler_sound(const tr_scheduler_t *s)
         requests += first;
     }
     return requests == s->n_running_requests && charge == s->prompt_pages
-           && copy == s->promised && tr_kv_sound(s->kv);
+           && copy == s->promised && tr_kv_sound(s->kv)
+           && tr_fair_sound(&s->clients, waiting + swapped, running);
 }

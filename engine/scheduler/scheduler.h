@@ -22,8 +22,10 @@
  * sequences have their own queue, checked in full every step; the waiting queue
  * is checked until admission fails.
  *
- * Admission is first come, first served.  A sequence is admitted when there are
- * pages for its whole prompt (reserved at once, so that a prompt never stalls
+ * Admission is fair among clients: next is the oldest sequence of the one that
+ * was served least (fair.h); nobody overtakes it.  Without fairness all are one
+ * client, and it is first come, first served.  A sequence is admitted when there
+ * are pages for its whole prompt (reserved at once, so that a prompt never stalls
  * half way) and for the compressed copy, prompts hold at most
  * prefill_kv_fraction of the pool, and fewer than max_num_seqs run.  A few
  * pages are left to running sequences.  Choices of one prompt wait until the
@@ -49,9 +51,19 @@
  * another request waits they take at most half of it; waiting requests overtake
  * those that are held back so.
  *
+ * Nor must one client.  While several are around, the last eighth of max_num_seqs
+ * is for those that run less than their share of it.  One that has waited for a
+ * place, or for pages, for TR_SCHEDULER_PATIENCE_US takes them from the youngest
+ * sequence of the one that was served most, if that one still has more
+ * afterwards.  And steps are short then: a client gets an eighth of a batch for
+ * its answers, by turns, and prompts get a quarter, but for those of the client
+ * that was served least of several that have prompts.  Many choices of one
+ * request take turns likewise while somebody else's prompt is there.
+ *
  * In a batch, sequences that have only their newest token to compute come first
  * (decode).  The rest of max_batch_tokens goes to chunks of prompts,
- * alternating between requests: whoever waited longest since its last chunk.
+ * alternating between requests: that of the client which was served least, of
+ * one client's whoever waited longest since its last chunk.
  *
  * In-flight batches: where a batch may run while the next is composed
  * (executor.h, `ahead`), the next is composed from the state that will hold
@@ -70,7 +82,7 @@
  * max_num_seqs, then the youngest.
  * Pages at 16 bits are freed and recomputed later, with the same result.
  * Compressed pages could not be recomputed to the same bits: they are swapped
- * out, and swapped in again before any new sequence is admitted.  Only when
+ * out, and swapped in again before any new sequence of their client is admitted.  Only when
  * swap memory is full, too, are prompt and output recomputed as one prompt
  * (counted as recomputations).  The oldest sequence that can run always
  * advances, so the whole does.  Blocked sequences also make way for waiting
@@ -80,6 +92,7 @@
 #define TR_SCHEDULER_H
 
 #include "engine/kv/kv_cache.h"
+#include "fair.h"
 #include "request.h"
 
 /* Tokens that another prompt is about to share, for which it is worth to wait. */
@@ -87,6 +100,9 @@
 
 /* A response writer that is full for this long counts as blocked. */
 #define TR_SCHEDULER_FULL_US 100000
+
+/* A client below its share waits for so long, then somebody makes way. */
+#define TR_SCHEDULER_PATIENCE_US 50000u
 
 /* One sequence's share of a batch: tokens at positions [pos, pos + n). */
 typedef struct {
@@ -128,10 +144,15 @@ typedef struct {
     uint32_t max_batch_tokens;
     uint64_t prompt_pages_max;
     uint32_t long_from; /* executor.h; 0: sequences of any length are alike */
+    bool fair;          /* else all requests are of one client */
 
     uint64_t prompt_pages; /* charged for prompts until they are compressed */
     uint64_t promised;     /* of these, for their copies: not taken yet */
 
+    tr_fair_t clients;
+    const tr_sequence_t *lacking; /* who found no room in the last turn */
+    bool several;                 /* clients are around, in this turn */
+    uint32_t prompts;             /* that are computed, in this turn */
     tr_sequence_list_t waiting, running;
     tr_sequence_list_t swapped;  /* they wait, too, and have a slot */
     uint32_t n_running;          /* sequences */

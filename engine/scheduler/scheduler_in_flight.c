@@ -92,6 +92,10 @@ tr_scheduler_chunk_done(tr_scheduler_t *s, tr_chunk_t *chunk, bool computed)
         s->counts.prefilled += prompt < chunk->n ? prompt : chunk->n;
         q->ahead -= chunk->sample;
         q->under_way -= cached ? chunk->n : 0;
+        tr_fair_computed(q, prompt < chunk->n ? prompt : chunk->n);
+        if (chunk->sample && q->pooled == NULL) {
+            tr_fair_charge(q->request->client, TR_FAIR_OUTPUT);
+        }
         tr_in_flight_forget(chunk);
         if (cached && prompt != 0) {
             tr_scheduler_keep_prompt(s, q);

@@ -2,7 +2,7 @@
  * What the files of the scheduler share: scheduler.c composes batches,
  * scheduler_in_flight.c follows those in flight, scheduler_pages.c gives pages
  * to sequences (admission, compression, preemption), scheduler_reuse.c what
- * others computed.
+ * others computed, scheduler_fair.c what each client may have.
  */
 #ifndef TR_SCHEDULER_INTERNAL_H
 #define TR_SCHEDULER_INTERNAL_H
@@ -60,6 +60,12 @@ bool tr_scheduler_step(tr_scheduler_t *s, tr_sequence_t *q, uint32_t limit);
 /* From running to nowhere: pages and slot go back. */
 void tr_scheduler_leave(tr_scheduler_t *s, tr_sequence_t *q);
 
+/* It makes way: swapped out, or to be computed again, and waits. */
+void tr_scheduler_preempt(tr_scheduler_t *s, tr_sequence_t *q);
+
+/* Its last token is under way: then its pages come back. */
+bool tr_scheduler_ending(const tr_sequence_t *q);
+
 /* Pages and slot go back, and nothing of q is computed any more; tokens that
  * are under way still come. */
 void tr_scheduler_lose(tr_scheduler_t *s, tr_sequence_t *q);
@@ -92,6 +98,20 @@ uint32_t tr_scheduler_admit(tr_scheduler_t *s);
 
 /* It holds pages and has no use for them. */
 bool tr_scheduler_blocked(const tr_scheduler_t *s, const tr_sequence_t *q);
+
+/* ---- scheduler_fair.c */
+
+/* The places that are left are for clients below their share, and q's is not. */
+bool tr_scheduler_holds_back(const tr_scheduler_t *s, const tr_sequence_t *q);
+
+/* Who found no room in the last turn has waited long enough: somebody makes
+ * way. */
+void tr_scheduler_make_way(tr_scheduler_t *s);
+
+/* May q's client have one more row of this batch?  Then whether q got it. */
+bool tr_scheduler_rows_left(const tr_scheduler_t *s, const tr_sequence_t *q);
+void tr_scheduler_took_row(tr_scheduler_t *s, const tr_sequence_t *q,
+                           bool took);
 
 /* ---- scheduler_reuse.c */
 

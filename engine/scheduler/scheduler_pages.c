@@ -30,6 +30,7 @@ tr_scheduler_stop(tr_scheduler_t *s, tr_sequence_t *q)
     tr_scheduler_unlink(&s->running, q);
     tr_scheduler_discharge(s, q);
     s->n_running--;
+    q->request->client->running--;
     if (--q->request->running_sequences == 0) {
         s->n_running_requests--;
     }
@@ -69,7 +70,7 @@ tr_scheduler_forget(tr_scheduler_t *s, tr_sequence_t *q)
     s->recomputations++;
 }
 
-static void
+void
 tr_scheduler_preempt(tr_scheduler_t *s, tr_sequence_t *q)
 {
     bool unique = tr_scheduler_unique(s, q);
@@ -86,6 +87,7 @@ tr_scheduler_preempt(tr_scheduler_t *s, tr_sequence_t *q)
     q->state = TR_SEQ_WAITING;
     /* mostly older than all that wait */
     tr_scheduler_insert_old(tr_scheduler_line(s, q), q);
+    tr_fair_wait(q);
     q->request->preemptions++;
     s->preemptions++;
     s->changes++;
@@ -117,6 +119,7 @@ tr_scheduler_stretch(tr_scheduler_t *s)
         tr_scheduler_leave(s, q);
         q->state = TR_SEQ_WAITING;
         tr_scheduler_insert_old(&s->waiting, q);
+        tr_fair_wait(q);
         s->stretches++;
         s->changes++;
     }
@@ -153,8 +156,7 @@ tr_scheduler_unsure(tr_scheduler_t *s)
     return s->unsure;
 }
 
-/* Its last token is under way: then its pages come back. */
-static bool
+bool
 tr_scheduler_ending(const tr_sequence_t *q)
 {
     return q->ahead != 0 && tr_sequence_known(q) == q->cap;
@@ -341,7 +343,7 @@ tr_sequence_shares(const tr_sequence_t *q)
 }
 
 /* A slot; those that are swapped out have some, too, and a blocked one of them
- * loses it where there is no other. */
+ * loses it where there is no other, or where nothing runs the youngest. */
 static int32_t
 tr_scheduler_open(tr_scheduler_t *s, const tr_sequence_t *q)
 {
@@ -354,13 +356,18 @@ tr_scheduler_open(tr_scheduler_t *s, const tr_sequence_t *q)
     while (other != NULL && !tr_scheduler_blocked(s, other)) {
         other = other->prev;
     }
+    if (other == NULL && s->n_running == 0) {
+        other = s->swapped.last;
+    }
     if (other == NULL) {
         return -1;
     }
     tr_scheduler_unlink(&s->swapped, other);
+    tr_fair_unwait(other);
     tr_scheduler_forget(s, other);
     tr_scheduler_lose(s, other);
     tr_scheduler_insert_old(&s->waiting, other);
+    tr_fair_wait(other);
     return tr_kv_open(s->kv, q->request->kv_policy);
 }
 
@@ -368,8 +375,11 @@ tr_scheduler_open(tr_scheduler_t *s, const tr_sequence_t *q)
 static void
 tr_scheduler_run(tr_scheduler_t *s, tr_sequence_t *q)
 {
+    tr_fair_unwait(q);
     tr_scheduler_insert(&s->running, q);
     q->state = TR_SEQ_RUNNING;
+    q->lacking_since_us = 0;
+    q->request->client->running++;
     s->n_running++;
     if (q->request->running_sequences++ == 0) {
         s->n_running_requests++;
@@ -429,6 +439,10 @@ tr_scheduler_start(tr_scheduler_t *s, tr_sequence_t *q,
     q->kv_slot = slot;
     q->computed = shared;
     tr_scheduler_run(s, q);
+    if (!q->expected && q->request->migrations == 0 && q->prompt_len > shared) {
+        tr_fair_expect(q, q->prompt_len - shared);
+    }
+    q->expected = true;
     return TR_OK;
 }
 
@@ -489,36 +503,25 @@ tr_scheduler_affords_start(tr_scheduler_t *s, tr_sequence_t *q, uint64_t shared)
     return true;
 }
 
-/* Swapped sequences come back, the oldest first.  False: one that could go on
- * finds no room, so that nobody else is let in either. */
+/* q, which was swapped out, comes back.  False: it finds no room. */
 static bool
-tr_scheduler_return(tr_scheduler_t *s)
+tr_scheduler_return(tr_scheduler_t *s, tr_sequence_t *q)
 {
-    tr_sequence_t *q, *next;
+    uint64_t keep = tr_kv_pages(s->kv) / 100;
 
-    for (q = s->swapped.first; q != NULL; q = next) {
-        uint64_t keep = tr_kv_pages(s->kv) / 100;
-
-        next = q->next;
-        if (tr_sequence_paused(q) || tr_scheduler_full(s, q)) {
-            continue;
-        }
-        /* or it would be swapped out at once again */
-        keep = keep > 2ull * s->heads ? keep : 2ull * s->heads;
-        if (!tr_scheduler_affords(s, tr_kv_swapped_pages(s->kv, q->kv_slot),
-                                  keep, 0)
-            || tr_kv_swap_in(s->kv, q->kv_slot) != TR_OK) {
-            return false;
-        }
-        tr_scheduler_unlink(&s->swapped, q);
-        tr_scheduler_run(s, q);
-        s->changes++;
-        if (s->n_tokens < s->max_batch_tokens && tr_sequence_decodes(q)
-            && tr_kv_reserve(s->kv, q->kv_slot, tr_sequence_known(q))
-                   == TR_OK) {
-            tr_scheduler_step(s, q, s->max_batch_tokens);
-        }
-        next = s->swapped.first; /* idlers went there */
+    /* or it would be swapped out at once again */
+    keep = keep > 2ull * s->heads ? keep : 2ull * s->heads;
+    if (!tr_scheduler_affords(s, tr_kv_swapped_pages(s->kv, q->kv_slot), keep,
+                              0)
+        || tr_kv_swap_in(s->kv, q->kv_slot) != TR_OK) {
+        return false;
+    }
+    tr_scheduler_unlink(&s->swapped, q);
+    tr_scheduler_run(s, q);
+    s->changes++;
+    if (s->n_tokens < s->max_batch_tokens && tr_sequence_decodes(q)
+        && tr_kv_reserve(s->kv, q->kv_slot, tr_sequence_known(q)) == TR_OK) {
+        tr_scheduler_step(s, q, s->max_batch_tokens);
     }
     return true;
 }
@@ -570,44 +573,84 @@ tr_scheduler_admit_one(tr_scheduler_t *s, tr_sequence_t *q,
     return true;
 }
 
-uint32_t
-tr_scheduler_admit(tr_scheduler_t *s)
+enum tr_try {
+    TR_TRY_RUNS,
+    TR_TRY_LATER, /* what it shares is being computed */
+    TR_TRY_NO_ROOM
+};
+
+/* Admits q, which waits and has no slot. */
+static enum tr_try
+tr_scheduler_try(tr_scheduler_t *s, tr_sequence_t *q, uint32_t offering)
 {
-    tr_sequence_t *q, *next, *sibling;
-    uint32_t n = 0, offering;
+    tr_sequence_t *sibling;
     tr_kv_found_t found;
     bool admitted;
 
-    if (!tr_scheduler_return(s)) {
-        return 0;
+    q->is_long = s->long_from != 0 && tr_sequence_known(q) > s->long_from;
+    sibling = tr_scheduler_sibling(q);
+    if (sibling != NULL && sibling->computed + 1 < q->prompt_len) {
+        return TR_TRY_LATER; /* its prompt is being computed */
     }
-    offering = tr_scheduler_offering(s);
-    for (q = s->waiting.first; q != NULL; q = next) {
-        next = q->next;
-        if (q->ahead != 0 || tr_sequence_paused(q) || tr_scheduler_full(s, q)
-            || tr_scheduler_shuts_out(s, q)) {
+    tr_scheduler_find(s, sibling == NULL ? q : NULL, &found);
+    if (sibling == NULL && tr_scheduler_reads(s, q)
+        && tr_scheduler_awaits(s, q, found.tokens, offering)) {
+        tr_kv_drop_found(s->kv, &found);
+        return TR_TRY_LATER; /* so is what it begins with */
+    }
+    admitted = tr_scheduler_admit_one(s, q, sibling, &found);
+    if (!admitted && (found.match.part_tokens != 0 || found.kept != 0)) {
+        /* what it pins itself must not be what it lacks */
+        tr_kv_drop_part(s->kv, &found);
+        admitted = tr_scheduler_admit_one(s, q, sibling, &found);
+    }
+    tr_kv_drop_found(s->kv, &found);
+    return admitted ? TR_TRY_RUNS : TR_TRY_NO_ROOM;
+}
+
+/* q found no room: who waits longest for it may take some (make_way). */
+static void
+tr_scheduler_lacks(tr_scheduler_t *s, tr_sequence_t *q)
+{
+    if (q->lacking_since_us == 0) {
+        q->lacking_since_us = s->now;
+    }
+    s->lacking = q;
+}
+
+uint32_t
+tr_scheduler_admit(tr_scheduler_t *s)
+{
+    uint32_t n = 0, offering = tr_scheduler_offering(s);
+    tr_sequence_t *q;
+    enum tr_try what;
+
+    tr_fair_walk(&s->clients);
+    while ((q = tr_fair_next(&s->clients)) != NULL) {
+        bool swapped = q->kv_slot >= 0;
+
+        if ((!swapped && q->ahead != 0) || tr_sequence_paused(q)
+            || tr_scheduler_full(s, q)) {
             continue;
         }
-        q->is_long = s->long_from != 0 && tr_sequence_known(q) > s->long_from;
-        sibling = tr_scheduler_sibling(q);
-        if (sibling != NULL && sibling->computed + 1 < q->prompt_len) {
-            continue; /* its prompt is being computed */
+        if (tr_scheduler_holds_back(s, q)) {
+            tr_fair_skip(q->request->client);
+            continue;
         }
-        tr_scheduler_find(s, sibling == NULL ? q : NULL, &found);
-        if (sibling == NULL && tr_scheduler_reads(s, q)
-            && tr_scheduler_awaits(s, q, found.tokens, offering)) {
-            tr_kv_drop_found(s->kv, &found);
-            continue; /* so is what it begins with */
+        if (!swapped && tr_scheduler_shuts_out(s, q)) {
+            continue;
         }
-        admitted = tr_scheduler_admit_one(s, q, sibling, &found);
-        if (!admitted && (found.match.part_tokens != 0 || found.kept != 0)) {
-            /* what it pins itself must not be what it lacks */
-            tr_kv_drop_part(s->kv, &found);
-            admitted = tr_scheduler_admit_one(s, q, sibling, &found);
+        if (swapped) {
+            what = tr_scheduler_return(s, q) ? TR_TRY_RUNS : TR_TRY_NO_ROOM;
+        } else {
+            what = tr_scheduler_try(s, q, offering);
         }
-        tr_kv_drop_found(s->kv, &found);
-        if (!admitted) {
+        if (what == TR_TRY_NO_ROOM) {
+            tr_scheduler_lacks(s, q);
             break; /* nobody overtakes it */
+        }
+        if (what == TR_TRY_LATER || swapped) {
+            continue;
         }
         n++;
         if (offering < s->max_num_seqs && tr_scheduler_offers(s, q)) {

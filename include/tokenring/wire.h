@@ -78,6 +78,7 @@ enum tr_record_type {
 #define TR_CACHE_KEY 16u
 #define TR_TRACE_MAX 56u
 #define TR_SUBMIT_MODEL_MAX 256u
+#define TR_SUBMIT_SHARE_MAX 1000u
 #define TR_REPLAY_MAX (8u << 20) /* bytes of a replay block */
 #define TR_REPLAY_IDS (1u << 20) /* of all choices in it */
 #define TR_COMPLETION_LEN 32u
@@ -102,11 +103,14 @@ typedef struct {
     /* who may read it: a SHA-1 in lower-case hex (docs/redis.md), or all NUL:
      * anybody */
     char owner[TR_OWNER_LEN];
-    uint32_t replay_len;  /* <= TR_REPLAY_MAX; 0: none */
-    uint32_t model_len;   /* <= TR_SUBMIT_MODEL_MAX; 0: the engine's business;
+    uint32_t replay_len; /* <= TR_REPLAY_MAX; 0: none */
+    uint32_t model_len;  /* <= TR_SUBMIT_MODEL_MAX; 0: the engine's business;
                           * else the model that the gateway read in the body */
-    uint64_t tenant;      /* whose it is, hashed; 0: nobody's in particular */
-    uint64_t reserved[2]; /* 0 */
+    uint64_t tenant;     /* whose it is, hashed; 0: nobody's in particular */
+    uint32_t share;      /* of the tenant beside others, up to
+                           * TR_SUBMIT_SHARE_MAX; 0: 1 */
+    uint32_t reserved1;  /* 0 */
+    uint64_t reserved2;  /* 0 */
     /* keyed hash of what may share a cache with it; 0: with anybody */
     uint8_t cache_key[TR_CACHE_KEY];
     char trace[TR_TRACE_MAX]; /* traceparent, printable ASCII, then NULs;

@@ -41,6 +41,7 @@ typedef struct {
     ngx_str_t                       name;
     ngx_uint_t                      n;
     ngx_http_tokenring_limit_t      limits[NGX_HTTP_TOKENRING_BUDGETS];
+    ngx_uint_t                      share;   /* beside other tenants, 0: 1 */
     unsigned                        defined:1;
     u_char                         *file;    /* where it was first named */
     ngx_uint_t                      line;

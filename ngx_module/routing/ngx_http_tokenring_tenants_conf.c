@@ -9,12 +9,16 @@
 #include "ngx_http_tokenring_conf.h"
 #include "ngx_http_tokenring_tenants.h"
 
+#include <tokenring/wire.h>
+
 
 #define NGX_HTTP_TOKENRING_TENANTS_SIZE  (8 * 1024 * 1024)
 
 
 static ngx_http_tokenring_plan_t *ngx_http_tokenring_find_plan(ngx_conf_t *cf,
     ngx_str_t *name);
+static char *ngx_http_tokenring_plan_share(ngx_conf_t *cf,
+    ngx_http_tokenring_plan_t *plan, ngx_str_t *text);
 static ngx_int_t ngx_http_tokenring_plan_limit(ngx_http_tokenring_plan_t *plan,
     ngx_str_t *text);
 
@@ -72,7 +76,7 @@ ngx_http_tokenring_find_plan(ngx_conf_t *cf, ngx_str_t *name)
 
 
 /* tokenring_plan NAME [requests=N/TIME] [in=N/TIME] [out=N/TIME]
- * [tokens=N/TIME] ...; */
+ * [tokens=N/TIME] ... [share=N]; */
 
 char *
 ngx_http_tokenring_set_plan(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
@@ -98,14 +102,26 @@ ngx_http_tokenring_set_plan(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 
     plan->defined = 1;
 
-    if (cf->args->nelts - 2 > NGX_HTTP_TOKENRING_BUDGETS) {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "too many limits of plan \"%V\", expected no more "
-                           "than %d", &value[1], NGX_HTTP_TOKENRING_BUDGETS);
-        return NGX_CONF_ERROR;
-    }
-
     for (i = 2; i < cf->args->nelts; i++) {
+
+        if (ngx_strncmp(value[i].data, "share=", 6) == 0) {
+            if (ngx_http_tokenring_plan_share(cf, plan, &value[i])
+                != NGX_CONF_OK)
+            {
+                return NGX_CONF_ERROR;
+            }
+
+            continue;
+        }
+
+        if (plan->n == NGX_HTTP_TOKENRING_BUDGETS) {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "too many limits of plan \"%V\", expected no "
+                               "more than %d", &value[1],
+                               NGX_HTTP_TOKENRING_BUDGETS);
+            return NGX_CONF_ERROR;
+        }
+
         if (ngx_http_tokenring_plan_limit(plan, &value[i]) != NGX_OK) {
             ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
                                "invalid limit \"%V\", expected requests=, in=, "
@@ -114,6 +130,33 @@ ngx_http_tokenring_set_plan(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
             return NGX_CONF_ERROR;
         }
     }
+
+    return NGX_CONF_OK;
+}
+
+
+static char *
+ngx_http_tokenring_plan_share(ngx_conf_t *cf, ngx_http_tokenring_plan_t *plan,
+    ngx_str_t *text)
+{
+    ngx_int_t  n;
+
+    if (plan->share) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "duplicate share in \"%V\"", text);
+        return NGX_CONF_ERROR;
+    }
+
+    n = ngx_atoi(text->data + 6, text->len - 6);
+
+    if (n < 1 || n > (ngx_int_t) TR_SUBMIT_SHARE_MAX) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "invalid share in \"%V\", expected 1 to %d", text,
+                           TR_SUBMIT_SHARE_MAX);
+        return NGX_CONF_ERROR;
+    }
+
+    plan->share = n;
 
     return NGX_CONF_OK;
 }

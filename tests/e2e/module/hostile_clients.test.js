@@ -33,6 +33,27 @@ test('two requests with 128 choices leave places', withStack(
     await stack.idle();
   }));
 
+test('readers that read nothing make way for another tenant', withStack(
+  { engine: { ...NULL, max_num_seqs: 64, max_queue: 1000 },
+    location: 'tokenring_tenant $http_x_tenant;' }, async (stack, url) => {
+    const slow = Array.from({ length: 80 }, () => {
+      const s = stream(url, chat('x', { max_tokens: 4000, ignore_eos: true,
+        stream: true, logprobs: true, top_logprobs: 5 }),
+      { headers: { 'X-Tenant': 'slow' } });
+      s.start.then(() => s.res && s.res.pause());
+      return s;
+    });
+    await until(async () => (await stack.metrics())
+      .value('tokenring_num_requests_running') === 64, 'the house is full');
+    for (let i = 0; i < 5; i++) await small(url);
+    const m = await stack.metrics();
+    assert.ok(m.value('tokenring_preemptions_total') >= 1);
+    assert.ok(m.value('tokenring_num_requests_running') >= 50);
+    assert.equal(slow.filter((s) => s.over).length, 0);
+    slow.forEach((s) => s.hangUp());
+    await stack.idle();
+  }));
+
 test('bodies that take long to parse', withStack(
   { engine: { ...NULL, tokenizer_threads: 2 } }, async (stack, url) => {
     const keys = Buffer.from(`{${Array.from({ length: 1200000 },

@@ -24,6 +24,8 @@ storm_change(storm_t *st)
         uint32_t n = random_below(5) == 0 ? 1 + random_below(5) : 1;
 
         r = make_request(&st->b, prompt, 1 + random_below(100), n);
+        r->tenant = random_below(4);
+        r->share = random_below(3);
         if (!tr_scheduler_fits(st->b.kv, r)) {
             tr_request_free(r);
             return;

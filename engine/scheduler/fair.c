@@ -1,0 +1,327 @@
+/*
+ * Clients and what they were served (fair.h).
+ */
+#include "fair.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define TR_FAIR_SCALE 1000u
+
+tr_status_t
+tr_fair_init(tr_fair_t *f)
+{
+    memset(f, 0, sizeof(*f));
+    f->clients = calloc((size_t) TR_FAIR_SETS * TR_FAIR_WAYS,
+                        sizeof(*f->clients));
+    return f->clients != NULL ? TR_OK : TR_ERR_NOMEM;
+}
+
+void
+tr_fair_free(tr_fair_t *f)
+{
+    free(f->clients);
+    memset(f, 0, sizeof(*f));
+}
+
+/* ---- clients ------------------------------------------------------------ */
+
+/* The one of a set that is called key, or else a place for it: an empty one,
+ * that of the one who is away and was served least, or somebody else's. */
+static tr_client_t *
+tr_fair_find(tr_client_t *set, uint64_t key)
+{
+    tr_client_t *place = NULL;
+    uint32_t i;
+
+    for (i = 0; i < TR_FAIR_WAYS; i++) {
+        tr_client_t *k = &set[i];
+
+        if (k->known && k->key == key) {
+            return k;
+        }
+        if (k->inside != 0) {
+            continue;
+        }
+        if (place == NULL
+            || (place->known && (!k->known || k->served < place->served))) {
+            place = k;
+        }
+    }
+    if (place == NULL) {
+        return &set[key % TR_FAIR_WAYS];
+    }
+    memset(place, 0, sizeof(*place));
+    place->key = key;
+    place->known = true;
+    return place;
+}
+
+static uint64_t
+tr_fair_least(const tr_fair_t *f)
+{
+    const tr_client_t *k = f->inside;
+    uint64_t least = k != NULL ? k->served : f->last;
+
+    for (; k != NULL; k = k->next) {
+        least = k->served < least ? k->served : least;
+    }
+    return least;
+}
+
+tr_client_t *
+tr_fair_join(tr_fair_t *f, uint64_t key, uint32_t share, uint32_t n)
+{
+    /* keys are hashes, but not all of them good ones */
+    uint64_t h = key * 0x9e3779b97f4a7c15ull;
+    tr_client_t *k = tr_fair_find(
+        &f->clients[(h >> 32) % TR_FAIR_SETS * TR_FAIR_WAYS], key);
+
+    share = share != 0 ? share : 1;
+    if (k->inside == 0) {
+        uint64_t least = tr_fair_least(f);
+
+        k->served = k->served > least ? k->served : least;
+        k->share = 0;
+        k->prev = NULL;
+        k->next = f->inside;
+        if (k->next != NULL) {
+            k->next->prev = k;
+        }
+        f->inside = k;
+        f->n_inside++;
+    }
+    f->shares += share;
+    f->shares -= k->share;
+    k->share = share;
+    k->inside += n;
+    return k;
+}
+
+void
+tr_fair_leave(tr_fair_t *f, tr_client_t *k, uint64_t now)
+{
+    assert(k->inside != 0);
+    if (--k->inside != 0) {
+        return;
+    }
+    assert(k->running == 0 && k->first == NULL && k->coming == 0);
+    if (k->prev != NULL) {
+        k->prev->next = k->next;
+    } else {
+        f->inside = k->next;
+    }
+    if (k->next != NULL) {
+        k->next->prev = k->prev;
+    }
+    f->n_inside--;
+    f->shares -= k->share;
+    f->last = k->served;
+    if (f->left[0] != k) {
+        f->left[1] = f->left[0];
+        f->left_us[1] = f->left_us[0];
+    }
+    f->left[0] = k;
+    f->left_us[0] = now;
+}
+
+void
+tr_fair_charge(tr_client_t *k, uint64_t tokens)
+{
+    k->served += tokens * TR_FAIR_SCALE / k->share;
+}
+
+void
+tr_fair_expect(tr_sequence_t *q, uint32_t tokens)
+{
+    q->uncharged = tokens;
+    q->request->client->coming += tokens;
+}
+
+void
+tr_fair_computed(tr_sequence_t *q, uint32_t tokens)
+{
+    tokens = tokens < q->uncharged ? tokens : q->uncharged;
+    q->uncharged -= tokens;
+    q->request->client->coming -= tokens;
+    tr_fair_charge(q->request->client, tokens);
+}
+
+void
+tr_fair_expect_none(tr_sequence_t *q)
+{
+    q->request->client->coming -= q->uncharged;
+    q->uncharged = 0;
+}
+
+/* What a client will have been served when all that runs of it is computed. */
+static uint64_t
+tr_fair_promised(const tr_client_t *k)
+{
+    return k->served + k->coming * TR_FAIR_SCALE / k->share;
+}
+
+/* Who left a moment ago, and has not come back. */
+static bool
+tr_fair_expects(const tr_fair_t *f, uint64_t now)
+{
+    uint32_t i;
+
+    for (i = 0; i < 2; i++) {
+        if (f->left[i] != NULL && f->left[i]->inside == 0
+            && now - f->left_us[i] < TR_FAIR_AROUND_US) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool
+tr_fair_several(const tr_fair_t *f, uint64_t now)
+{
+    return f->n_inside + tr_fair_expects(f, now) > 1;
+}
+
+uint32_t
+tr_fair_part(const tr_fair_t *f, const tr_client_t *k, uint32_t n, uint64_t now)
+{
+    uint64_t shares = f->shares + tr_fair_expects(f, now);
+    uint64_t part = ((uint64_t) n * k->share + shares - 1) / shares;
+
+    return part != 0 ? (uint32_t) part : 1;
+}
+
+/* ---- those that wait ---------------------------------------------------- */
+
+static bool
+tr_fair_before(const tr_sequence_t *a, const tr_sequence_t *b)
+{
+    bool swapped = a->kv_slot >= 0;
+
+    return swapped != (b->kv_slot >= 0) ? swapped : a->order < b->order;
+}
+
+void
+tr_fair_wait(tr_sequence_t *q)
+{
+    tr_client_t *k = q->request->client;
+    tr_sequence_t *after = NULL, *before = k->last;
+
+    if (k->first != NULL && tr_fair_before(q, k->first)) {
+        after = k->first; /* mostly it is the last, or the first */
+        before = NULL;
+    }
+    while (before != NULL && tr_fair_before(q, before)) {
+        after = before;
+        before = before->line_prev;
+    }
+    q->line_prev = before;
+    q->line_next = after;
+    if (before != NULL) {
+        before->line_next = q;
+    } else {
+        k->first = q;
+    }
+    if (after != NULL) {
+        after->line_prev = q;
+    } else {
+        k->last = q;
+    }
+}
+
+void
+tr_fair_unwait(tr_sequence_t *q)
+{
+    tr_client_t *k = q->request->client;
+
+    if (k->head == q) {
+        k->head = q->line_next;
+    }
+    if (q->line_prev != NULL) {
+        q->line_prev->line_next = q->line_next;
+    } else {
+        k->first = q->line_next;
+    }
+    if (q->line_next != NULL) {
+        q->line_next->line_prev = q->line_prev;
+    } else {
+        k->last = q->line_prev;
+    }
+    q->line_prev = q->line_next = NULL;
+}
+
+void
+tr_fair_walk(tr_fair_t *f)
+{
+    tr_client_t *k;
+
+    for (k = f->inside; k != NULL; k = k->next) {
+        k->head = k->first;
+    }
+}
+
+tr_sequence_t *
+tr_fair_next(tr_fair_t *f)
+{
+    tr_client_t *best = NULL, *k;
+    uint64_t least = 0;
+    tr_sequence_t *q;
+
+    for (k = f->inside; k != NULL; k = k->next) {
+        if (k->head != NULL
+            && (best == NULL || tr_fair_promised(k) < least
+                || (tr_fair_promised(k) == least
+                    && k->head->order < best->head->order))) {
+            best = k;
+            least = tr_fair_promised(k);
+        }
+    }
+    if (best == NULL) {
+        return NULL;
+    }
+    q = best->head;
+    best->head = q->line_next;
+    return q;
+}
+
+void
+tr_fair_skip(tr_client_t *k)
+{
+    k->head = NULL;
+}
+
+/* ---- checks ------------------------------------------------------------- */
+
+bool
+tr_fair_sound(const tr_fair_t *f, uint32_t waiting, uint32_t running)
+{
+    const tr_client_t *k, *prev = NULL;
+    uint64_t shares = 0;
+    uint32_t n = 0;
+
+    for (k = f->inside; k != NULL; prev = k, k = k->next) {
+        const tr_sequence_t *q, *before = NULL;
+        uint32_t own = 0;
+
+        for (q = k->first; q != NULL; before = q, q = q->line_next) {
+            if (q->request->client != k || q->line_prev != before
+                || q->state != TR_SEQ_WAITING
+                || (before != NULL && !tr_fair_before(before, q))) {
+                return false;
+            }
+            own++;
+        }
+        if (k->last != before || k->prev != prev || k->inside == 0
+            || own + k->running != k->inside || own > waiting
+            || k->running > running) {
+            return false;
+        }
+        waiting -= own;
+        running -= k->running;
+        shares += k->share;
+        n++;
+    }
+    return waiting == 0 && running == 0 && n == f->n_inside
+           && shares == f->shares;
+}

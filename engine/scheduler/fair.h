@@ -1,0 +1,107 @@
+/*
+ * Who is served next: the client that was served least (scheduler.h).
+ *
+ * Clients are tenants, or addresses, as the gateway tells them (wire.h, tenant).
+ * Each has a counter of what it was served: tokens of prompts that are computed,
+ * and twice the tokens of answers, over its share.  What is cached, replayed or
+ * computed once more is free.  A client that comes back starts no lower than the
+ * least of those that are there, so nobody saves up service by being away.
+ * This is VTC (Sheng et al., "Fairness in Serving Large Language Models", OSDI
+ * 2024).
+ *
+ * A client is inside while any sequence of it waits or runs, and around for a
+ * while longer.  Those that are away are forgotten when their place is wanted.
+ * The table is of fixed size: where more clients are inside at once than a set
+ * of it has places, some of them share one, and are served as one.
+ *
+ * Step loop only; times are of CLOCK_MONOTONIC, us.
+ */
+#ifndef TR_FAIR_H
+#define TR_FAIR_H
+
+#include "request.h"
+
+#define TR_FAIR_SETS 512u /* a power of two */
+#define TR_FAIR_WAYS 8u
+
+/* What a token of an answer costs, in tokens of a prompt. */
+#define TR_FAIR_OUTPUT 2u
+
+/* One that has left is expected back for this long. */
+#define TR_FAIR_AROUND_US 10000000u
+
+typedef struct tr_client {
+    uint64_t key;
+    bool known;      /* the place is taken */
+    uint32_t share;  /* 1 and more: of two, who gets how much */
+    uint64_t served; /* thousandths of tokens, over its share */
+    uint64_t coming; /* tokens of prompts that run and are not computed */
+    uint32_t inside; /* sequences that wait or run */
+    uint32_t running;
+    struct tr_client *prev, *next; /* of those inside */
+    /* sequences of it that wait: swapped ones first, then by age */
+    tr_sequence_t *first, *last;
+    tr_sequence_t *head; /* the next of them to be looked at in this turn */
+    /* this turn: its rows of answers in the batch, the oldest sequence that was
+     * left out of it */
+    uint64_t turn;
+    uint32_t rows;
+    uint64_t left_out;
+    uint64_t resume; /* `left_out` of its last turn with one, 0: none */
+    uint64_t held;   /* tokens cached; where that was asked for */
+} tr_client_t;
+
+typedef struct {
+    tr_client_t *clients; /* [TR_FAIR_SETS][TR_FAIR_WAYS] */
+    tr_client_t *inside;  /* those that are, in no order */
+    uint32_t n_inside;
+    uint64_t shares; /* of these, together */
+    uint64_t last;   /* `served` of the last to leave */
+    /* the last two to leave, and when */
+    const tr_client_t *left[2];
+    uint64_t left_us[2];
+} tr_fair_t;
+
+tr_status_t tr_fair_init(tr_fair_t *f); /* TR_ERR_NOMEM */
+void tr_fair_free(tr_fair_t *f);
+
+/* Who is called key, from now on with so many sequences more inside; share: 0
+ * counts as 1.  n is not 0. */
+tr_client_t *tr_fair_join(tr_fair_t *f, uint64_t key, uint32_t share,
+                          uint32_t n);
+/* One of its sequences is over. */
+void tr_fair_leave(tr_fair_t *f, tr_client_t *k, uint64_t now);
+
+/* It was given so many tokens of prompts, or of answers. */
+void tr_fair_charge(tr_client_t *k, uint64_t tokens);
+
+/* The prompt of q, which runs from now on, is so long; so many tokens of it were
+ * computed, or all others never will be. */
+void tr_fair_expect(tr_sequence_t *q, uint32_t tokens);
+void tr_fair_computed(tr_sequence_t *q, uint32_t tokens);
+void tr_fair_expect_none(tr_sequence_t *q);
+
+/* Are several there, or was somebody a moment ago beside the one that is? */
+bool tr_fair_several(const tr_fair_t *f, uint64_t now);
+
+/* The part of n places that is k's. */
+uint32_t tr_fair_part(const tr_fair_t *f, const tr_client_t *k, uint32_t n,
+                      uint64_t now);
+
+/* q waits, or does not any more. */
+void tr_fair_wait(tr_sequence_t *q);
+void tr_fair_unwait(tr_sequence_t *q);
+
+/* A walk over all who wait, in the order in which they should run: the clients
+ * by what they were served and have coming, each from its oldest on.  NULL: that was all.  Who
+ * was returned may run, or be charged, before the next is asked for. */
+void tr_fair_walk(tr_fair_t *f);
+tr_sequence_t *tr_fair_next(tr_fair_t *f);
+
+/* Nobody else of k in this walk. */
+void tr_fair_skip(tr_client_t *k);
+
+/* The lists are in order; sums of what waits and runs. */
+bool tr_fair_sound(const tr_fair_t *f, uint32_t waiting, uint32_t running);
+
+#endif

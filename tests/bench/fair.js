@@ -1,0 +1,194 @@
+'use strict';
+//
+// What others wait while one client floods an engine: the time to the first token
+// of an ordinary request beside each flood, over the same alone (p95 of both).
+// And what fairness costs: tokens a second of a full house with `scheduling fair`
+// over `fifo`, by turns.
+//
+//   choices   two requests with n 128, of a tenant of their own, and of the same
+//   slow      257 readers with logprobs that read nothing
+//   prompts   24 prompts of 1,800 tokens at any time
+//   answers   300 endless answers, more than there are places
+
+const http = require('node:http');
+const lib = require('./lib.js');
+
+const usage = `Usage: node tests/bench/fair.js [options]
+  --floods LIST    of these, separated by blanks (default: all)
+  --policy SPEC    KV policy (default "full")
+  --memory SIZE    of the KV cache (default 512m)
+  --asked N        ordinary requests beside each flood (default 20)
+  --prompt N       tokens of their prompts (default 200)
+  --rounds N       of the throughput, each way (default 3); 0: none
+  --scheduling S   of the floods (default fair)
+  --json FILE      write the results there, and a table beside them (.md)
+`;
+const options = lib.options({ floods: 'choices same slow prompts answers',
+  policy: 'full', memory: '512m', asked: 20,
+  prompt: 200, rounds: 3, scheduling: 'fair',
+  json: '' }, usage);
+
+let state = 1;
+function rnd(n) {
+  state = (Math.imul(state, 1103515245) + 12345) >>> 0;
+  return (state >>> 8) % n;
+}
+
+const ids = (n) => Array.from({ length: n }, () => 300 + rnd(3000));
+
+async function stack(settings) {
+  const dir = lib.makeDir();
+  const engine = await lib.startEngine(dir, { kv_policy: options.policy,
+    kv_memory: options.memory, log_level: 'notice', kv_reuse: 'no',
+    ...settings });
+  const nginx = await lib.startNginx(dir, 'nginx', {
+    main: `load_module ${lib.MODULE};`,
+    http: `tokenring_engine main unix:${engine.socket} slots=1024;
+  client_max_body_size 16m;
+  tokenring_queue_timeout 2h; tokenring_idle_timeout 2h;
+  tokenring_first_token_timeout 2h;`,
+    location: `tokenring_tenant $http_x_tenant; tokenring_pass main; }
+    location /metrics { tokenring_metrics;`,
+  });
+  await lib.waitHealthy(nginx.port);
+  return { port: nginx.port,
+    value: async (name) => Number((await (await fetch(
+      `http://127.0.0.1:${nginx.port}/metrics`)).text())
+      .match(new RegExp(`^${name}{[^}]*} ([0-9.e+]+)$`, 'm'))[1]),
+    stop: async () => {
+      await lib.stop(nginx, 'SIGKILL');
+      await lib.stop(engine, 'SIGKILL');
+    } };
+}
+
+// A stream; first: ms until its first event.  It reads on, unless it is slow.
+function open(s, tenant, body, slow = false) {
+  const text = JSON.stringify({ stream: true, ...body });
+  const begin = process.hrtime.bigint();
+  const out = { tokens: 0 };
+  out.first = new Promise((resolve, reject) => {
+    out.over = new Promise((over) => {
+      out.request = http.request({ host: '127.0.0.1', port: s.port, agent: false,
+        method: 'POST', path: '/v1/completions',
+        headers: { 'content-type': 'application/json', 'x-tenant': tenant } },
+      (res) => {
+        if (res.statusCode !== 200) {
+          reject(new Error(`HTTP ${res.statusCode}`));
+        }
+        if (slow) {
+          res.once('readable', () => resolve(0));
+          return;
+        }
+        res.on('data', () => resolve(Number(process.hrtime.bigint() - begin)
+          / 1e6));
+        res.on('end', over);
+        res.on('error', over);
+      });
+      out.request.on('error', (e) => { reject(e); over(); });
+      out.request.end(text);
+    });
+  });
+  out.first.catch(() => {});
+  return out;
+}
+
+async function firsts(s, tenant) {
+  const ms = [];
+  for (let i = 0; i < options.asked; i++) {
+    const one = open(s, tenant, { prompt: ids(options.prompt),
+      max_tokens: 4 });
+    ms.push(await one.first);
+    await one.over;
+    await lib.sleep(50);
+  }
+  ms.sort((a, b) => a - b);
+  return ms[Math.ceil(ms.length * 0.95) - 1];
+}
+
+const long = { max_tokens: 1900, ignore_eos: true };
+const FLOODS = {
+  choices: (s) => [0, 1].map(() => open(s, 'crowd', { prompt: ids(4), n: 128,
+    ...long })),
+  same: (s) => [0, 1].map(() => open(s, 'me', { prompt: ids(4), n: 128,
+    ...long })),
+  slow: (s) => Array.from({ length: 257 }, () => open(s, 'slow', {
+    prompt: ids(4), logprobs: 5, ...long }, true)),
+  answers: (s) => Array.from({ length: 300 }, () => open(s, 'crowd', {
+    prompt: ids(4), ...long })),
+  prompts: (s) => Array.from({ length: 24 }, () => {
+    const all = { request: { destroy: () => { all.stop = true; } } };
+    (async () => {
+      while (!all.stop) {
+        const one = open(s, 'crowd', { prompt: ids(1800), max_tokens: 8 });
+        await one.over;
+      }
+    })();
+    return all;
+  }),
+};
+
+async function flood(name) {
+  const s = await stack({ scheduling: options.scheduling });
+  const alone = await firsts(s, 'me');
+  const all = FLOODS[name](s);
+  await lib.sleep(2000);
+  const beside = await firsts(s, 'me');
+  const running = await s.value('tokenring_num_requests_running');
+  all.forEach((one) => one.request.destroy());
+  await s.stop();
+  return { flood: name, alone, beside, ratio: beside / alone, running };
+}
+
+async function rate(s) {
+  const before = await s.value('tokenring_generation_tokens_total');
+  const all = Array.from({ length: 96 }, (_, i) => open(s, `t${i % 3}`, {
+    prompt: ids(40), max_tokens: 64, ignore_eos: true }));
+  const begin = process.hrtime.bigint();
+  await Promise.all(all.map((one) => one.over));
+  const seconds = Number(process.hrtime.bigint() - begin) / 1e9;
+  return (await s.value('tokenring_generation_tokens_total') - before) / seconds;
+}
+
+async function throughput() {
+  const rates = { fair: [], fifo: [] };
+  const engines = {};
+  for (const scheduling of ['fair', 'fifo']) {
+    engines[scheduling] = await stack({ scheduling, max_num_seqs: 32 });
+    await rate(engines[scheduling]);
+  }
+  for (let i = 0; i < options.rounds; i++) {
+    for (const k of i % 2 ? ['fair', 'fifo'] : ['fifo', 'fair']) {
+      rates[k].push(await rate(engines[k]));
+    }
+  }
+  await engines.fair.stop();
+  await engines.fifo.stop();
+  return { fair: lib.median(rates.fair), fifo: lib.median(rates.fifo), rates };
+}
+
+async function main() {
+  const rows = [];
+  for (const name of options.floods.split(' ').filter(Boolean)) {
+    rows.push(await flood(name));
+    console.error(rows.at(-1));
+  }
+  const row = (cells) => `| ${cells.join(' | ')} |\n`;
+  let table = row(['flood', 'alone (ms)', 'beside it', 'ratio'])
+    + row(Array(4).fill('---'))
+    + rows.map((r) => row([r.flood, r.alone.toFixed(1), r.beside.toFixed(1),
+      r.ratio.toFixed(2)])).join('');
+  const rates = options.rounds ? await throughput() : null;
+  if (rates) {
+    table += `\ntokens/s: fair ${rates.fair.toFixed(0)}, fifo ${
+      rates.fifo.toFixed(0)}: ${(rates.fair / rates.fifo).toFixed(3)}\n`;
+  }
+  process.stdout.write(table);
+  if (options.json) {
+    lib.save(options.json, 'Fairness', `node tests/bench/fair.js ${
+      process.argv.slice(2).join(' ')}`, table, { options, rows, rates });
+  }
+  process.exitCode = rows.every((r) => r.ratio <= 3) ? 0 : 1;
+  process.exit();
+}
+
+main();

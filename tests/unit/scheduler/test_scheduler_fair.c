@@ -1,0 +1,404 @@
+/*
+ * Fairness among clients: who was served least is next, by its share; nobody
+ * saves up by being away; a full house makes room for who comes; steps are short
+ * while several are around.  The bound is that of the paper (fair.h).
+ */
+#include "tests/unit/fixtures/scheduler_fixture.h"
+
+static tr_request_t *
+add_of(fixture_t *b, uint64_t tenant, uint32_t share, uint32_t prompt,
+       uint32_t max_tokens, uint32_t n)
+{
+    tr_request_t *r = make_request(b, prompt, max_tokens, n);
+
+    r->tenant = tenant;
+    r->share = share;
+    tr_scheduler_add(&b->s, r);
+    return r;
+}
+
+static uint64_t
+served(const tr_request_t *r)
+{
+    return r->client->served / 1000;
+}
+
+static uint32_t
+tokens_of(const fixture_t *b, uint64_t tenant)
+{
+    uint32_t n = 0, i;
+
+    for (i = 0; i < b->s.n_chunks; i++) {
+        if (b->s.chunks[i].sequence->request->tenant == tenant) {
+            n += b->s.chunks[i].n;
+        }
+    }
+    return n;
+}
+
+/* A client that has sent much before is not before one that comes now. */
+static void
+the_flood_waits(void **state)
+{
+    fixture_t b;
+    tr_request_t *flood[12], *one;
+    uint32_t i;
+
+    (void) state;
+    fixture_init(&b, 1000, 4, 64);
+    for (i = 0; i < 12; i++) {
+        flood[i] = add_of(&b, 1, 0, 40, 5, 1);
+    }
+    for (i = 0; i < 3; i++) {
+        step(&b);
+    }
+    one = add_of(&b, 2, 0, 40, 5, 1);
+    for (i = 0; one->sequences[0].state == TR_SEQ_WAITING; i++) {
+        assert_true(i < 12); /* when the first place is free */
+        step(&b);
+    }
+    assert_int_equal(flood[11]->sequences[0].state, TR_SEQ_WAITING);
+    for (i = 0; i < 12; i++) {
+        drop(&b, flood[i]);
+    }
+    drop(&b, one);
+    fixture_free(&b);
+}
+
+/* First come, first served: then it waits for all of them. */
+static void
+fifo(void **state)
+{
+    fixture_t b;
+    tr_request_t *flood[12], *one;
+    uint32_t i;
+
+    (void) state;
+    fixture_init(&b, 1000, 4, 64);
+    b.s.fair = false;
+    for (i = 0; i < 12; i++) {
+        flood[i] = add_of(&b, 1, 0, 40, 5, 1);
+    }
+    one = add_of(&b, 2, 0, 40, 5, 1);
+    while (one->sequences[0].state == TR_SEQ_WAITING) {
+        step(&b);
+    }
+    assert_int_not_equal(flood[11]->sequences[0].state, TR_SEQ_WAITING);
+    for (i = 0; i < 12; i++) {
+        drop(&b, flood[i]);
+    }
+    drop(&b, one);
+    fixture_free(&b);
+}
+
+/* Two that always have something waiting are served alike, within what the
+ * places and the batch hold; with shares, by these. */
+static void
+backlogged(uint32_t share, uint32_t size)
+{
+    tr_request_t *queue[2][8];
+    uint64_t begun[2], got[2], bound;
+    fixture_t b;
+    uint32_t i, k, j;
+
+    fixture_init(&b, 4000, 4, 64);
+    for (k = 0; k < 2; k++) {
+        for (j = 0; j < 8; j++) {
+            queue[k][j] = add_of(&b, k + 1, k == 0 ? 1 : share,
+                                 k == 0 ? size : 40, k == 0 ? 30 : 9, 1);
+        }
+    }
+    begun[0] = served(queue[0][0]);
+    begun[1] = served(queue[1][0]);
+    for (i = 0; i < 4000; i++) {
+        step(&b);
+        for (k = 0; k < 2; k++) {
+            for (j = 0; j < 8; j++) {
+                if (queue[k][j]->open_sequences == 0) {
+                    tr_request_free(queue[k][j]);
+                    queue[k][j] = add_of(&b, k + 1, k == 0 ? 1 : share,
+                                         k == 0 ? size : 40, k == 0 ? 30 : 9,
+                                         1);
+                }
+            }
+        }
+    }
+    got[0] = served(queue[0][0]) - begun[0];
+    got[1] = served(queue[1][0]) - begun[1];
+    /* a prompt, or all places with two for each token of an answer */
+    bound = 2 * (size > 4 * 2 * 30 ? size : 4 * 2 * 30);
+    assert_true(got[0] > 10 * bound && got[1] > 10 * bound);
+    assert_true(got[0] + bound >= got[1] && got[1] + bound >= got[0]);
+    for (k = 0; k < 2; k++) {
+        for (j = 0; j < 8; j++) {
+            drop(&b, queue[k][j]);
+        }
+    }
+    fixture_free(&b);
+}
+
+static void
+alike(void **state)
+{
+    (void) state;
+    backlogged(1, 40);
+    backlogged(1, 500);
+    backlogged(3, 40);
+}
+
+/* Who was away for long comes back with no more than the others have. */
+static void
+nobody_saves(void **state)
+{
+    fixture_t b;
+    tr_request_t *busy, *idle, *again;
+    uint32_t i;
+
+    (void) state;
+    fixture_init(&b, 1000, 4, 64);
+    idle = add_of(&b, 2, 0, 10, 1, 1);
+    step(&b);
+    assert_int_equal(idle->open_sequences, 0);
+    tr_request_free(idle);
+    busy = add_of(&b, 1, 0, 10, 500, 1);
+    for (i = 0; i < 300; i++) {
+        step(&b);
+    }
+    assert_true(served(busy) >= 600);
+    again = add_of(&b, 2, 0, 10, 5, 1);
+    assert_true(served(again) >= served(busy));
+    drop(&b, again);
+    drop(&b, busy);
+    fixture_free(&b);
+}
+
+/* A house full of one client: another waits for a moment, then the youngest
+ * sequence makes way, and one alone. */
+static void
+a_place_in_a_full_house(void **state)
+{
+    fixture_t b;
+    tr_request_t *crowd[20], *one;
+    uint32_t i, running = 0;
+
+    (void) state;
+    fixture_init(&b, 2000, 16, 256);
+    for (i = 0; i < 20; i++) {
+        crowd[i] = add_of(&b, 1, 0, 8, 2000, 1);
+    }
+    for (i = 0; i < 4; i++) {
+        step(&b);
+    }
+    assert_int_equal(b.s.n_running, 16);
+    one = add_of(&b, 2, 0, 8, 30, 1);
+    step(&b);
+    assert_int_equal(one->sequences[0].state, TR_SEQ_WAITING);
+    b.now += TR_SCHEDULER_PATIENCE_US;
+    step(&b);
+    step(&b);
+    assert_int_equal(one->sequences[0].state, TR_SEQ_RUNNING);
+    assert_int_equal(b.s.preemptions, 1);
+    assert_int_equal(crowd[15]->sequences[0].state, TR_SEQ_WAITING);
+    assert_int_equal(crowd[15]->preemptions, 1);
+    for (i = 0; i < 40; i++) {
+        b.now += TR_SCHEDULER_PATIENCE_US;
+        step(&b);
+    }
+    assert_int_equal(b.s.preemptions, 1);
+    assert_int_equal(one->open_sequences, 0);
+    /* a moment later its place is still kept */
+    for (i = 0; i < 20; i++) {
+        running += crowd[i]->sequences[0].state == TR_SEQ_RUNNING;
+    }
+    assert_int_equal(running, 15);
+    b.now += TR_FAIR_AROUND_US;
+    step(&b);
+    step(&b);
+    assert_int_equal(b.s.n_running, 16);
+    for (i = 0; i < 20; i++) {
+        drop(&b, crowd[i]);
+    }
+    tr_request_free(one);
+    fixture_free(&b);
+}
+
+/* The same with pages: 40 of them, all taken by four long sequences. */
+static void
+pages_in_a_full_house(void **state)
+{
+    fixture_t b;
+    tr_request_t *crowd[4], *one;
+    uint32_t i;
+
+    (void) state;
+    fixture_init(&b, 40, 16, 512);
+    for (i = 0; i < 4; i++) {
+        crowd[i] = add_of(&b, 1, 0, 300, 300, 1);
+    }
+    for (i = 0; i < 6; i++) {
+        step(&b);
+    }
+    assert_int_equal(b.s.n_running, 4);
+    one = add_of(&b, 2, 0, 100, 5, 1);
+    step(&b);
+    assert_int_equal(one->sequences[0].state, TR_SEQ_WAITING);
+    b.now += TR_SCHEDULER_PATIENCE_US;
+    step(&b);
+    step(&b);
+    assert_int_equal(one->sequences[0].state, TR_SEQ_RUNNING);
+    assert_int_equal(b.s.preemptions, 1);
+    for (i = 0; i < 4; i++) {
+        drop(&b, crowd[i]);
+    }
+    drop(&b, one);
+    fixture_free(&b);
+}
+
+/* Alone a client fills its batches; beside another they are short, and the first
+ * prompt of the other is whole in the next one. */
+static void
+short_steps(void **state)
+{
+    fixture_t b;
+    tr_request_t *flood[4], *one;
+    uint32_t i;
+
+    (void) state;
+    fixture_init(&b, 4000, 64, 256);
+    for (i = 0; i < 4; i++) {
+        flood[i] = add_of(&b, 1, 0, 5000, 5, 1);
+    }
+    compose(&b);
+    assert_int_equal(b.s.n_tokens, 256);
+    apply(&b);
+    one = add_of(&b, 2, 0, 150, 5, 1);
+    compose(&b);
+    assert_int_equal(tokens_of(&b, 2), 150);
+    assert_int_equal(tokens_of(&b, 1), 0);
+    apply(&b);
+    step(&b);
+    compose(&b);
+    assert_int_equal(tokens_of(&b, 2), 1);
+    assert_int_equal(tokens_of(&b, 1), 64);
+    apply(&b);
+    for (i = 0; i < 4; i++) {
+        drop(&b, flood[i]);
+    }
+    drop(&b, one);
+    fixture_free(&b);
+}
+
+/* Rows of answers: an eighth of the batch for a client, all of its sequences by
+ * turns. */
+static void
+rows_by_turns(void **state)
+{
+    fixture_t b;
+    tr_request_t *crowd[20], *one;
+    uint32_t i, least = UINT32_MAX, most = 0;
+
+    (void) state;
+    fixture_init(&b, 2000, 32, 64);
+    for (i = 0; i < 20; i++) {
+        crowd[i] = add_of(&b, 1, 0, 1, 1000, 1);
+    }
+    one = add_of(&b, 2, 0, 1, 1000, 1);
+    for (i = 0; i < 4; i++) {
+        step(&b);
+    }
+    for (i = 0; i < 100; i++) {
+        compose(&b);
+        assert_int_equal(tokens_of(&b, 1), 8);
+        assert_int_equal(tokens_of(&b, 2), 1);
+        apply(&b);
+    }
+    for (i = 0; i < 20; i++) {
+        uint32_t n = crowd[i]->sequences[0].len;
+
+        least = n < least ? n : least;
+        most = n > most ? n : most;
+        drop(&b, crowd[i]);
+    }
+    assert_true(most - least <= 2);
+    drop(&b, one);
+    fixture_free(&b);
+}
+
+/* A crowd of choices beside a prompt of the same client. */
+static void
+choices_take_turns(void **state)
+{
+    fixture_t b;
+    tr_request_t *crowd, *one;
+    uint32_t i;
+
+    (void) state;
+    fixture_init(&b, 4000, 64, 64);
+    crowd = add_of(&b, 1, 0, 1, 1000, 40);
+    for (i = 0; i < 4; i++) {
+        step(&b);
+    }
+    compose(&b);
+    assert_int_equal(b.s.n_tokens, 40);
+    apply(&b);
+    one = add_of(&b, 1, 0, 30, 5, 1);
+    compose(&b);
+    assert_non_null(row_of(&b, one));
+    assert_int_equal(row_of(&b, one)->n, 30);
+    assert_int_equal(b.s.n_tokens, 30 + 8);
+    apply(&b);
+    compose(&b);
+    assert_int_equal(b.s.n_tokens, 41);
+    apply(&b);
+    drop(&b, crowd);
+    drop(&b, one);
+    fixture_free(&b);
+}
+
+/* More clients than the table has places: some share one, all come to their
+ * end, and nothing is lost. */
+static void
+many_clients(void **state)
+{
+    const uint32_t n = TR_FAIR_SETS * TR_FAIR_WAYS + 500;
+    tr_request_t **r = calloc(n, sizeof(tr_request_t *));
+    fixture_t b;
+    uint32_t i;
+
+    (void) state;
+    fixture_init(&b, 2000, 256, 512);
+    for (i = 0; i < n; i++) {
+        r[i] = add_of(&b, 1000 + i, 0, 2, 2, 1);
+    }
+    assert_true(tr_scheduler_sound(&b.s));
+    for (i = 0; b.s.clients.n_inside != 0; i++) {
+        assert_true(i < 1000);
+        tr_scheduler_compose(&b.s, b.now++);
+        apply(&b);
+    }
+    for (i = 0; i < n; i++) {
+        assert_int_equal(r[i]->open_sequences, 0);
+        tr_request_free(r[i]);
+    }
+    free(r);
+    fixture_free(&b);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_flood_waits),
+        cmocka_unit_test(fifo),
+        cmocka_unit_test(alike),
+        cmocka_unit_test(nobody_saves),
+        cmocka_unit_test(a_place_in_a_full_house),
+        cmocka_unit_test(pages_in_a_full_house),
+        cmocka_unit_test(short_steps),
+        cmocka_unit_test(rows_by_turns),
+        cmocka_unit_test(choices_take_turns),
+        cmocka_unit_test(many_clients),
+    };
+
+    return cmocka_run_group_tests(tests, make_policies, free_policies);
+}
