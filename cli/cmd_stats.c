@@ -173,6 +173,20 @@ draw_prefixes(FILE *f, const tr_stats_sample_t *b)
             (unsigned long long) b->prefilled);
 }
 
+/* Does the model suit its policies? */
+static void
+draw_guard(FILE *f, const tr_stats_sample_t *b)
+{
+    if (b->guard_prompts == 0) {
+        return;
+    }
+    fprintf(f,
+            "  %-12s%s: attention moves by %.1f%% with compressed keys, %.1f%%"
+            " with values\n",
+            "guard", b->guard_over ? "LOSES ANSWERS" : "suits the model",
+            (double) b->guard_keys / 1e4, (double) b->guard_values / 1e4);
+}
+
 /* Pages by level, each against the whole pool; then the same tokens at 16 bits,
  * and what became of those of requests that ended. */
 static void
@@ -207,6 +221,7 @@ draw_cache(FILE *f, const tr_stats_sample_t *b)
             "swapped", (unsigned long long) b->now.kv_swapped_pages,
             (unsigned long long) b->swaps,
             (unsigned long long) b->recomputations);
+    draw_guard(f, b);
     draw_prefixes(f, b);
     if (ended != 0) {
         fprintf(f,
@@ -448,6 +463,12 @@ print_json(const tr_stats_sample_t *a, const tr_stats_sample_t *b)
                                   (json_int_t) b->prefix_evicted,
                                   "cached_pages",
                                   (json_int_t) b->cached_pages));
+    json_object_set_new(root, "guard",
+                        json_pack("{s:I, s:I, s:f, s:f}", "prompts",
+                                  (json_int_t) b->guard_prompts, "warnings",
+                                  (json_int_t) b->guard_over, "keys",
+                                  (double) b->guard_keys / 1e6, "values",
+                                  (double) b->guard_values / 1e6));
     json_dumpf(root, stdout, JSON_COMPACT | JSON_REAL_PRECISION(7));
     putchar('\n');
     fflush(stdout);

@@ -46,6 +46,10 @@ tr_stats_take(tr_ring_client_t *client, tr_stats_sample_t *s)
     s->kv_pruned = LOAD(c->kv_full_bytes_pruned);
     s->swaps = LOAD(c->kv_swaps);
     s->recomputations = LOAD(c->kv_recomputations);
+    s->guard_prompts = LOAD(c->kv_guard_prompts);
+    s->guard_over = LOAD(c->kv_guard_over);
+    s->guard_keys = LOAD(c->kv_guard_keys);
+    s->guard_values = LOAD(c->kv_guard_values);
     s->prefilled = LOAD(c->prefill_tokens);
     s->prefix_queries = LOAD(c->prefix_queries);
     s->prefix_hits = LOAD(c->prefix_hits);

@@ -31,6 +31,7 @@ typedef struct {
     uint64_t stop, length, aborted, error, preemptions;
     uint64_t channels;
     uint64_t kv_bytes, kv_high, kv_low, kv_pruned, swaps, recomputations;
+    uint64_t guard_prompts, guard_over, guard_keys, guard_values;
     uint64_t prefilled, prefix_queries, prefix_hits, prefix_tokens;
     uint64_t prefix_cuts, prefix_evicted, prefix_blocks, cached_pages;
     tr_stats_histogram_t histogram[TR_STATS_HISTOGRAMS];

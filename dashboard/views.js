@@ -187,7 +187,8 @@ export function engines(fleet, picked, model, onPick) {
     meter(row.querySelector('.meter'), e, s);
     const used = s ? s.kvUsed.reduce((a, b) => a + b, 0) : NaN;
     setText(row.querySelector('.engine-kv'), s && e.pages > 0
-      ? `${f.percent(used / e.pages)} of ${f.bytes(e.pages * e.pageBytes)}` : '');
+      ? `${f.percent(used / e.pages)} of ${f.bytes(e.pages * e.pageBytes)}${
+        s.kvLoses ? ' · KV policy loses answers' : ''}` : '');
   });
 }
 

@@ -36,6 +36,31 @@ typedef struct {
     tr_dtype_t dtype;
 } tr_cpu_matrix_t;
 
+/* A channel of what attention gives, over all queries and the query heads of a
+ * group: the sum of its squares with the old pages, and of the squares of how far
+ * it moves with new keys and old values, and with old keys and new values.  What
+ * was dropped is missing in both. */
+typedef struct {
+    float whole, keys, values;
+} tr_kv_change_t;
+
+/* Queries of a prompt's end, asked of all that a slot caches as it is and as a
+ * tr_kv_compress_t that was carried out has it. */
+typedef struct {
+    uint32_t n_layers;
+    const uint32_t *layer; /* [n_layers] */
+    uint32_t first, n;     /* they stand at uncompressed positions
+                            * [first, first + n), the last of the slot */
+    uint32_t heads;
+    float scale;
+    /* [n_layers][n][heads * head_dim], turned as kv_append turns keys; layers
+     * are ld apart */
+    const float *q;
+    size_t ld;
+    const float *const *sinks; /* as in tr_kv_view_t, or NULL */
+    tr_kv_change_t *change;    /* [n_layers][kv_heads][head_dim] */
+} tr_kv_compare_t;
+
 typedef struct tr_kernels tr_kernels_t;
 
 struct tr_kernels {
@@ -163,6 +188,15 @@ struct tr_kernels {
     int (*kv_compress)(const tr_stream_t *s, const tr_kv_view_t *kv,
                        const tr_kv_compress_t *c, void *work);
     size_t (*kv_compress_work)(const tr_stream_t *s, uint32_t head_dim);
+
+    /* What c changed for these queries, between kv_compress and the old pages'
+     * return.  FP32; every token is read once.  work: kv_compare_work() bytes,
+     * 64-byte aligned. */
+    int (*kv_compare)(const tr_stream_t *s, const tr_kv_view_t *kv,
+                      const tr_kv_compress_t *c, const tr_kv_compare_t *q,
+                      void *work);
+    size_t (*kv_compare_work)(const tr_stream_t *s, uint32_t n, uint32_t heads,
+                              uint32_t kv_heads, uint32_t head_dim);
 
     /* out[r][h] = softmax(scale * q[r][h] . K) V over what KV head h / (heads /
      * kv_heads) caches of the row's sequence: all its tiers, its window, and

@@ -150,6 +150,10 @@ static const setting_t settings[] = {
       "at "
       "load, and what reads them up, by powers of two: the same results, and "
       "less lost to codes of few bits" },
+    { "kv_guard", KIND_TEXT, AT(kv_guard), "auto", 1, 0, NULL,
+      "of how many prompts one is compared while it is compressed, to know "
+      "whether the model suits its KV policy: a number, off, or auto, which is "
+      "64 with backend cpu and off elsewhere" },
     { "kv_rotate", KIND_CHOICE, AT(kv_rotate), "off", 0, 0, "off k v kv",
       "whether the channels of each head are mixed by a fixed rotation, of "
       "keys, values or both: the same results up to rounding, and less lost to "

@@ -61,6 +61,8 @@ typedef struct {
     bool kv_request_alpha;      /* requests may set thresholds */
     char kv_reuse[8];           /* auto | yes | no */
     uint64_t cache_ttl_us;      /* of a prefix, after its last use; 0: none */
+    char kv_guard[16];          /* auto | off | a number of prompts */
+    uint32_t kv_guard_every;    /* finish: of these one is compared; 0: none */
     char kv_rotate[8];          /* off | k | v | kv */
     bool kv_equalise;           /* outlier channels, at load; default yes */
     double prefill_kv_fraction; /* of the pool, for prompts */

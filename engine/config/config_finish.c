@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/un.h>
 
@@ -215,6 +216,43 @@ finish_socket(tr_config_t *c, tr_error_t *err)
     return TR_OK;
 }
 
+/* One prompt in so many. */
+#define GUARD_USUAL 64u
+#define GUARD_MOST 1000000u
+
+static tr_status_t
+finish_guard(tr_config_t *c, tr_error_t *err)
+{
+    bool cpu = strcmp(c->backend, "cpu") == 0;
+    char *end;
+    long n;
+
+    c->kv_guard_every = 0;
+    if (strcmp(c->kv_guard, "off") == 0) {
+        return TR_OK;
+    }
+    if (strcmp(c->kv_guard, "auto") == 0) {
+        c->kv_guard_every = cpu ? GUARD_USUAL : 0;
+        return TR_OK;
+    }
+    n = strtol(c->kv_guard, &end, 10);
+    if (c->kv_guard[0] < '0' || c->kv_guard[0] > '9' || *end != '\0' || n < 1
+        || n > (long) GUARD_MOST) {
+        return tr_error_set(err, TR_ERR_INVALID, "kv_guard",
+                            "kv_guard is \"%s\", expected auto, off, or a"
+                            " number of prompts from 1 to %u",
+                            c->kv_guard, GUARD_MOST);
+    }
+    if (!cpu) {
+        return tr_error_set(err, TR_ERR_INVALID, "kv_guard",
+                            "kv_guard %s: backend %s compares no prompts;"
+                            " expected auto or off",
+                            c->kv_guard, c->backend);
+    }
+    c->kv_guard_every = (uint32_t) n;
+    return TR_OK;
+}
+
 tr_status_t
 tr_config_finish(tr_config_t *c, tr_error_t *err)
 {
@@ -229,6 +267,10 @@ tr_config_finish(tr_config_t *c, tr_error_t *err)
     }
     finish_memory(c);
     rc = finish_socket(c, err);
+    if (rc != TR_OK) {
+        return rc;
+    }
+    rc = finish_guard(c, err);
     if (rc != TR_OK) {
         return rc;
     }

@@ -320,6 +320,7 @@ tr_executor_cache_config(const tr_executor_t *e, const tr_config_t *config,
                              .swap_memory = config->swap_memory,
                              .reuse = strcmp(config->kv_reuse, "no") != 0,
                              .reuse_compressed = reuses_compressed(config),
+                             .guard = e->guard,
                              .policies = e->kv_policies,
                              .n_policies = e->n_policies };
 }
@@ -350,8 +351,11 @@ tr_executor_open_cache(tr_executor_t *e, const tr_config_t *config,
                        tr_stream_t stream, tr_error_t *err)
 {
     tr_kv_config_t kv;
-    tr_status_t rc = tr_executor_open_policies(e, config, err);
+    tr_status_t rc = TR_OK;
 
+    if (e->n_policies == 0) {
+        rc = tr_executor_open_policies(e, config, err);
+    }
     if (rc != TR_OK) {
         return rc;
     }
@@ -374,6 +378,7 @@ tr_executor_close_cache(tr_executor_t *e)
     if (e->kv != NULL) {
         tr_kv_cache_free(e->kv);
     }
+    tr_kv_guard_free(e->guard);
     while (e->n_policies != 0) {
         tr_kv_policy_free(e->policies[--e->n_policies].policy);
     }

@@ -85,7 +85,8 @@ struct tr_executor {
     uint32_t long_from; /* tr_recipe_long_from; 0: is_long means nothing */
     int32_t eos[8];     /* config.json, generation_config.json */
     uint32_t n_eos;
-    tr_kv_cache_t *kv; /* owned by the executor, as are its policies */
+    tr_kv_cache_t *kv;    /* owned by the executor, as are its policies */
+    tr_kv_guard_t *guard; /* of the cache, owned; NULL: none */
     tr_executor_policy_t policies[TR_EXECUTOR_POLICIES];     /* default first */
     const tr_kv_policy_t *kv_policies[TR_EXECUTOR_POLICIES]; /* the same */
     uint32_t n_policies;
@@ -152,6 +153,7 @@ const char *tr_executor_policy_name(const tr_executor_policy_t *p);
 tr_status_t tr_executor_open_policies(tr_executor_t *e,
                                       const tr_config_t *config,
                                       tr_error_t *err);
+/* Policies that were opened before are taken as they are. */
 tr_status_t tr_executor_open_cache(tr_executor_t *e, const tr_config_t *config,
                                    uint32_t max_len,
                                    const tr_kernels_t *kernels,

@@ -49,6 +49,7 @@
 #include "kernels/thread_pool.h"
 #include <tokenring/error.h>
 
+#include "engine/kv/kv_guard.h"
 #include "engine/kv/policy/kv_policy.h"
 #include "engine/prefix/prefix.h"
 
@@ -72,6 +73,8 @@ typedef struct {
     bool reuse;                  /* prefixes are kept for others */
     bool reuse_compressed; /* those of policies that can be cut, too; wants
                             * kernels, so not on a device */
+    tr_kv_guard_t *guard;  /* NULL, or who compares some prompts; borrowed, not
+                            * on a device */
 } tr_kv_config_t;
 
 tr_status_t tr_kv_cache_create(const tr_kv_config_t *config,

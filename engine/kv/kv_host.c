@@ -108,6 +108,9 @@ tr_kv_host_release(tr_kv_cache_t *kv, int32_t slot)
     uint32_t pages = s->out ? 0 : s->pages;
 
     kv->totals.tokens -= s->tokens;
+    if (kv->config.guard != NULL) {
+        tr_kv_guard_forget(kv->config.guard, slot);
+    }
     if (s->out) {
         drop_swapped(kv, slot);
     }
@@ -135,6 +138,9 @@ host_prompt(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
     assert(!tr_kv_slot(kv, slot)->out && len >= kv->m.slot[slot].tokens);
     tr_kv_host_prompt(&kv->m, &begin, 1);
     trust(kv, "prompt", slot);
+    if (kv->config.guard != NULL && kv->m.seq[slot].n_tiers != 0) {
+        tr_kv_guard_begin(kv->config.guard, slot, len);
+    }
 }
 
 /* A request that stalled asks once more when prefixes that nobody uses have made
@@ -189,6 +195,19 @@ host_reserve_batch(tr_kv_cache_t *kv, const int32_t *slots,
     }
 }
 
+/* The old pages and the new ones are both there. */
+static void
+guard(tr_kv_cache_t *kv, int32_t slot)
+{
+    tr_kv_guard_t *g = kv->config.guard;
+    tr_kv_guard_error_t error;
+
+    if (tr_kv_guard_compare(g, &kv->view, &kv->m.compress[0], &error)) {
+        tr_kv_guard_count(g, &kv->policy[slot].origin, &error);
+    }
+    tr_kv_guard_forget(g, slot);
+}
+
 static tr_status_t
 host_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
 {
@@ -223,6 +242,8 @@ host_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
         /* what the slot holds is then worthless, but its pages are accounted
          * for, and the caller ends it */
         rc = TR_ERR_INTERNAL;
+    } else if (job->move && kv->config.guard != NULL) {
+        guard(kv, slot);
     }
     tr_kv_host_install_prompts(t, &kv->m, 1);
     trust(kv, "install", slot);

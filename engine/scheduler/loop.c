@@ -170,6 +170,39 @@ tr_loop_count_prefixes(tr_loop_t *l, const tr_scheduler_counts_t *before)
                           memory_order_relaxed);
 }
 
+/* ---- the guard ---------------------------------------------------------- */
+
+static void
+tr_loop_millionths(_Atomic uint64_t *counter, double share)
+{
+    atomic_store_explicit(counter, (uint64_t) (share * 1e6 + 0.5),
+                          memory_order_relaxed);
+}
+
+/* What compression did to the prompts that were compared. */
+static void
+tr_loop_show_guard(tr_loop_t *l)
+{
+    tr_status_counters_t *c = l->counters;
+    tr_kv_guard_state_t s;
+
+    if (l->executor->guard == NULL) {
+        return;
+    }
+    tr_kv_guard_state(l->executor->guard, &s);
+    if (s.prompts
+        == atomic_load_explicit(&c->kv_guard_prompts, memory_order_relaxed)) {
+        return;
+    }
+    atomic_store_explicit(&c->kv_guard_over, s.over, memory_order_relaxed);
+    tr_loop_millionths(&c->kv_guard_keys, s.error.keys);
+    tr_loop_millionths(&c->kv_guard_values, s.error.values);
+    tr_loop_millionths(&c->kv_guard_keys_bound, TR_KV_GUARD_KEYS);
+    tr_loop_millionths(&c->kv_guard_values_bound, TR_KV_GUARD_VALUES);
+    atomic_store_explicit(&c->kv_guard_prompts, s.prompts,
+                          memory_order_relaxed);
+}
+
 /* ---- turns -------------------------------------------------------------- */
 
 static void
@@ -295,6 +328,7 @@ tr_loop_turn(tr_loop_t *l)
     tr_loop_count(&l->counters->kv_recomputations,
                   s->recomputations - recomputations);
     tr_loop_count_prefixes(l, &counts);
+    tr_loop_show_guard(l);
     tr_loop_show(l);
     l->last_step_us = tr_loop_now(); /* also of a turn without a batch */
     tr_loop_publish_snapshot(l);

@@ -147,6 +147,13 @@ typedef struct {
     _Atomic uint64_t prefix_blocks;   /* kept, used or not */
     _Atomic uint64_t kv_cached_pages; /* of kv_free_pages, those of prefixes
                                        * that nobody uses */
+    /* the guard: prompts that were compared while they were compressed; policies
+     * that do not suit the model now; how far attention moves with compressed
+     * keys and with compressed values, of the policy where it is most, and what
+     * is expected at most */
+    _Atomic uint64_t kv_guard_prompts, kv_guard_over;
+    _Atomic uint64_t kv_guard_keys, kv_guard_values; /* millionths */
+    _Atomic uint64_t kv_guard_keys_bound, kv_guard_values_bound; /* the same */
 } tr_status_counters_t;
 
 typedef struct {

@@ -62,6 +62,12 @@ act_row(const tr_act_row_f rows[TR_ACTS], tr_act_t act)
         (void) work;                                                           \
         return tr_cpu_kv_compress(s, kv, c, &codec);                           \
     }                                                                          \
+    static int kv_compare_##isa(const tr_stream_t *s, const tr_kv_view_t *kv,  \
+                                const tr_kv_compress_t *c,                     \
+                                const tr_kv_compare_t *q, void *work)          \
+    {                                                                          \
+        return tr_cpu_kv_compare(s, kv, c, q, &codec, work);                   \
+    }                                                                          \
     static int attention_##isa(const tr_stream_t *s, const tr_kv_view_t *kv,   \
                                uint32_t layer, const tr_rows_t *rows,          \
                                const float *q, size_t ldq, uint32_t heads,     \
@@ -92,6 +98,8 @@ act_row(const tr_act_row_f rows[TR_ACTS], tr_act_t act)
         .kv_append = kv_append_##isa,                                          \
         .kv_compress = kv_compress_##isa,                                      \
         .kv_compress_work = tr_cpu_kv_compress_work,                           \
+        .kv_compare = kv_compare_##isa,                                        \
+        .kv_compare_work = tr_cpu_kv_compare_work,                             \
         .attention = attention_##isa,                                          \
         .attention_work = tr_cpu_attention_work,                               \
     };

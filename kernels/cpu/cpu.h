@@ -141,6 +141,11 @@ int tr_cpu_kv_append(const tr_stream_t *s, const tr_kv_view_t *kv,
 int tr_cpu_kv_compress(const tr_stream_t *s, const tr_kv_view_t *kv,
                        const tr_kv_compress_t *c, const tr_kv_codec_t *codec);
 size_t tr_cpu_kv_compress_work(const tr_stream_t *s, uint32_t head_dim);
+int tr_cpu_kv_compare(const tr_stream_t *s, const tr_kv_view_t *kv,
+                      const tr_kv_compress_t *c, const tr_kv_compare_t *q,
+                      const tr_kv_codec_t *codec, void *work);
+size_t tr_cpu_kv_compare_work(const tr_stream_t *s, uint32_t n, uint32_t heads,
+                              uint32_t kv_heads, uint32_t head_dim);
 
 struct tr_attention_isa; /* attention.h */
 int tr_cpu_attention(const tr_stream_t *s, const tr_kv_view_t *kv,

@@ -60,6 +60,9 @@ static ngx_int_t ngx_http_tokenring_sample_u64(
 static ngx_int_t ngx_http_tokenring_sample_counter(
     ngx_http_tokenring_page_t *page, ngx_http_tokenring_conn_t *conn,
     const char *name, size_t offset);
+static ngx_int_t ngx_http_tokenring_sample_guard(
+    ngx_http_tokenring_page_t *page, ngx_http_tokenring_conn_t *conn,
+    const char *name, size_t offset);
 static ngx_int_t ngx_http_tokenring_sample_gpu_use(
     ngx_http_tokenring_page_t *page, ngx_http_tokenring_conn_t *conn,
     const char *name, size_t offset);
@@ -211,6 +214,26 @@ static ngx_http_tokenring_family_t  ngx_http_tokenring_families[] = {
       "Blocks of pages that are kept for prompts that begin alike.",
       ngx_http_tokenring_sample_counter,
       ngx_http_tokenring_counter(prefix_blocks) },
+
+    { "tokenring_kv_guard_prompts_total", "counter",
+      "Prompts that were compared while they were compressed (kv_guard).",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(kv_guard_prompts) },
+
+    { "tokenring_kv_guard_warnings", "gauge",
+      "KV policies that lose answers with this model, as far as is known.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(kv_guard_over) },
+
+    { "tokenring_kv_guard_error_ratio", "gauge",
+      "How far attention moves when keys or values are compressed.",
+      ngx_http_tokenring_sample_guard,
+      ngx_http_tokenring_counter(kv_guard_keys) },
+
+    { "tokenring_kv_guard_bound_ratio", "gauge",
+      "Above which a KV policy loses answers.",
+      ngx_http_tokenring_sample_guard,
+      ngx_http_tokenring_counter(kv_guard_keys_bound) },
 
     { "tokenring_gpu_use_ratio", "gauge",
       "Part of the time that the GPU computes, where it tells, 0 to 1.",
@@ -540,6 +563,43 @@ ngx_http_tokenring_sample_parts(ngx_http_tokenring_page_t *page,
 
 
 /* nothing at all where the engine does not know */
+
+/* the counter of keys, and that of values behind it; once there was a prompt */
+
+static ngx_int_t
+ngx_http_tokenring_sample_guard(ngx_http_tokenring_page_t *page,
+    ngx_http_tokenring_conn_t *conn, const char *name, size_t offset)
+{
+    uint64_t    millionths;
+    ngx_uint_t  i;
+
+    static const char  *parts[] = { "keys", "values" };
+
+    if (ngx_http_tokenring_load(conn,
+                                ngx_http_tokenring_counter(kv_guard_prompts))
+        == 0)
+    {
+        return NGX_OK;
+    }
+
+    for (i = 0; i < 2; i++) {
+        millionths = ngx_http_tokenring_load(conn,
+                                             offset + i * sizeof(uint64_t));
+
+        if (ngx_http_tokenring_labels(page, conn, name, "") != NGX_OK
+            || ngx_http_tokenring_printf(page->out, 64,
+                                         ",part=\"%s\"} %uL.%06uL\n", parts[i],
+                                         millionths / 1000000,
+                                         millionths % 1000000)
+               != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+    }
+
+    return NGX_OK;
+}
+
 
 static ngx_int_t
 ngx_http_tokenring_sample_gpu_use(ngx_http_tokenring_page_t *page,

@@ -315,6 +315,9 @@ attention_half(const step_t *t, const tr_kv_view_t *kv, const tr_rows_t *rows)
         rc |= norm_heads(t, keys, c->kv_heads, v[TR_PART_K_NORM]);
     }
     rc |= store(t, kv, rows);
+    if (m->guard != NULL) {
+        tr_kv_guard_take(m->guard, t->l, rows, m->qkv, m->ld_qkv);
+    }
     rc |= k->attention(s, kv, t->l, rows, m->qkv, m->ld_qkv, c->query_heads,
                        c->attn_scale, m->attn, m->ld_attn, m->attention_work);
     return rc
@@ -437,6 +440,24 @@ tr_model_forward(tr_model_t *m, const tr_kv_view_t *kv, const tr_rows_t *rows,
         rc |= mlp_half(&t);
     }
     return rc == 0 ? TR_OK : TR_ERR_INTERNAL;
+}
+
+tr_status_t
+tr_model_guard(const tr_model_t *m, uint32_t every, tr_kv_guard_t **out,
+               tr_error_t *err)
+{
+    const tr_recipe_t *r = &m->config.recipe;
+    const tr_kv_guard_config_t config = { .every = every,
+                                          .layers = r->layers,
+                                          .heads = r->query_heads,
+                                          .kv_heads = r->kv_heads,
+                                          .head_dim = r->head_dim,
+                                          .scale = r->attn_scale,
+                                          .sinks = m->sinks,
+                                          .kernels = m->kernels,
+                                          .stream = m->stream };
+
+    return tr_kv_guard_create(&config, out, err);
 }
 
 /* Side by side in `normed`, which the layers no longer need. */

@@ -14,6 +14,7 @@
 #include "kernels/kernels.h"
 #include <tokenring/error.h>
 
+#include "engine/kv/kv_guard.h"
 #include "engine/model/equalise.h"
 #include "engine/model/model_config.h"
 #include "engine/model/rotate.h"
@@ -64,6 +65,8 @@ typedef struct {
     /* Borrowed, NULL or [max_seqs]: which of the next forward's sequences have
      * the rotary frequencies of long ones (tr_recipe_long_from). */
     const bool *seq_long;
+    /* Borrowed, NULL or who keeps some queries of the next forwards. */
+    tr_kv_guard_t *guard;
 
     uint32_t max_rows, max_seqs, max_len, logit_rows;
     uint8_t *work; /* the arena behind what follows */
@@ -101,6 +104,11 @@ void tr_model_free(tr_model_t *m);
  * where room is reserved.  tokens: [n_rows], below the vocabulary. */
 tr_status_t tr_model_forward(tr_model_t *m, const tr_kv_view_t *kv,
                              const tr_rows_t *rows, const int32_t *tokens);
+
+/* A guard of this model's attention (kv_guard.h), for one prompt in `every`.
+ * It is the caller's, to be freed before the model; m->guard is not set. */
+tr_status_t tr_model_guard(const tr_model_t *m, uint32_t every,
+                           tr_kv_guard_t **out, tr_error_t *err);
 
 /* What the final norm makes of n rows (at most m->max_rows) of the last forward:
  * into m->normed, [n] rows m->ld_hidden apart, which the next call overwrites.

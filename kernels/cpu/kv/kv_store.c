@@ -270,6 +270,14 @@ tr_kv_put(const tr_kv_codec_t *codec, tr_kv_place_t to, const float *key,
     }
 }
 
+void
+tr_kv_get(const tr_kv_codec_t *codec, tr_kv_place_t from, float *key,
+          float *value)
+{
+    key_numbers(codec, from, key);
+    value_numbers(codec, from, value);
+}
+
 /* The lines of n bytes. */
 static void
 prefetch(const uint8_t *p, uint32_t n)

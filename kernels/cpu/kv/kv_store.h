@@ -125,6 +125,9 @@ void tr_kv_prefetch(tr_kv_place_t p);
 /* Stores a key and a value; by token. */
 void tr_kv_put(const tr_kv_codec_t *codec, tr_kv_place_t to, const float *key,
                const float *value);
+/* Key and value as they stand there, as numbers. */
+void tr_kv_get(const tr_kv_codec_t *codec, tr_kv_place_t from, float *key,
+               float *value);
 /* Moves key and value of one token; to a place by token. */
 void tr_kv_move(const tr_kv_codec_t *codec, tr_kv_place_t from,
                 tr_kv_place_t to);

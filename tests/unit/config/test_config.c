@@ -358,6 +358,14 @@ static const bad_t bad[] = {
       "redis_output_ttl \"9999ms\": expected a duration from 10s" },
     { WITH("redis h\nredis_tls_name x"), "without `redis_tls yes`" },
     { WITH("redis_buffer 1k"), "redis_buffer \"1k\": expected a size from 1m" },
+    { WITH("kv_guard 0"), "kv_guard is \"0\", expected auto, off, or a number "
+                          "of prompts from 1 to 1000000" },
+    { WITH("kv_guard -1"), "kv_guard is \"-1\"" },
+    { WITH("kv_guard 1000001"), "kv_guard is \"1000001\"" },
+    { WITH("kv_guard 8x"), "kv_guard is \"8x\"" },
+    { WITH("backend cuda\nkv_guard 8"), "kv_guard 8: backend cuda compares no "
+                                        "prompts; expected auto or off" },
+    { WITH("backend null\nkv_guard 8"), "kv_guard 8: backend null" },
     { "threads 1\n", "no model: give a Hugging Face directory with --model "
                      "DIR or `model DIR` in the configuration" },
     { "model /\n", "set served_model_name" },

@@ -1,0 +1,338 @@
+/*
+ * kv_guard.h: which prompt is watched, its queries, and what came of it by
+ * policy.
+ */
+#include "kv_guard.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/config/log.h"
+
+/* Weight of the newest prompt in a policy's mean, when it has some. */
+#define NEWEST 0.25
+/* A policy is well again below this share of the bound. */
+#define WELL 0.8
+
+typedef struct {
+    char spec[TR_KV_SPEC_MAX + 1];
+    uint64_t prompts;
+    tr_kv_guard_error_t mean;
+    bool over;
+} policy_t;
+
+struct tr_kv_guard {
+    tr_kv_guard_config_t config;
+    uint32_t layer[TR_KV_GUARD_LAYERS], n_layers;
+    uint32_t since; /* prompts since one was watched */
+
+    int32_t slot; /* -1: nobody is watched */
+    uint32_t len,
+        first; /* queries of [first, len) are kept; len - first: none */
+    /* [layers][QUERIES][heads * head_dim]: the query at len - QUERIES + i */
+    float *queries;
+    size_t layer_floats, row_floats;
+    tr_kv_change_t *change; /* [layers][kv_heads][head_dim] */
+    void *work;
+    tr_kv_guard_error_t last;
+
+    policy_t policy[TR_KV_GUARD_POLICIES];
+    uint32_t n_policies;
+};
+
+tr_status_t
+tr_kv_guard_create(const tr_kv_guard_config_t *config, tr_kv_guard_t **out,
+                   tr_error_t *err)
+{
+    tr_kv_guard_t *g = calloc(1, sizeof(*g));
+    size_t work;
+
+    if (g == NULL) {
+        return tr_error_set(err, TR_ERR_NOMEM, "kv_guard", "out of memory");
+    }
+    g->config = *config;
+    g->slot = -1;
+    g->since = config->every; /* the first prompt tells at once */
+    g->n_layers = config->layers < TR_KV_GUARD_LAYERS ? config->layers
+                                                      : TR_KV_GUARD_LAYERS;
+    for (uint32_t i = 0; i < g->n_layers; i++) { /* the first, the last .. */
+        g->layer[i] = g->n_layers == 1
+                          ? 0
+                          : i * (config->layers - 1) / (g->n_layers - 1);
+    }
+    g->row_floats = (size_t) config->heads * config->head_dim;
+    g->layer_floats = TR_KV_GUARD_QUERIES * g->row_floats;
+    work = config->kernels->kv_compare_work(&config->stream,
+                                            TR_KV_GUARD_QUERIES, config->heads,
+                                            config->kv_heads, config->head_dim);
+    g->queries = calloc(g->n_layers, g->layer_floats * sizeof(float));
+    g->change = calloc((size_t) g->n_layers * config->kv_heads,
+                       config->head_dim * sizeof(*g->change));
+    g->work = aligned_alloc(64, tr_pad(work, 64));
+    if (g->queries == NULL || g->change == NULL || g->work == NULL) {
+        tr_error_set(err, TR_ERR_NOMEM, "kv_guard",
+                     "out of memory: %zu bytes for queries, %zu to compare "
+                     "them",
+                     g->n_layers * g->layer_floats * sizeof(float), work);
+        tr_kv_guard_free(g);
+        return TR_ERR_NOMEM;
+    }
+    *out = g;
+    return TR_OK;
+}
+
+void
+tr_kv_guard_free(tr_kv_guard_t *g)
+{
+    if (g != NULL) {
+        free(g->queries);
+        free(g->change);
+        free(g->work);
+        free(g);
+    }
+}
+
+/* ---- one prompt --------------------------------------------------------- */
+
+void
+tr_kv_guard_watch(tr_kv_guard_t *g, int32_t slot, uint32_t len)
+{
+    g->slot = slot;
+    g->len = g->first = len;
+}
+
+void
+tr_kv_guard_follow(tr_kv_guard_t *g, int32_t slot)
+{
+    g->slot = slot;
+}
+
+tr_kv_guard_error_t
+tr_kv_guard_last(const tr_kv_guard_t *g)
+{
+    return g->last;
+}
+
+bool
+tr_kv_guard_over(const tr_kv_guard_error_t *e, double share)
+{
+    return e->keys > share * TR_KV_GUARD_KEYS
+           || e->values > share * TR_KV_GUARD_VALUES;
+}
+
+void
+tr_kv_guard_begin(tr_kv_guard_t *g, int32_t slot, uint32_t len)
+{
+    tr_kv_guard_forget(g, slot);
+    if (g->config.every == 0 || len < TR_KV_GUARD_TOKENS) {
+        return;
+    }
+    if (++g->since >= g->config.every && g->slot < 0) {
+        g->since = 0;
+        tr_kv_guard_watch(g, slot, len);
+    }
+}
+
+void
+tr_kv_guard_forget(tr_kv_guard_t *g, int32_t slot)
+{
+    if (g->slot == slot) {
+        g->slot = -1;
+    }
+}
+
+/* Rows [row, end) are positions from pos on, of layer i of those kept. */
+static void
+take_rows(tr_kv_guard_t *g, uint32_t i, uint32_t pos, uint32_t row,
+          uint32_t end, const float *q, size_t ldq)
+{
+    for (; row < end; row++, pos++) {
+        uint32_t at = pos + TR_KV_GUARD_QUERIES - g->len;
+
+        if (pos >= g->len || pos + TR_KV_GUARD_QUERIES < g->len) {
+            continue;
+        }
+        memcpy(g->queries + i * g->layer_floats + at * g->row_floats,
+               q + row * ldq, g->row_floats * sizeof(float));
+        g->first = pos < g->first ? pos : g->first;
+    }
+}
+
+void
+tr_kv_guard_take(tr_kv_guard_t *g, uint32_t layer, const tr_rows_t *rows,
+                 const float *q, size_t ldq)
+{
+    uint32_t i = 0;
+
+    while (i < g->n_layers && g->layer[i] != layer) {
+        i++;
+    }
+    for (uint32_t s = 0; s < rows->n_seqs && i < g->n_layers; s++) {
+        if (rows->seq_slot[s] == g->slot) {
+            uint32_t row = rows->seq_row[s];
+
+            take_rows(g, i, rows->row_pos[row], row, rows->seq_row[s + 1], q,
+                      ldq);
+        }
+    }
+}
+
+/* How many queries a prompt of so many tokens is asked. */
+static uint32_t
+queries_for(const tr_kv_guard_t *g, uint32_t tokens)
+{
+    uint64_t one = (uint64_t) tokens * g->row_floats * 6 * g->n_layers;
+    uint64_t n = TR_KV_GUARD_WORK / (one == 0 ? 1 : one);
+
+    n = n < 1 ? 1 : n;
+    return n < TR_KV_GUARD_QUERIES ? (uint32_t) n : TR_KV_GUARD_QUERIES;
+}
+
+/* The median of a layer's channels, by bisection: nothing is moved. */
+static double
+median(const tr_kv_change_t *c, uint32_t n, bool keys)
+{
+    double low = 0, high = 16;
+
+    for (uint32_t turn = 0; turn < 24; turn++) {
+        double middle = (low + high) / 2;
+        uint32_t below = 0;
+
+        for (uint32_t i = 0; i < n; i++) {
+            below += (keys ? c[i].keys : c[i].values)
+                     < middle * middle * c[i].whole;
+        }
+        if (2 * below < n) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+static tr_kv_guard_error_t
+pool(const tr_kv_guard_t *g)
+{
+    uint32_t n = g->config.kv_heads * g->config.head_dim;
+    tr_kv_guard_error_t e = { 0, 0 };
+
+    for (uint32_t i = 0; i < g->n_layers; i++) {
+        const tr_kv_change_t *c = g->change + (size_t) i * n;
+
+        e.keys = fmax(e.keys, median(c, n, true));
+        e.values = fmax(e.values, median(c, n, false));
+    }
+    return e;
+}
+
+bool
+tr_kv_guard_compare(tr_kv_guard_t *g, const tr_kv_view_t *kv,
+                    const tr_kv_compress_t *c, tr_kv_guard_error_t *out)
+{
+    const tr_kv_guard_config_t *f = &g->config;
+    uint32_t base = kv->seq[c->slot].base, n;
+    tr_kv_compare_t q = { .n_layers = g->n_layers,
+                          .layer = g->layer,
+                          .heads = f->heads,
+                          .scale = f->scale,
+                          .ld = g->layer_floats,
+                          .sinks = f->sinks,
+                          .change = g->change };
+
+    if (g->slot != c->slot || g->first == g->len
+        || base + c->n_uncompressed != g->len) {
+        return false;
+    }
+    n = queries_for(g, g->len);
+    n = n < g->len - g->first ? n : g->len - g->first;
+    n = n < c->n_uncompressed ? n : c->n_uncompressed;
+    q.first = g->len - n;
+    q.n = n;
+    q.q = g->queries + (TR_KV_GUARD_QUERIES - n) * g->row_floats;
+    if (f->kernels->kv_compare(&f->stream, kv, c, &q, g->work)
+        != TR_KERNEL_OK) {
+        return false;
+    }
+    g->last = *out = pool(g);
+    return true;
+}
+
+/* ---- what prompts say together ------------------------------------------ */
+
+/* NULL: there is no room for one more. */
+static policy_t *
+policy_of(tr_kv_guard_t *g, const char *spec)
+{
+    for (uint32_t i = 0; i < g->n_policies; i++) {
+        if (strcmp(g->policy[i].spec, spec) == 0) {
+            return &g->policy[i];
+        }
+    }
+    if (g->n_policies == TR_KV_GUARD_POLICIES) {
+        return NULL;
+    }
+    memcpy(g->policy[g->n_policies].spec, spec, strlen(spec) + 1);
+    return &g->policy[g->n_policies++];
+}
+
+static void
+say(const policy_t *p)
+{
+    if (p->over) {
+        tr_log(TR_LEVEL_WARN,
+               "kv guard: this model's keys and values do not suit KV policy "
+               "%s:"
+               " it loses answers. With compressed keys attention moves by"
+               " %.1f%%, expected at most %.0f%%; with compressed values by"
+               " %.1f%%, expected at most %.0f%% (prompts=%llu). Try"
+               " kv_equalise yes, kv_rotate kv, or more bits, as"
+               " uniform:levels=8/4 has: docs/kv-cache.md, The guard",
+               p->spec, 100 * p->mean.keys, 100 * TR_KV_GUARD_KEYS,
+               100 * p->mean.values, 100 * TR_KV_GUARD_VALUES,
+               (unsigned long long) p->prompts);
+    } else {
+        tr_log(TR_LEVEL_NOTICE,
+               "kv guard: KV policy %s suits this model's keys and values "
+               "again:"
+               " attention moves by %.1f%% and %.1f%% (prompts=%llu)",
+               p->spec, 100 * p->mean.keys, 100 * p->mean.values,
+               (unsigned long long) p->prompts);
+    }
+}
+
+void
+tr_kv_guard_count(tr_kv_guard_t *g, const tr_kv_policy_t *policy,
+                  const tr_kv_guard_error_t *error)
+{
+    policy_t *p = policy_of(g, policy->spec);
+    double weight;
+    bool over;
+
+    if (p == NULL) {
+        return;
+    }
+    weight = p->prompts++ == 0 ? 1 : NEWEST;
+    p->mean.keys += weight * (error->keys - p->mean.keys);
+    p->mean.values += weight * (error->values - p->mean.values);
+    over = tr_kv_guard_over(&p->mean, p->over ? WELL : 1);
+    if (over != p->over) {
+        p->over = over;
+        say(p);
+    }
+}
+
+void
+tr_kv_guard_state(const tr_kv_guard_t *g, tr_kv_guard_state_t *out)
+{
+    memset(out, 0, sizeof(*out));
+    for (uint32_t i = 0; g != NULL && i < g->n_policies; i++) {
+        const policy_t *p = &g->policy[i];
+
+        out->prompts += p->prompts;
+        out->over += p->over;
+        out->error.keys = fmax(out->error.keys, p->mean.keys);
+        out->error.values = fmax(out->error.values, p->mean.values);
+    }
+}

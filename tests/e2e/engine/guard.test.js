@@ -1,0 +1,97 @@
+'use strict';
+//
+// kv_guard in service: a model whose keys do not suit its KV policy is noticed
+// with its first prompt, in the log, in /metrics and in `tokenring stats`; with
+// what helps, and with a model that suits it, nobody hears anything.
+
+const { test, before, after } = require('node:test');
+const assert = require('node:assert/strict');
+const { execFileSync } = require('node:child_process');
+const fs = require('node:fs');
+const os = require('node:os');
+const path = require('node:path');
+const { Stack, BUILD, POCKET } = require('../lib/stack');
+const { post } = require('../lib/http');
+const { story } = require('../lib/prompts');
+
+// Only the CPU compares.
+const skip = Boolean(process.env.TR_BACKEND);
+
+let dir;
+let stress;
+
+before(() => {
+  if (skip) return;
+  dir = fs.mkdtempSync(path.join(os.tmpdir(), 'tr-guard-'));
+  stress = path.join(dir, 'keys-x16');
+  execFileSync('python3', [path.join(POCKET, 'stress.py'), 'keys-x16',
+    '--out', dir]);
+});
+after(() => skip || fs.rmSync(dir, { recursive: true }));
+
+// Some prompts of several hundred tokens; what is known of them then.
+async function serve(engine) {
+  const stack = await Stack.start({ engine: { kv_memory: '64m',
+    kv_policy: 'diffkv:alpha_high=12,alpha_low=0', kv_guard: '1', ...engine } });
+  const name = path.basename(engine.model || POCKET);
+  try {
+    for (let i = 0; i < 3; i++) {
+      const content = Array.from({ length: 20 }, (_, k) => story(i + 7 * k));
+      const r = await post(`${stack.url}/v1/chat/completions`, { model: name,
+        messages: [{ role: 'user', content: content.join(' ') }],
+        max_tokens: 4, temperature: 0 });
+      assert.equal(r.status, 200, r.text);
+    }
+    const m = await stack.metrics();
+    const stats = JSON.parse(execFileSync(path.join(BUILD, 'bin/tokenring'),
+      ['stats', '-e', stack.engine.socket, '--once', '--json']));
+    const log = fs.readFileSync(stack.engine.log, 'utf8').split('\n')
+      .filter((line) => line.includes('kv guard'));
+    return { m, stats, log };
+  } finally {
+    await stack.stop();
+  }
+}
+
+test('keys with outliers: the first prompt tells', { skip }, async () => {
+  const { m, stats, log } = await serve({ model: stress, kv_equalise: 'no' });
+  assert.equal(m.value('tokenring_kv_guard_prompts_total'), 3);
+  assert.equal(m.value('tokenring_kv_guard_warnings'), 1);
+  const error = m.value('tokenring_kv_guard_error_ratio', { part: 'keys' });
+  assert.ok(error
+    > m.value('tokenring_kv_guard_bound_ratio', { part: 'keys' }), `${error}`);
+  assert.equal(log.length, 1, log.join('\n'));
+  assert.match(log[0], /warn kv guard: .* do not suit KV policy diffkv:.*docs/);
+  assert.equal(stats.guard.warnings, 1);
+  assert.equal(stats.guard.prompts, 3);
+  assert.ok(Math.abs(stats.guard.keys - error) < 1e-6);
+});
+
+for (const [what, engine] of [
+  ['equalised', () => ({ model: stress })],
+  ['rotated', () => ({ model: stress, kv_equalise: 'no', kv_rotate: 'kv' })],
+  ['at 8/4', () => ({ model: stress, kv_equalise: 'no',
+    kv_policy: 'uniform:levels=8/4' })],
+  ['without outliers', () => ({})],
+]) {
+  test(`nothing to say: ${what}`, { skip }, async () => {
+    const { m, log } = await serve(engine());
+    assert.equal(m.value('tokenring_kv_guard_prompts_total'), 3);
+    assert.equal(m.value('tokenring_kv_guard_warnings'), 0);
+    for (const part of ['keys', 'values']) {
+      const error = m.value('tokenring_kv_guard_error_ratio', { part });
+      const bound = m.value('tokenring_kv_guard_bound_ratio', { part });
+      assert.ok(error > 0 && error < bound, `${part}: ${error} of ${bound}`);
+    }
+    assert.deepEqual(log, []);
+  });
+}
+
+test('off, and with nothing to compress', { skip }, async () => {
+  for (const engine of [{ kv_guard: 'off' }, { kv_policy: 'full' }]) {
+    const { m, log } = await serve(engine);
+    assert.equal(m.value('tokenring_kv_guard_prompts_total'), 0);
+    assert.ok(!m.samples.some((x) => x.name.includes('guard_error')));
+    assert.deepEqual(log, []);
+  }
+});
