@@ -20,7 +20,7 @@
     offsetof(ngx_http_tokenring_shared_t, member)
 
 
-/* a counter in /metrics, behind "tokenring_gateway_" */
+/* a counter in /metrics */
 
 typedef struct {
     const char  *name;
@@ -48,31 +48,35 @@ static ngx_uint_t
 
 static ngx_http_tokenring_gateway_t  ngx_http_tokenring_gateway[] = {
 
-    { "pauses_total", "Requests paused because their client was slow.",
+    { "tokenring_gateway_pauses_total",
+      "Requests paused because their client was slow.",
       ngx_http_tokenring_gateway_counter(pauses) },
 
-    { "slow_uploads_total",
+    { "tokenring_gateway_slow_uploads_total",
       "Requests ended because their body came too slowly.",
       ngx_http_tokenring_gateway_counter(slow_uploads) },
 
-    { "limited_total",
+    { "tokenring_gateway_limited_total",
       "Requests refused because their tenant was at a limit of its plan.",
       ngx_http_tokenring_gateway_counter(limited) },
 
-    { "engine_losses_total", "Connections to engines that were lost.",
+    { "tokenring_gateway_engine_losses_total",
+      "Connections to engines that were lost.",
       ngx_http_tokenring_gateway_counter(engine_losses) },
 
-    { "retries_total", "Requests sent again, to another engine.",
+    { "tokenring_gateway_retries_total",
+      "Requests sent again, to another engine.",
       ngx_http_tokenring_gateway_counter(retries) },
 
-    { "migrations_total",
+    { "tokenring_gateway_migrations_total",
       "Requests that went on at another engine after they had begun.",
       ngx_http_tokenring_gateway_counter(migrations) },
 
-    { "unmovable_total", "Requests that lost their engine and could not.",
+    { "tokenring_gateway_unmovable_total",
+      "Requests that lost their engine and could not.",
       ngx_http_tokenring_gateway_counter(unmovable) },
 
-    { "protocol_errors_total",
+    { "tokenring_gateway_protocol_errors_total",
       "Channels closed because an engine broke the protocol.",
       ngx_http_tokenring_gateway_counter(protocol_errors) },
 
@@ -229,9 +233,7 @@ ngx_http_tokenring_gateway_metrics(ngx_http_tokenring_text_t *out)
     for (family = ngx_http_tokenring_gateway; family->name; family++) {
 
         if (ngx_http_tokenring_printf(out, 512,
-                "# HELP tokenring_gateway_%s %s\n"
-                "# TYPE tokenring_gateway_%s counter\n"
-                "tokenring_gateway_%s %uA\n",
+                "# HELP %s %s\n# TYPE %s counter\n%s %uA\n",
                 family->name, family->help, family->name, family->name,
                 *(ngx_atomic_t *) ((u_char *) shared + family->offset))
             != NGX_OK)
