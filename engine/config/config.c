@@ -449,6 +449,50 @@ expectation(const setting_t *s, char *out, size_t size)
     return out;
 }
 
+/* A number with its unit, if it is within the setting's bounds. */
+static bool
+parse_number(const setting_t *s, const char *value, uint64_t *v)
+{
+    bool good;
+
+    switch (s->kind) {
+    case KIND_NUMBER:
+        good = parse_digits(value, strlen(value), 10, v);
+        break;
+    case KIND_MODE:
+        good = parse_digits(value, strlen(value), 8, v);
+        break;
+    case KIND_SIZE:
+        good = parse_with_unit(value, size_units, v);
+        break;
+    case KIND_POWER:
+        good = parse_with_unit(value, size_units, v) && (*v & (*v - 1)) == 0;
+        break;
+    case KIND_DURATION:
+        good = parse_with_unit(value, duration_units, v);
+        break;
+    default:
+        return false;
+    }
+    return good && *v >= s->min && *v <= s->max;
+}
+
+static bool
+store_number(void *field, const setting_t *s, const char *value)
+{
+    uint64_t v = TR_CONFIG_AS_OTHER;
+    bool other = s->choices != NULL && strcmp(value, s->choices) == 0;
+    uint32_t v32;
+
+    if (!other && !parse_number(s, value, &v)) {
+        return false;
+    }
+    v32 = (uint32_t) v;
+    memcpy(field, s->size == sizeof(v32) ? (void *) &v32 : (void *) &v,
+           s->size);
+    return true;
+}
+
 /* Parses value into the field; false when it is not what is expected. */
 static bool
 store(tr_config_t *c, const setting_t *s, const char *value)
@@ -469,39 +513,12 @@ store(tr_config_t *c, const setting_t *s, const char *value)
         }
         snprintf(field, s->size, "%s", value);
         return true;
-    case KIND_NUMBER:
-        if (!parse_digits(value, strlen(value), 10, &v)) {
-            return false;
-        }
-        break;
     case KIND_SEED:
         if (!parse_digits(value, strlen(value), 10, &v)) {
             return false;
         }
         memcpy(field, &v, sizeof(v));
         return true;
-    case KIND_MODE:
-        if (!parse_digits(value, strlen(value), 8, &v)) {
-            return false;
-        }
-        break;
-    case KIND_SIZE:
-    case KIND_POWER:
-        if (s->choices != NULL && strcmp(value, s->choices) == 0) {
-            v = TR_CONFIG_AS_OTHER;
-            memcpy(field, &v, sizeof(v));
-            return true;
-        }
-        if (!parse_with_unit(value, size_units, &v)
-            || (s->kind == KIND_POWER && (v & (v - 1)) != 0)) {
-            return false;
-        }
-        break;
-    case KIND_DURATION:
-        if (!parse_with_unit(value, duration_units, &v)) {
-            return false;
-        }
-        break;
     case KIND_BOOL:
         if (!parse_bool(value, &b)) {
             return false;
@@ -526,19 +543,8 @@ store(tr_config_t *c, const setting_t *s, const char *value)
         c->log_level = choice_index(s->choices, value);
         return c->log_level >= 0;
     default:
-        return false;
+        return store_number(field, s, value);
     }
-    if (v < s->min || v > s->max) {
-        return false;
-    }
-    if (s->size == sizeof(uint32_t)) {
-        uint32_t v32 = (uint32_t) v;
-
-        memcpy(field, &v32, sizeof(v32));
-    } else {
-        memcpy(field, &v, sizeof(v));
-    }
-    return true;
 }
 
 /* ---- keys --------------------------------------------------------------- */
