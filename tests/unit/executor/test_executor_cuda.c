@@ -447,6 +447,12 @@ test_refused(void **state)
     c = settings("cuda");
     snprintf(c.model, sizeof(c.model), "/nonexistent");
     refuses(&c, TR_ERR_NOT_FOUND, "model", "/nonexistent/config.json");
+    c = settings("cuda");
+    strcpy(c.kv_reuse, "yes");
+    strcpy(c.kv_policy, "uniform");
+    strcpy(c.kv_policies, "");
+    refuses(&c, TR_ERR_UNSUPPORTED, "kv_reuse",
+            "prefixes are reused under full with backend cuda");
 }
 
 /* Memory by share: all of it is used, and the pool is what is left. */
