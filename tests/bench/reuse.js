@@ -9,21 +9,28 @@
 //   random   prompts that share nothing, with reuse and without by turns: tokens
 //            of prompts and answers a second
 //
-// Of each policy; `full` with kv_reuse auto, others with yes, against no.
+// Of each policy; `full` with kv_reuse auto, others with yes, against no.  On a GPU
+// only `full` is reused (--backend cuda --library build/lib/libtokenring_cuda.so;
+// tests/gpu/reuse.sh does this without NGINX).
 
 const http = require('node:http');
 const lib = require('./lib.js');
 
 const usage = `Usage: node tests/bench/reuse.js [options]
-  --policies LIST  KV policies, separated by blanks (default "full diffkv uniform")
+  --policies LIST  KV policies, separated by blanks (default "full diffkv uniform",
+                   with --backend cuda "full")
+  --backend NAME   cpu (default) or cuda
+  --library PATH   of the CUDA backend
   --turns N        of the conversation (default 8)
   --prompt N       tokens of the prompt that is asked again (default 3000)
   --random N       prompts without a prefix in a round (default 24)
   --rounds N       of these, each way (default 5)
   --json FILE      write the results there, and a table beside them (.md)
 `;
-const options = lib.options({ policies: 'full diffkv uniform', turns: 8,
-  prompt: 3000, random: 24, rounds: 5, json: '' }, usage);
+const options = lib.options({ policies: '', backend: 'cpu', library: '',
+  turns: 8, prompt: 3000, random: 24, rounds: 5, json: '' }, usage);
+options.policies = options.policies
+  || (options.backend === 'cuda' ? 'full' : 'full diffkv uniform');
 
 let state = 1;
 function rnd(n) {
@@ -56,7 +63,8 @@ function post(port, path, body) {
 async function engine(policy, reuse) {
   const dir = lib.makeDir();
   const one = await lib.startEngine(dir, { kv_policy: policy, kv_reuse: reuse,
-    kv_memory: '256m', log_level: 'notice' });
+    kv_memory: '256m', log_level: 'notice', backend: options.backend,
+    ...(options.library && { cuda_library: options.library }) });
   const nginx = await lib.startNginx(dir, 'nginx', {
     main: `load_module ${lib.MODULE};`,
     http: `tokenring_engine main unix:${one.socket};
