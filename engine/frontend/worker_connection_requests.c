@@ -349,6 +349,31 @@ kept_flags(const tr_wire_submit_t *head)
                      & (uint16_t) ~(TR_SUBMIT_RESUMABLE | TR_SUBMIT_DETACH);
 }
 
+/* What the head says of a request; NULL without memory. */
+static tr_request_t *
+make_request(tr_connection_t *c, uint64_t id, const tr_wire_submit_t *head)
+{
+    tr_request_t *r = calloc(1, sizeof(*r));
+
+    if (r == NULL || expect_ahead(r, head) != TR_OK) {
+        tr_request_free(r);
+        return NULL;
+    }
+    r->id = id;
+    memcpy(r->request_id, head->request_id, head->request_id_len);
+    r->endpoint = head->endpoint;
+    r->submit_flags = head->flags;
+    r->tenant = head->tenant;
+    r->share = head->share < TR_SUBMIT_SHARE_MAX ? head->share
+                                                 : TR_SUBMIT_SHARE_MAX;
+    memcpy(r->kv_key.bytes, head->cache_key, sizeof(head->cache_key));
+    r->kv_key.len = sizeof(head->cache_key);
+    r->writer = &c->writer;
+    r->owner = c;
+    r->arrival_us = c->env->now_us;
+    return r;
+}
+
 static tr_status_t
 first_part(tr_connection_t *c, const tr_record_t *rec, const uint8_t *payload)
 {
@@ -366,23 +391,10 @@ first_part(tr_connection_t *c, const tr_record_t *rec, const uint8_t *payload)
                                           "not speak of");
     }
     head.flags = kept_flags(&head);
-    r = calloc(1, sizeof(*r));
-    if (r == NULL || expect_ahead(r, &head) != TR_OK) {
-        tr_request_free(r);
+    r = make_request(c, rec->id, &head);
+    if (r == NULL) {
         return tr_connection_violation(c, "no memory for a request");
     }
-    r->id = rec->id;
-    memcpy(r->request_id, head.request_id, head.request_id_len);
-    r->endpoint = head.endpoint;
-    r->submit_flags = head.flags;
-    r->tenant = head.tenant;
-    r->share = head.share < TR_SUBMIT_SHARE_MAX ? head.share
-                                                : TR_SUBMIT_SHARE_MAX;
-    memcpy(r->kv_key.bytes, head.cache_key, sizeof(head.cache_key));
-    r->kv_key.len = sizeof(head.cache_key);
-    r->writer = &c->writer;
-    r->owner = c;
-    r->arrival_us = c->env->now_us;
     if (tr_endpoint(r->endpoint) != NULL
         && tr_endpoint(r->endpoint)->result == NULL) {
         tr_events_arrived(c->env->events, r, &head);
