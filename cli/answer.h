@@ -34,9 +34,10 @@ void tr_answer_free(tr_answer_t *answer);
 /* As an object: text, finish_reason, usage, times and rate. */
 json_t *tr_answer_json(const tr_answer_t *answer);
 
-/* "[12 prompt + 57 tokens, first after 45 ms, 61.2 tokens/s, KV cache 0.1 MiB (0.40
- * of 16 bits), stop]" on stderr.  The rate is by the engine's times; over HTTP, where
- * they are not known, by ours, and left out where all came at once. */
+/* "[12 prompt + 57 tokens, first after 45 ms, 61.2 tokens/s, KV cache 0.1 MiB
+ * (0.40 of 16 bits), stop]" on stderr.  The rate is by the engine's times; over
+ * HTTP, where they are not known, by ours, and left out where all came at once.
+ */
 void tr_answer_summary(const tr_answer_t *answer);
 
 #endif

@@ -1,7 +1,8 @@
 /*
  * Endpoints that compute and do not generate: /v1/tokenize, /v1/detokenize,
- * /v1/chat/completions/render and /v1/messages/count_tokens.  Their result is made here, on a parser's thread,
- * and the frontend thread sends it (tr_result_t).
+ * /v1/chat/completions/render and /v1/messages/count_tokens.  Their result is
+ * made here, on a parser's thread, and the frontend thread sends it
+ * (tr_result_t).
  */
 #include "openai_internal.h"
 

@@ -45,8 +45,8 @@
 
 /* In this order.  Beside these model_config.c reads model_type, sliding_window
  * with use_sliding_window, max_window_layers and layer_types, rope_*,
- * quantization_config and eos_token_id.  num_key_value_heads: as many as query heads; head_dim: what
- * hidden_size leaves for each. */
+ * quantization_config and eos_token_id.  num_key_value_heads: as many as query
+ * heads; head_dim: what hidden_size leaves for each. */
 #define COMMON_KEYS                                                       \
     { .name = "mlp_bias", .kind = TR_KEY_FALSE },                         \
         { .name = "attention_bias",                                       \

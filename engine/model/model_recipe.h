@@ -17,9 +17,9 @@
  *     m = (act(n Wgate^T) * n Wup^T) Wdown^T
  *     x += scale norm(m)                   TR_NORM_POST_MLP, else x += scale m
  *
- * and in the end logits = norm(x) Whead^T, scaled and capped.  A recipe can say more than a backend
- * can run: each backend checks it when a model is opened (tr_recipe_check), and
- * refuses by name what it has not.
+ * and in the end logits = norm(x) Whead^T, scaled and capped.  A recipe can say
+ * more than a backend can run: each backend checks it when a model is opened
+ * (tr_recipe_check), and refuses by name what it has not.
  */
 #ifndef TR_MODEL_RECIPE_H
 #define TR_MODEL_RECIPE_H

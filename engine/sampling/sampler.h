@@ -2,11 +2,11 @@
  * The sampler: logits of one position to one token, on the host, in plain C.
  *
  * Order, as in vLLM and transformers: logit_bias, repetition, presence and
- * frequency penalties, min_tokens bar, the mask of a grammar; greedy if temperature is 0; else
- * temperature, top-k, top-p, min-p, draw by ascending id.  The random number of
- * output token i is a pure function of (seed, i): independent of the batch, of
- * preemption and of what other requests do.  Logprobs are those of the raw
- * logits.
+ * frequency penalties, min_tokens bar, the mask of a grammar; greedy if
+ * temperature is 0; else temperature, top-k, top-p, min-p, draw by ascending
+ * id.  The random number of output token i is a pure function of (seed, i):
+ * independent of the batch, of preemption and of what other requests do.
+ * Logprobs are those of the raw logits.
  */
 #ifndef TR_SAMPLER_H
 #define TR_SAMPLER_H

@@ -79,14 +79,14 @@
  * Preemption, when a running sequence needs a page and none is free: blocked
  * sequences (paused, or with a full response ring) go first, then the youngest
  * choice, younger than itself, of a request that runs more than an eighth of
- * max_num_seqs, then the youngest.
- * Pages at 16 bits are freed and recomputed later, with the same result.
- * Compressed pages could not be recomputed to the same bits: they are swapped
- * out, and swapped in again before any new sequence of their client is admitted.  Only when
- * swap memory is full, too, are prompt and output recomputed as one prompt
- * (counted as recomputations).  The oldest sequence that can run always
- * advances, so the whole does.  Blocked sequences also make way for waiting
- * ones: a slow client must not hold memory that others need.
+ * max_num_seqs, then the youngest.  Pages at 16 bits are freed and recomputed
+ * later, with the same result.  Compressed pages could not be recomputed to the
+ * same bits: they are swapped out, and swapped in again before any new sequence
+ * of their client is admitted.  Only when swap memory is full, too, are prompt
+ * and output recomputed as one prompt (counted as recomputations).  The oldest
+ * sequence that can run always advances, so the whole does.  Blocked sequences
+ * also make way for waiting ones: a slow client must not hold memory that
+ * others need.
  */
 #ifndef TR_SCHEDULER_H
 #define TR_SCHEDULER_H

@@ -1,6 +1,6 @@
 /*
- * Response writers (response_writer.h).  What is in here runs in the step loop's thread,
- * but for making, closing and freeing.
+ * Response writers (response_writer.h).  What is in here runs in the step
+ * loop's thread, but for making, closing and freeing.
  */
 #include "response_writer.h"
 

@@ -26,10 +26,11 @@
  * Abort and pause are no records: they are control words (channel.h).
  *
  * For every request the engine sends, in this order: ECHOs, at most one
- * ACCEPTED, at most one STARTED, then DELTAs, ITEMs, KVs, RESULTs and one FINISH per choice,
- * the last of them with TR_FINISH_LAST; or at any point one ERROR, which ends it.
- * Exactly one of (FINISH with LAST, ERROR) is sent for every request whose first SUBMIT
- * part was read, also after an abort: it frees the slot.
+ * ACCEPTED, at most one STARTED, then DELTAs, ITEMs, KVs, RESULTs and one FINISH
+ * per choice, the last of them with TR_FINISH_LAST; or at any point one ERROR,
+ * which ends it.  Exactly one of (FINISH with LAST, ERROR) is sent for every
+ * request whose first SUBMIT part was read, also after an abort: it frees the
+ * slot.
  *
  * All integers are in host order: both ends are on one host.  Variable parts
  * follow the fixed head in the order of their length fields.  The parse

@@ -4,12 +4,12 @@
  *
  * All weights live in one arena, in the backend's layout.  Query, key and value
  * rows form one matrix, gate and up rows another, so that a step has four
- * products a layer.  A matrix has the 16-bit type of its tensors, where all have
- * the same and nothing that is done to them needs more; else FP32.  Which one it is
- * does not change a bit of the results.  Tensors are expanded in blocks of rows by all threads, and
- * a file's pages are given back as soon as they were read, so that no more than
- * the arena stays resident.  Equalisation (equalise.h) and rotation (rotate.h)
- * change what passes.
+ * products a layer.  A matrix has the 16-bit type of its tensors, where all
+ * have the same and nothing that is done to them needs more; else FP32.  Which
+ * one it is does not change a bit of the results.  Tensors are expanded in
+ * blocks of rows by all threads, and a file's pages are given back as soon as
+ * they were read, so that no more than the arena stays resident.  Equalisation
+ * (equalise.h) and rotation (rotate.h) change what passes.
  */
 #include "model.h"
 

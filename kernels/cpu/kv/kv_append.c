@@ -133,8 +133,9 @@ window_enter(const append_t *a, const int32_t *table, const tr_kv_seq_t *seq,
     tr_kv_place_t p = tr_kv_place_window(a->kv, table, seq,
                                          tr_kv_window_entry(seq, t->pos));
     uint32_t slot = (t->pos - seq->sinks) % seq->window;
-    /* of a page without sinks: where the page's slots end, and how long ago the last was written: when
-     * that has left the window, the page is new or as good as new */
+    /* of a page without sinks: where the page's slots end, and how long ago the
+     * last was written: when that has left the window, the page is new or as
+     * good as new */
     uint32_t end = slot - p.at + p.layout->tokens;
     uint32_t ago;
 

@@ -67,8 +67,8 @@ dest_count(const compress_t *c, const int8_t *dest, uint32_t n,
     return allowed == n;
 }
 
-/* The window takes exactly its positions in front of the end, of n sources in order from position
- * `pos` on. */
+/* The window takes exactly its positions in front of the end, of n sources in
+ * order from position `pos` on. */
 static bool
 window_chosen(const compress_t *c, const int8_t *dest, uint32_t n, uint32_t pos)
 {
