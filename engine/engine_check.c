@@ -300,15 +300,41 @@ check_device(const tr_config_t *config, tr_error_t *err)
                        : rc;
 }
 
+/* What kv_policy auto would take: this one check computes. */
+static tr_status_t
+check_choice(const tr_config_t **config, tr_config_t *chosen, FILE *out,
+             tr_error_t *err)
+{
+    tr_kv_choice_t choice;
+    tr_status_t rc;
+
+    if (!tr_kv_chooses(*config)) {
+        return TR_OK;
+    }
+    rc = tr_executor_choose(*config, &choice, err);
+    if (rc == TR_OK) {
+        fprintf(out, "kv policy: auto takes %s: %s\n", choice.spec, choice.why);
+        *chosen = **config;
+        snprintf(chosen->kv_policy, sizeof(chosen->kv_policy), "%s",
+                 choice.spec);
+        *config = chosen;
+    }
+    return rc;
+}
+
 static tr_status_t
 check_model(const tr_config_t *config, FILE *out, tr_error_t *err)
 {
     tr_model_config_t model;
+    tr_config_t chosen;
     tr_status_t rc = tr_model_config_load(config->model, config->ignore_config,
                                           &model, err);
 
     if (rc == TR_OK) {
         rc = check_recipe(config, &model.recipe, out, err);
+    }
+    if (rc == TR_OK) {
+        rc = check_choice(&config, &chosen, out, err);
     }
     if (rc == TR_OK) {
         rc = check_cache(config, &model, out, err);

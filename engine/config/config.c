@@ -133,7 +133,8 @@ static const setting_t settings[] = {
       "compressed; one prompt alone may take all" },
     { "kv_policy", KIND_TEXT, AT(kv_policy), "full", 1, 0, NULL,
       "what the KV cache keeps, and how exactly, as "
-      "NAME:SETTING=VALUE,SETTING=VALUE; full: everything at 16 bits" },
+      "NAME:SETTING=VALUE,SETTING=VALUE; full: everything at 16 bits; auto: "
+      "the cheapest that the model bears, measured at start (backend cpu)" },
     { "kv_policies", KIND_TEXT, AT(kv_policies), "", 0, 0, NULL,
       "other policies that requests may choose with kv_policy, separated by "
       "blanks; empty: none" },

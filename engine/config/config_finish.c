@@ -253,6 +253,29 @@ finish_guard(tr_config_t *c, tr_error_t *err)
     return TR_OK;
 }
 
+/* What would have to be measured on weights that only backend cpu computes. */
+static tr_status_t
+finish_policy(const tr_config_t *c, tr_error_t *err)
+{
+    if (strcmp(c->kv_policy, "auto") != 0) {
+        return TR_OK;
+    }
+    if (strcmp(c->backend, "cpu") != 0) {
+        return tr_error_set(err, TR_ERR_INVALID, "kv_policy",
+                            "kv_policy auto: backend %s does not measure"
+                            " policies; expected the name of one",
+                            c->backend);
+    }
+    if (strcmp(c->load_format, "auto") != 0) {
+        return tr_error_set(err, TR_ERR_INVALID, "kv_policy",
+                            "kv_policy auto: load_format %s makes weights on"
+                            " which nothing can be measured; expected the name"
+                            " of a policy",
+                            c->load_format);
+    }
+    return TR_OK;
+}
+
 tr_status_t
 tr_config_finish(tr_config_t *c, tr_error_t *err)
 {
@@ -267,6 +290,10 @@ tr_config_finish(tr_config_t *c, tr_error_t *err)
     }
     finish_memory(c);
     rc = finish_socket(c, err);
+    if (rc != TR_OK) {
+        return rc;
+    }
+    rc = finish_policy(c, err);
     if (rc != TR_OK) {
         return rc;
     }

@@ -20,6 +20,7 @@
 #include "engine/model/model_config.h"
 #include "engine/sampling/sampler.h"
 #include "engine/tokenizer/tokenizer.h"
+#include "kv_choose.h"
 #include <tokenring/status.h>
 
 /* One sequence's share of a step: tokens at positions [pos, pos + n).  What it
@@ -186,6 +187,10 @@ uint32_t tr_executor_levels(const tr_executor_t *e,
  * does through log.h (progress on long work). */
 tr_status_t tr_executor_open(const tr_config_t *config, tr_executor_t **out,
                              tr_error_t *err);
+/* What kv_policy auto takes for the configuration's model, on the CPU; the model
+ * is loaded for that, and let go. */
+tr_status_t tr_executor_choose(const tr_config_t *config, tr_kv_choice_t *out,
+                               tr_error_t *err);
 tr_status_t tr_executor_model_open(const tr_config_t *config,
                                    tr_executor_t **out, tr_error_t *err);
 tr_status_t tr_executor_cuda_open(const tr_config_t *config,

@@ -9,6 +9,7 @@
 #include "executor.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -17,6 +18,7 @@
 
 #include "engine/config/log.h"
 #include "engine/model/cpu/model.h"
+#include "kv_choose.h"
 #include "kernels/kernels.h"
 
 /* A row whose logits are needed. */
@@ -350,12 +352,53 @@ open_cache(executor_t *x, const tr_config_t *config, tr_error_t *err)
     return rc;
 }
 
+static int
+threads_of(const tr_config_t *config)
+{
+    return config->threads ? (int) config->threads : tr_thread_pool_cores();
+}
+
+/* With kv_policy auto, *chosen becomes the configuration with what was taken. */
+static tr_status_t
+choose_policy(executor_t *x, const tr_config_t **config, tr_config_t *chosen,
+              tr_error_t *err)
+{
+    tr_kv_choice_t choice;
+    tr_status_t rc;
+
+    if (!tr_kv_chooses(*config)) {
+        return TR_OK;
+    }
+    rc = tr_kv_choose(x->model, *config, &choice, err);
+    if (rc == TR_OK) {
+        *chosen = **config;
+        snprintf(chosen->kv_policy, sizeof(chosen->kv_policy), "%s",
+                 choice.spec);
+        *config = chosen;
+    }
+    return rc;
+}
+
+tr_status_t
+tr_executor_choose(const tr_config_t *config, tr_kv_choice_t *out,
+                   tr_error_t *err)
+{
+    executor_t x = { .max_rows = config->max_batch_tokens };
+    tr_status_t rc = open_model(&x, config, threads_of(config), err);
+
+    if (rc == TR_OK) {
+        rc = tr_kv_choose(x.model, config, out, err);
+    }
+    tr_model_free(x.model);
+    return rc;
+}
+
 tr_status_t
 tr_executor_model_open(const tr_config_t *config, tr_executor_t **out,
                        tr_error_t *err)
 {
-    int threads = config->threads ? (int) config->threads
-                                  : tr_thread_pool_cores();
+    int threads = threads_of(config);
+    tr_config_t chosen;
     executor_t *x = calloc(1, sizeof(*x));
     tr_status_t rc;
 
@@ -365,6 +408,9 @@ tr_executor_model_open(const tr_config_t *config, tr_executor_t **out,
     x->max_rows = config->max_batch_tokens;
     x->max_items = config->max_num_seqs;
     rc = open_model(x, config, threads, err);
+    if (rc == TR_OK) {
+        rc = choose_policy(x, &config, &chosen, err);
+    }
     if (rc == TR_OK) {
         x->base.submit = submit;
         x->base.complete = tr_executor_complete_computed;

@@ -114,13 +114,6 @@ tr_kv_guard_last(const tr_kv_guard_t *g)
     return g->last;
 }
 
-bool
-tr_kv_guard_over(const tr_kv_guard_error_t *e, double share)
-{
-    return e->keys > share * TR_KV_GUARD_KEYS
-           || e->values > share * TR_KV_GUARD_VALUES;
-}
-
 void
 tr_kv_guard_begin(tr_kv_guard_t *g, int32_t slot, uint32_t len)
 {
@@ -277,6 +270,14 @@ policy_of(tr_kv_guard_t *g, const char *spec)
     return &g->policy[g->n_policies++];
 }
 
+/* Is it above this share of the bounds? */
+static bool
+is_over(const tr_kv_guard_error_t *e, double share)
+{
+    return e->keys > share * TR_KV_GUARD_KEYS
+           || e->values > share * TR_KV_GUARD_VALUES;
+}
+
 static void
 say(const policy_t *p)
 {
@@ -306,7 +307,7 @@ void
 tr_kv_guard_count(tr_kv_guard_t *g, const tr_kv_policy_t *policy,
                   const tr_kv_guard_error_t *error)
 {
-    policy_t *p = policy_of(g, policy->spec);
+    policy_t *p = g->config.every != 0 ? policy_of(g, policy->spec) : NULL;
     double weight;
     bool over;
 
@@ -316,7 +317,7 @@ tr_kv_guard_count(tr_kv_guard_t *g, const tr_kv_policy_t *policy,
     weight = p->prompts++ == 0 ? 1 : NEWEST;
     p->mean.keys += weight * (error->keys - p->mean.keys);
     p->mean.values += weight * (error->values - p->mean.values);
-    over = tr_kv_guard_over(&p->mean, p->over ? WELL : 1);
+    over = is_over(&p->mean, p->over ? WELL : 1);
     if (over != p->over) {
         p->over = over;
         say(p);

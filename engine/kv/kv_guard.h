@@ -41,7 +41,8 @@
 #define TR_KV_GUARD_WORK (1ull << 30)
 
 typedef struct {
-    uint32_t every; /* 0: only who is watched by name (tr_kv_guard_watch) */
+    uint32_t every; /* 0: only who is watched by name (tr_kv_guard_watch), and
+                     * nothing is counted */
     uint32_t layers, heads, kv_heads, head_dim;
     float scale;
     const float *const *sinks; /* [layers] or NULL, as in tr_kv_view_t;
@@ -82,9 +83,6 @@ void tr_kv_guard_take(tr_kv_guard_t *g, uint32_t layer, const tr_rows_t *rows,
  * there; false: the slot is not watched, or not comparable. */
 bool tr_kv_guard_compare(tr_kv_guard_t *g, const tr_kv_view_t *kv,
                          const tr_kv_compress_t *c, tr_kv_guard_error_t *out);
-
-/* Is it above this share of the bounds? */
-bool tr_kv_guard_over(const tr_kv_guard_error_t *e, double share);
 
 /* ---- what prompts say together ------------------------------------------ */
 

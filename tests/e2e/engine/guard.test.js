@@ -1,8 +1,9 @@
 'use strict';
 //
-// kv_guard in service: a model whose keys do not suit its KV policy is noticed
+// kv_guard and kv_policy auto in service: a model whose keys do not suit its KV policy is noticed
 // with its first prompt, in the log, in /metrics and in `tokenring stats`; with
-// what helps, and with a model that suits it, nobody hears anything.
+// what helps, and with a model that suits it, nobody hears anything.  auto takes
+// what each of them bears.
 
 const { test, before, after } = require('node:test');
 const assert = require('node:assert/strict');
@@ -34,6 +35,7 @@ async function serve(engine) {
   const stack = await Stack.start({ engine: { kv_memory: '64m',
     kv_policy: 'diffkv:alpha_high=12,alpha_low=0', kv_guard: '1', ...engine } });
   const name = path.basename(engine.model || POCKET);
+  let used;
   try {
     for (let i = 0; i < 3; i++) {
       const content = Array.from({ length: 20 }, (_, k) => story(i + 7 * k));
@@ -41,13 +43,14 @@ async function serve(engine) {
         messages: [{ role: 'user', content: content.join(' ') }],
         max_tokens: 4, temperature: 0 });
       assert.equal(r.status, 200, r.text);
+      used = r.json().usage.kv_cache;
     }
     const m = await stack.metrics();
     const stats = JSON.parse(execFileSync(path.join(BUILD, 'bin/tokenring'),
       ['stats', '-e', stack.engine.socket, '--once', '--json']));
     const log = fs.readFileSync(stack.engine.log, 'utf8').split('\n')
       .filter((line) => line.includes('kv guard'));
-    return { m, stats, log };
+    return { m, stats, log, used, whole: fs.readFileSync(stack.engine.log, 'utf8') };
   } finally {
     await stack.stop();
   }
@@ -95,3 +98,20 @@ test('off, and with nothing to compress', { skip }, async () => {
     assert.deepEqual(log, []);
   }
 });
+
+for (const [what, taken, name, engine] of [
+  ['without outliers', 'diffkv', 'diffkv', () => ({})],
+  ['keys with outliers', 'uniform:levels=8/4', 'uniform',
+    () => ({ model: stress, kv_equalise: 'no' })],
+  ['equalised', 'diffkv', 'diffkv', () => ({ model: stress })],
+]) {
+  test(`auto: ${what}`, { skip }, async () => {
+    const { m, log, used, whole } = await serve(
+      { ...engine(), kv_policy: 'auto' });
+    assert.match(whole, new RegExp(`kv_policy auto took ${taken}: 1\\d+ tokens`
+      + ' of the built-in text; .*uniform:levels=4/2 .*memory'));
+    assert.equal(used.policy, name);
+    assert.equal(m.value('tokenring_kv_guard_warnings'), 0);
+    assert.deepEqual(log, []);
+  });
+}

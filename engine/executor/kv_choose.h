@@ -1,0 +1,38 @@
+/*
+ * kv_policy auto: the cheapest KV policy that a model bears.
+ *
+ * Measured at start, with the weights that will serve: a text is computed and
+ * compressed under each candidate (kv_measure.h), from cheapest to dearest, and
+ * the first whose errors are at most TR_KV_CHOOSE_KEYS and _VALUES is taken; `full`
+ * when none is.  These are well below the guard's bounds, where answers are lost
+ * for sure: one text is not what will be asked.
+ *
+ * The text is kv_calibration.txt in the model's directory, of which the first
+ * TR_KV_CHOOSE_TOKENS tokens count; without that file, one that is built in.
+ */
+#ifndef TR_KV_CHOOSE_H
+#define TR_KV_CHOOSE_H
+
+#include "engine/config/config.h"
+#include "engine/model/cpu/model.h"
+
+#define TR_KV_CHOOSE_FILE "kv_calibration.txt"
+#define TR_KV_CHOOSE_FILE_MAX (1u << 20)
+#define TR_KV_CHOOSE_TOKENS 2048u
+#define TR_KV_CHOOSE_TOKENS_MIN 256u
+#define TR_KV_CHOOSE_KEYS 0.04
+#define TR_KV_CHOOSE_VALUES 0.36
+
+typedef struct {
+    char spec[TR_KV_SPEC_MAX + 1]; /* as kv_policy would have it */
+    char why[512];                 /* "uniform:levels=4/2 keys 8%.., .." */
+} tr_kv_choice_t;
+
+/* Is that what the configuration asks for? */
+bool tr_kv_chooses(const tr_config_t *config);
+
+/* The model is open, and nothing of it under way. */
+tr_status_t tr_kv_choose(tr_model_t *m, const tr_config_t *config,
+                         tr_kv_choice_t *out, tr_error_t *err);
+
+#endif

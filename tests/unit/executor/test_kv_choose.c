@@ -1,0 +1,161 @@
+/*
+ * kv_policy auto on the shipped model: what is taken, and that the size of
+ * batches does not matter; the model's own text, and texts that cannot be
+ * measured on.
+ */
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <dirent.h>
+#include <limits.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "engine/config/log.h"
+#include "engine/executor/executor.h"
+
+#define POCKET "models/pocket"
+
+static tr_config_t
+settings(const char *model)
+{
+    tr_config_t c;
+
+    tr_config_defaults(&c);
+    snprintf(c.model, sizeof(c.model), "%s", model);
+    snprintf(c.kv_policy, sizeof(c.kv_policy), "auto");
+    c.threads = 2;
+    c.kv_memory = 32u << 20;
+    return c;
+}
+
+/* The model's files, linked from a directory of their own. */
+static void
+link_model(char *dir)
+{
+    char here[PATH_MAX], from[2 * PATH_MAX], to[2 * PATH_MAX];
+    struct dirent *e;
+    DIR *d = opendir(POCKET);
+
+    assert_non_null(d);
+    assert_non_null(mkdtemp(dir));
+    assert_non_null(getcwd(here, sizeof(here)));
+    while ((e = readdir(d)) != NULL) {
+        if (e->d_name[0] != '.') {
+            snprintf(from, sizeof(from), "%s/" POCKET "/%s", here, e->d_name);
+            snprintf(to, sizeof(to), "%s/%s", dir, e->d_name);
+            assert_int_equal(symlink(from, to), 0);
+        }
+    }
+    closedir(d);
+}
+
+static void
+unlink_model(const char *dir)
+{
+    char path[2 * PATH_MAX];
+    struct dirent *e;
+    DIR *d = opendir(dir);
+
+    while ((e = readdir(d)) != NULL) {
+        snprintf(path, sizeof(path), "%s/%s", dir, e->d_name);
+        unlink(path);
+    }
+    closedir(d);
+    rmdir(dir);
+}
+
+/* A calibration text: `text` so many times. */
+static void
+write_text(const char *dir, const char *text, size_t times)
+{
+    char path[PATH_MAX];
+    FILE *f;
+
+    snprintf(path, sizeof(path), "%s/" TR_KV_CHOOSE_FILE, dir);
+    f = fopen(path, "w");
+    assert_non_null(f);
+    while (times-- > 0) {
+        fputs(text, f);
+    }
+    assert_int_equal(fclose(f), 0);
+}
+
+static void
+test_pocket(void **state)
+{
+    tr_config_t c = settings(POCKET);
+    tr_kv_choice_t small, large;
+    tr_error_t err;
+    tr_executor_t *e;
+
+    (void) state;
+    assert_int_equal(tr_executor_choose(&c, &large, &err), TR_OK);
+    assert_string_equal(large.spec, "diffkv");
+    assert_non_null(strstr(large.why, "the built-in text"));
+    assert_non_null(strstr(large.why, "uniform:levels=4/2"));
+    c.max_batch_tokens = c.max_num_seqs = 50;
+    assert_int_equal(tr_executor_choose(&c, &small, &err), TR_OK);
+    assert_string_equal(small.why, large.why);
+
+    assert_int_equal(tr_executor_open(&c, &e, &err), TR_OK);
+    assert_string_equal(e->policies[0].policy->name, "diffkv");
+    assert_int_equal(e->policies[0].source, TR_KV_FROM_FILE);
+    assert_string_equal(tr_executor_policy_name(&e->policies[0]), "diffkv");
+    e->free(e);
+}
+
+static void
+test_text(void **state)
+{
+    static const struct {
+        const char *text;
+        size_t times;
+        const char *error; /* NULL: it is taken */
+    } texts[] = {
+        { "A fox met an owl. ", 2000, NULL },
+        { "A fox met an owl. ", 2, "expected 256 or more" },
+        { "", 1, "expected 256 or more" },
+        { "A fox met an owl. ", 100000, "has more than 1048576 bytes" },
+        { "A fox \xff ", 200, "kv_policy auto: " TR_KV_CHOOSE_FILE ": " },
+    };
+    char dir[] = "/tmp/tr_choose_XXXXXX";
+    tr_config_t c;
+
+    (void) state;
+    link_model(dir);
+    c = settings(dir);
+    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
+        tr_kv_choice_t got;
+        tr_error_t err;
+        tr_status_t rc;
+
+        write_text(dir, texts[i].text, texts[i].times);
+        rc = tr_executor_choose(&c, &got, &err);
+        if (texts[i].error == NULL) {
+            assert_int_equal(rc, TR_OK);
+            assert_non_null(
+                strstr(got.why, "2048 tokens of " TR_KV_CHOOSE_FILE));
+        } else {
+            assert_int_equal(rc, TR_ERR_INVALID);
+            assert_non_null(strstr(err.text, texts[i].error));
+        }
+    }
+    unlink_model(dir);
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_pocket),
+        cmocka_unit_test(test_text),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
