@@ -650,7 +650,7 @@ size_t tr_cuda_kv_swap_work(const tr_kv_view_t *kv);
 /* ---- sampling -------------------------------------------------------------
  *
  * Logits to tokens: the order and meaning of engine/sampling/sampler.h (bias,
- * penalties, bars; greedy, or temperature, top-k, top-p, min-p and a draw that
+ * penalties, bars, masks; greedy, or temperature, top-k, top-p, min-p and a draw that
  * depends on seed and the token's number alone; logprobs of the raw logits).
  *
  * Weights are whole numbers, multiples of 2^-44 of the best token's weight, so
@@ -686,11 +686,13 @@ typedef struct {
     float presence, frequency, repetition;
     uint32_t bias_at, n_bias; /* in tr_cuda_sample_t.bias */
     uint32_t bar_at, n_bar;   /* in tr_cuda_sample_t.bar: tokens that may not
-                               * come */
+                               * come; not looked at where there is a mask */
     int32_t logprobs;         /* -1: none; else alternatives wanted */
     int32_t target;           /* >= 0: no sampling; this token's logprob and
                                * the alternatives are wanted */
     uint32_t sequence;        /* in seq_slot */
+    uint32_t late;            /* 1: it is for a launch with `late`, 0: for the
+                               * others */
 } tr_cuda_sampling_t;
 
 typedef struct {
@@ -713,12 +715,18 @@ typedef struct {
                                  * -1: stalled, nothing is entered */
     const tr_cuda_bias_t *bias; /* on the device */
     const int32_t *bar;         /* on the device */
-    tr_cuda_history_t history;  /* penalties read it, sampled tokens enter, but
+    /* Which tokens may come at all, of rows that are sampled: mask_at[rows] is a
+     * row of mask, -1: any; NULL: any of all rows.  mask: [..][ceil(vocab / 32)],
+     * bit id % 32 of word id / 32 is a token's. */
+    const int32_t *mask_at;
+    const uint32_t *mask;
+    bool late; /* rows with `late` are sampled, all others stay as they are */
+    tr_cuda_history_t history; /* penalties read it, sampled tokens enter, but
                                  * not targets, and not beyond its end; token
                                  * NULL: neither */
-    tr_cuda_sampled_t *out;     /* [rows] */
-    tr_cuda_top_t *top;         /* [rows][TR_CUDA_TOP_MAX], best first */
-    void *work;                 /* tr_cuda_sample_work() bytes */
+    tr_cuda_sampled_t *out;    /* [rows] */
+    tr_cuda_top_t *top;        /* [rows][TR_CUDA_TOP_MAX], best first */
+    void *work;                /* tr_cuda_sample_work() bytes */
 } tr_cuda_sample_t;
 
 /* Can be captured: what depends on the parameters is read on the device. */

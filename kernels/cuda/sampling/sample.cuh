@@ -179,11 +179,27 @@ best_of(block_t b, uint64_t *meet, const float *x, uint32_t from, uint32_t end,
 
 /* ---- parameters --------------------------------------------------------- */
 
-/* Is a token wanted of the row? */
+/* Is the row this launch's? */
+TR_DEVICE bool
+is_taken(const sample_args_t *a, const tr_cuda_sampling_t *w)
+{
+    return (w->late != 0) == a->a.late;
+}
+
+/* Is a token wanted of the row, and now? */
 TR_DEVICE bool
 is_wanted(const sample_args_t *a, const tr_cuda_sampling_t *w)
 {
-    return w->slot >= 0 && a->a.seq_slot[w->sequence] >= 0;
+    return is_taken(a, w) && w->slot >= 0 && a->a.seq_slot[w->sequence] >= 0;
+}
+
+/* What may come; NULL: anything. */
+TR_DEVICE const uint32_t *
+row_mask(const sample_args_t *a, uint32_t row)
+{
+    int32_t at = a->a.mask_at != NULL ? a->a.mask_at[row] : -1;
+
+    return at < 0 ? NULL : a->a.mask + (size_t) at * ((a->a.vocab + 31) / 32);
 }
 
 TR_DEVICE bool
@@ -194,9 +210,13 @@ has_penalties(const tr_cuda_sampling_t *w)
 
 /* Must its logits be changed first? */
 TR_DEVICE bool
-is_shaped(const tr_cuda_sampling_t *w)
+is_shaped(const sample_args_t *a, uint32_t row)
 {
-    return w->target < 0 && (w->n_bias > 0 || w->n_bar > 0 || has_penalties(w));
+    const tr_cuda_sampling_t *w = &a->a.sampling[row];
+
+    return w->target < 0
+           && (w->n_bias > 0 || w->n_bar > 0 || has_penalties(w)
+               || row_mask(a, row) != NULL);
 }
 
 /* ---- scan --------------------------------------------------------------- */

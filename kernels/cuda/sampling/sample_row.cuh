@@ -300,7 +300,15 @@ penalised(const tr_cuda_sampling_t *w, float x, uint32_t count)
     return x;
 }
 
-/* The row with bias, penalties and bars.  A token that is named more than once
+/* Bit id of a mask; NULL: set. */
+TR_DEVICE bool
+is_allowed(const uint32_t *mask, uint32_t id)
+{
+    return mask == NULL || (mask[id / 32] >> id % 32 & 1) != 0;
+}
+
+/* The row with bias, penalties, and bars or what its mask leaves: nothing that
+ * is added makes more of minus infinity.  A token that is named more than once
  * is always the same lane's, so that it is changed in order. */
 TR_DEVICE void
 shape_row(const sample_args_t *a, block_t b, uint32_t row, float *x,
@@ -308,10 +316,11 @@ shape_row(const sample_args_t *a, block_t b, uint32_t row, float *x,
 {
     const tr_cuda_sampling_t *w = &a->a.sampling[row];
     const float *raw = a->a.logits + row * a->a.ld;
+    const uint32_t *mask = row_mask(a, row);
     bool penalties = has_penalties(w) && a->a.history.token != NULL;
 
     each_logit(b, raw, 0, a->a.vocab, a->wide, [&](float logit, uint32_t id) {
-        x[id] = logit;
+        x[id] = is_allowed(mask, id) ? logit : -INFINITY;
         if (penalties) {
             counts[id] = 0;
         }
@@ -333,7 +342,7 @@ shape_row(const sample_args_t *a, block_t b, uint32_t row, float *x,
         }
         lanes_sync(b);
     }
-    for (uint32_t i = b.lane; i < w->n_bar; i += b.lanes) {
+    for (uint32_t i = b.lane; mask == NULL && i < w->n_bar; i += b.lanes) {
         int32_t token = a->a.bar[w->bar_at + i];
 
         if (in_vocab(a, token)) {
@@ -424,16 +433,16 @@ choose_block(const sample_args_t *a, block_t b, sample_smem_t *smem,
     size_t vocab = tr_pad(a->a.vocab, 4);
 
     if (block < a->a.rows) {
-        if (!is_wanted(a, &a->a.sampling[block])
-            || !is_shaped(&a->a.sampling[block])) {
+        const tr_cuda_sampling_t *w = &a->a.sampling[block];
+
+        if (is_taken(a, w) && (!is_wanted(a, w) || !is_shaped(a, block))) {
             choose_row(a, b, smem, block, NULL, NULL);
         }
         return;
     }
     block -= a->a.rows;
     for (uint32_t row = block; row < a->a.rows; row += places) {
-        if (is_wanted(a, &a->a.sampling[row])
-            && is_shaped(&a->a.sampling[row])) {
+        if (is_wanted(a, &a->a.sampling[row]) && is_shaped(a, row)) {
             lanes_sync(b);
             choose_row(a, b, smem, row, a->shaped + block * vocab,
                        a->counts + block * vocab);

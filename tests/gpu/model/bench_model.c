@@ -338,6 +338,18 @@ open_sample(bench_t *b)
             "slots");
 }
 
+/* One for all rows: a quarter of the vocabulary. */
+static void
+open_mask(bench_t *b)
+{
+    size_t bytes = (VOCAB + 31) / 32 * 4;
+    void *mask = device_memory(bytes);
+
+    cuda_ok(cudaMemset(mask, 0x11, bytes), "mask");
+    b->sample.mask = mask;
+    b->sample.mask_at = device_memory(SAMPLED_MAX * 4);
+}
+
 int
 main(void)
 {
@@ -373,5 +385,10 @@ main(void)
     w = plain;
     w.repetition = 1.1f;
     show_sample(&b, "greedy, penalties", w);
+    open_mask(&b);
+    show_sample(&b, "greedy, masks", plain);
+    w = plain;
+    w.temperature = 1;
+    show_sample(&b, "temperature 1, masks", w);
     return 0;
 }

@@ -1,6 +1,6 @@
 /*
  * What tr_cuda_sample does, by sorting and the definitions, in the order of
- * engine/sampling/sampler.h: bias, penalties, bars; greedy, or temperature,
+ * engine/sampling/sampler.h: bias, penalties, bars, masks; greedy, or temperature,
  * top-k, top-p, min-p and a draw that goes through what is left by ascending
  * id.
  */
@@ -21,7 +21,8 @@ typedef struct {
     const tr_cuda_sample_t *a;
     const tr_cuda_sampling_t *sampling;
     const float *raw;
-    float *logits; /* with bias, penalties, bars */
+    const uint32_t *mask; /* NULL: none */
+    float *logits; /* with bias, penalties, bars, or what the mask leaves */
     uint32_t *counts;
     candidate_t *candidates;
 } row_t;
@@ -101,7 +102,12 @@ shape(const row_t *w)
         && (p->repetition != 1 || p->presence != 0 || p->frequency != 0)) {
         penalise(w);
     }
-    for (uint32_t i = 0; i < p->n_bar; i++) {
+    for (uint32_t i = 0; w->mask != NULL && i < w->a->vocab; i++) {
+        if ((w->mask[i / 32] >> i % 32 & 1) == 0) {
+            w->logits[i] = -INFINITY;
+        }
+    }
+    for (uint32_t i = 0; w->mask == NULL && i < p->n_bar; i++) {
         int32_t token = w->a->bar[p->bar_at + i];
 
         if (in_vocab(w, token)) {
@@ -264,10 +270,12 @@ score(const row_t *w, float max, tr_cuda_sampled_t *out, tr_cuda_top_t *top)
 /* ---- a row -------------------------------------------------------------- */
 
 static bool
-is_shaped(const tr_cuda_sampling_t *p)
+is_shaped(const row_t *w)
 {
-    return p->n_bias > 0 || p->n_bar > 0 || p->repetition != 1
-           || p->presence != 0 || p->frequency != 0;
+    const tr_cuda_sampling_t *p = w->sampling;
+
+    return w->mask != NULL || p->n_bias > 0 || p->n_bar > 0
+           || p->repetition != 1 || p->presence != 0 || p->frequency != 0;
 }
 
 /* TR_CUDA_BAD_LOGITS for want of anything to take. */
@@ -281,7 +289,7 @@ choose(const row_t *w)
         return in_vocab(w, w->sampling->target) ? w->sampling->target
                                                 : TR_CUDA_BAD_LOGITS;
     }
-    if (is_shaped(w->sampling)) {
+    if (is_shaped(w)) {
         shape(w);
         logits = w->logits;
     }
@@ -299,6 +307,9 @@ sample_row(const row_t *w, tr_cuda_sampled_t *out, tr_cuda_top_t *top)
     const tr_cuda_history_t *h = &w->a->history;
     float max;
 
+    if ((p->late != 0) != w->a->late) {
+        return;
+    }
     *out = (tr_cuda_sampled_t){ TR_CUDA_NO_TOKEN, 0, 0 };
     if (p->slot < 0 || w->a->seq_slot[p->sequence] < 0) {
         return;
@@ -322,7 +333,7 @@ sample_row(const row_t *w, tr_cuda_sampled_t *out, tr_cuda_top_t *top)
 int
 tr_ref_sample(const tr_cuda_sample_t *a)
 {
-    size_t n = (size_t) a->vocab + 1;
+    size_t n = (size_t) a->vocab + 1, words = ((size_t) a->vocab + 31) / 32;
     row_t w = { .a = a,
                 .logits = malloc(n * sizeof(float)),
                 .counts = malloc(n * sizeof(uint32_t)),
@@ -335,6 +346,9 @@ tr_ref_sample(const tr_cuda_sample_t *a)
         for (uint32_t r = 0; r < a->rows; r++) {
             w.sampling = &a->sampling[r];
             w.raw = a->logits + r * a->ld;
+            w.mask = a->mask_at != NULL && a->mask_at[r] >= 0
+                         ? a->mask + (size_t) a->mask_at[r] * words
+                         : NULL;
             sample_row(&w, &a->out[r], a->top + (size_t) r * TR_CUDA_TOP_MAX);
         }
         rc = TR_KERNEL_OK;

@@ -1,8 +1,9 @@
 /*
  * tr_cuda_sample against plain C (model_reference.h): batches of random
  * sampling parameters over vocabularies from one token to 152,064, equal
- * logits, minus infinities, rows that are no numbers, stalled rows and padding;
- * a row alone gives the bits that it gives among others.
+ * logits, minus infinities, rows that are no numbers, stalled rows and padding,
+ * masks, rows that are another launch's; a row alone gives the bits that it gives
+ * among others.
  *
  * A draw whose random number falls on the edge of two tokens' shares may differ
  * in the last bits of exp: then the token must be one whose share comes within
@@ -18,14 +19,16 @@
 #include "model_reference.h"
 #include "tests/gpu/fixtures/arrays.h"
 
-enum { SLOTS = 90, LEN = 100, NAMED = 40 };
+enum { SLOTS = 90, LEN = 100, NAMED = 40, MASKS = 6 };
 
 static side_t side;
-static unsigned long long rows_done, drawn, edges, failures;
+static unsigned long long rows_done, masked, drawn, edges, failures;
 
 typedef struct {
     tr_cuda_sample_t a;
     array_t logits, sampling, seq_slot, bias, bar, history, out, top, work;
+    array_t mask_at, mask;
+    bool unmasked; /* there are no masks at all */
 } case_t;
 
 /* ---- random cases ------------------------------------------------------- */
@@ -70,6 +73,47 @@ invent_penalties(tr_cuda_sampling_t *w)
     w->n_bias = random_below(2) ? 0 : random_below(NAMED / 2);
     w->bar_at = random_below(NAMED / 2);
     w->n_bar = random_below(2) ? 0 : random_below(NAMED / 2);
+}
+
+/* From nothing at all to everything; some bits beyond the vocabulary are set. */
+static void
+invent_mask(case_t *c, uint32_t m)
+{
+    size_t words = (c->a.vocab + 31) / 32;
+    uint32_t *mask = (uint32_t *) array_host(&c->mask) + m * words;
+    uint32_t kind = random_below(8), few = 1 + random_below(12);
+
+    for (size_t i = 0; i < words; i++) {
+        mask[i] = kind < 5   ? 0
+                  : kind < 7 ? random_below(UINT32_MAX)
+                             : UINT32_MAX;
+    }
+    for (uint32_t i = 0; i < few && kind > 0 && kind < 5; i++) {
+        uint32_t id = random_below(c->a.vocab);
+
+        mask[id / 32] |= 1u << id % 32;
+    }
+}
+
+static void
+invent_masks(case_t *c)
+{
+    c->a.late = random_below(3) == 0;
+    c->unmasked = random_below(3) == 0;
+    c->mask_at = array_new(c->a.rows, 4, false);
+    c->mask = array_new((size_t) MASKS * ((c->a.vocab + 31) / 32), 4, false);
+    for (uint32_t m = 0; m < MASKS; m++) {
+        invent_mask(c, m);
+    }
+    for (uint32_t r = 0; r < c->a.rows; r++) {
+        tr_cuda_sampling_t *w = (tr_cuda_sampling_t *) array_host(&c->sampling);
+
+        ((int32_t *) array_host(
+            &c->mask_at))[r] = (int32_t) random_below(2 * MASKS) - MASKS;
+        w[r].late = (random_below(6) == 0) != c->a.late;
+    }
+    array_send(&c->mask_at);
+    array_send(&c->mask);
 }
 
 static void
@@ -144,6 +188,7 @@ case_open(case_t *c)
         invent_logits(c, r);
         invent_sampling(c, r);
     }
+    invent_masks(c);
     for (uint32_t i = 0; i < SLOTS; i++) {
         ((int32_t *) array_host(&c->seq_slot))[i] = random_below(8)
                                                         ? (int32_t) i
@@ -175,9 +220,9 @@ case_open(case_t *c)
 static void
 case_close(case_t *c)
 {
-    array_t *all[] = { &c->logits, &c->sampling, &c->seq_slot,
-                       &c->bias,   &c->bar,      &c->history,
-                       &c->out,    &c->top,      &c->work };
+    array_t *all[] = { &c->logits, &c->sampling, &c->seq_slot, &c->bias,
+                       &c->bar,    &c->history,  &c->out,      &c->top,
+                       &c->work,   &c->mask,     &c->mask_at };
 
     for (uint32_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         array_free(all[i]);
@@ -194,6 +239,8 @@ case_args(const case_t *c, void *(*of)(const array_t *) )
     a.seq_slot = of(&c->seq_slot);
     a.bias = of(&c->bias);
     a.bar = of(&c->bar);
+    a.mask_at = c->unmasked ? NULL : of(&c->mask_at);
+    a.mask = of(&c->mask);
     a.history = (tr_cuda_history_t){ of(&c->history), LEN };
     a.out = of(&c->out);
     a.top = of(&c->top);
@@ -301,15 +348,22 @@ uniform(const tr_cuda_sampling_t *w)
 }
 
 /* Is what was drawn instead of `want` as good?  The logits of rows with
- * penalties are not here: their edges are left to rows without. */
+ * penalties or masks are not here: their edges are left to rows without. */
+static bool
+is_masked(const case_t *c, uint32_t r)
+{
+    return !c->unmasked && ((int32_t *) array_host(&c->mask_at))[r] >= 0;
+}
+
 static bool
 is_edge(const case_t *c, uint32_t r, int32_t want, int32_t got)
 {
     const tr_cuda_sampling_t *w = (tr_cuda_sampling_t *) array_host(
                                       &c->sampling)
                                   + r;
-    bool shaped = w->n_bias > 0 || w->n_bar > 0 || w->repetition != 1
-                  || w->presence != 0 || w->frequency != 0;
+    bool shaped = is_masked(c, r) || w->n_bias > 0 || w->n_bar > 0
+                  || w->repetition != 1 || w->presence != 0
+                  || w->frequency != 0;
 
     if (want < 0 || got < 0 || w->target >= 0 || w->temperature == 0) {
         return false;
@@ -341,7 +395,12 @@ check_row(const case_t *c, uint32_t r, const tr_cuda_sampled_t *got,
     int32_t *history = array_host(&c->history);
     size_t next = (size_t) w->slot * LEN + w->pos + 1;
 
+    if ((w->late != 0) != c->a.late) { /* as it was */
+        return memcmp(got, want, sizeof(*got)) == 0
+               && memcmp(top, best, TR_CUDA_TOP_MAX * sizeof(*top)) == 0;
+    }
     rows_done++;
+    masked += is_masked(c, r) && want->token >= 0 && w->target < 0;
     drawn += want->token >= 0 && w->target < 0 && w->temperature > 0;
     failures += want->token == TR_CUDA_BAD_LOGITS;
     if (got->token != want->token) {
@@ -386,12 +445,14 @@ describe(const case_t *c, uint32_t r)
     printf("  rows %u, vocab %u, ld %zu; slot %d, pos %u, prompt %u, number "
            "%u, "
            "seed %llu, temperature %g, top_p %.9g, min_p %.9g, top_k %d, "
-           "penalties %g %g %g, bias %u, bar %u, logprobs %d, target %d\n",
+           "penalties %g %g %g, bias %u, bar %u, logprobs %d, target %d, late "
+           "%u, mask %d\n",
            c->a.rows, c->a.vocab, c->a.ld, w->slot, w->pos, w->prompt_len,
            w->number, (unsigned long long) w->seed, (double) w->temperature,
            (double) w->top_p, (double) w->min_p, w->top_k,
            (double) w->repetition, (double) w->presence, (double) w->frequency,
-           w->n_bias, w->n_bar, w->logprobs, w->target);
+           w->n_bias, w->n_bar, w->logprobs, w->target, w->late,
+           is_masked(c, r));
 }
 
 /* Row r alone, with history as it was, gives the same bits. */
@@ -404,9 +465,14 @@ check_alone(case_t *c, uint32_t r, const tr_cuda_sampled_t *want,
     tr_cuda_top_t *best;
     bool same;
 
+    if ((((tr_cuda_sampling_t *) array_host(&c->sampling))[r].late != 0)
+        != a.late) {
+        return true;
+    }
     a.rows = 1;
     a.logits += r * a.ld;
     a.sampling += r;
+    a.mask_at = c->unmasked ? NULL : a.mask_at + r;
     array_send(&c->history);
     run_there(&a);
     got = (tr_cuda_sampled_t *) (void *) array_fetch(&c->out);
@@ -483,8 +549,8 @@ main(int argc, char **argv)
         failed++;
     }
     printf("sample: %u rounds from seed %llu, %u failed; %llu rows, %llu "
-           "drawn, %llu on an edge, %llu no numbers\n",
-           rounds, (unsigned long long) seed, failed, rows_done, drawn, edges,
-           failures);
+           "masked, %llu drawn, %llu on an edge, %llu no numbers\n",
+           rounds, (unsigned long long) seed, failed, rows_done, masked, drawn,
+           edges, failures);
     return failed != 0;
 }
