@@ -18,6 +18,9 @@ tr_executor_run(tr_executor_t *e, const tr_batch_t *batch)
 {
     tr_status_t rc = e->submit(e, batch);
 
+    if (rc == TR_OK && e->sample != NULL) {
+        e->sample(e, batch);
+    }
     return rc == TR_OK ? e->complete(e, batch) : rc;
 }
 

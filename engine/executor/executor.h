@@ -24,7 +24,8 @@
 #include <tokenring/status.h>
 
 /* One sequence's share of a step: tokens at positions [pos, pos + n).  What it
- * points to is read by submit alone, and may be gone by complete.  The places
+ * points to is read by submit alone (by `sample`, of late items with a mask), and
+ * may be gone by complete.  The places
  * of results are written by complete (by submit, where that computes). */
 typedef struct {
     int32_t kv_slot; /* room for pos + n tokens is reserved */
@@ -41,7 +42,8 @@ typedef struct {
                                   * counts may be behind */
     const uint32_t *mask; /* with sample: tokens that may come (grammar.h),
                            * [ceil(vocab / 32)]; NULL: any */
-    tr_sampled_t *out;    /* with sample; NULL by complete: not wanted any
+    bool late; /* with sample: mask is given to the executor's `sample` */
+    tr_sampled_t *out; /* with sample; NULL by complete: not wanted any
                                   * more */
     /* NULL, or [width]: in the place of a token, what the final norm gives for
      * the last position, with sample; with pool_mean the sum over all
@@ -97,8 +99,8 @@ struct tr_executor {
      * way. */
     uint32_t ahead;
     uint32_t width; /* of pooled; 0: items may not have it */
-    bool masks;     /* items may have masks */
-    /* Threads that others may use between complete and submit. */
+    bool masks;     /* items may have masks; with ahead, late ones alone */
+    /* Threads that others may use while none of the functions below runs. */
     tr_stream_t pool;
     /* Of its tokenizer, set by who opened it, NULL: no item has a mask;
      * borrowed. */
@@ -108,8 +110,14 @@ struct tr_executor {
      * step is returned here, and then it is not completed, or by its
      * complete. */
     tr_status_t (*submit)(tr_executor_t *e, const tr_batch_t *batch);
+    /* NULL where submit computes.  Called behind submit, when the batches in front
+     * are complete and before anything else is asked: only now are masks of late
+     * items known, which depend on the tokens of those batches.  Their tokens are
+     * sampled then; the rest of the batch is computed in the meantime.  Without
+     * late items it does nothing. */
+    void (*sample)(tr_executor_t *e, const tr_batch_t *batch);
     /* Waits for the oldest batch under way, which is `batch`, and writes its
-     * results.  Both are called by the step loop only. */
+     * results.  All three are called by the step loop only. */
     tr_status_t (*complete)(tr_executor_t *e, const tr_batch_t *batch);
     /* NULL: always at once.  Else asked after each token (now: CLOCK_MONOTONIC,
      * us): when may the sequence in kv_slot be in a batch again?  The loop
@@ -124,7 +132,7 @@ struct tr_executor {
     void (*free)(tr_executor_t *e);
 };
 
-/* Submits and completes, for those who have nothing to do in between. */
+/* Submits, samples and completes, for those who have nothing to do in between. */
 tr_status_t tr_executor_run(tr_executor_t *e, const tr_batch_t *batch);
 
 /* The complete of an executor whose submit computes (ahead 0). */

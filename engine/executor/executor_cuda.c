@@ -18,11 +18,15 @@
 
 #include "cuda_library.h"
 #include "engine/config/log.h"
+#include "kernels/thread_pool.h"
 
 /* What compressing prompts takes, by which their number before one batch is
  * bounded. */
 #define PROMPT_BYTES (256ull << 20)
 #define PROMPTS_MAX 8u
+
+/* Threads that make masks, unless `threads` says how many. */
+#define MASK_THREADS 16
 
 static double
 now_ms(void)
@@ -165,6 +169,8 @@ lay_memory(tr_executor_cuda_t *x, uint8_t *base)
     TAKE(bar, seqs * TR_CUDA_BAR_MAX * sizeof(*x->bar));
     TAKE(sampled, rows * sizeof(*x->sampled));
     TAKE(top, rows * TR_CUDA_TOP_MAX * sizeof(*x->top));
+    TAKE(late,
+         tr_cuda_lay_masks(&x->masks, x->base.vocab, x->max_rows, x->max_seqs));
 #undef TAKE
     return at;
 }
@@ -192,6 +198,19 @@ take_slot(tr_executor_cuda_t *x, tr_cuda_slot_t *t)
            && cuda->event_open(&t->done) == 0;
 }
 
+static bool
+take_masks(tr_executor_cuda_t *x)
+{
+    const tr_device_t *cuda = x->cuda;
+    tr_cuda_masks_t *m = &x->masks;
+
+    m->pinned = cuda->pin(
+        tr_cuda_lay_masks(m, x->base.vocab, x->max_rows, x->max_seqs));
+    tr_cuda_lay_masks(m, x->base.vocab, x->max_rows, x->max_seqs);
+    return m->pinned != NULL && cuda->stream_open(&x->device, &m->stream) == 0
+           && cuda->event_open(&m->arrived) == 0;
+}
+
 static tr_status_t
 take_buffers(tr_executor_cuda_t *x, tr_error_t *err)
 {
@@ -208,6 +227,7 @@ take_buffers(tr_executor_cuda_t *x, tr_error_t *err)
     for (int i = 0; i < TR_CUDA_SLOTS; i++) {
         pinned = pinned && take_slot(x, &x->slots[i]);
     }
+    pinned = pinned && take_masks(x);
     return pinned && x->rows != NULL
                ? TR_OK
                : tr_error_set(err, TR_ERR_NOMEM, "max_batch_tokens",
@@ -412,6 +432,24 @@ free_slot(const tr_executor_cuda_t *x, tr_cuda_slot_t *t)
 }
 
 static void
+free_masks(tr_executor_cuda_t *x)
+{
+    tr_cuda_masks_t *m = &x->masks;
+
+    if (m->stream.stream != NULL) {
+        x->cuda->stream_wait(&m->stream);
+        x->cuda->stream_close(&m->stream);
+    }
+    if (m->arrived != NULL) {
+        x->cuda->event_close(m->arrived);
+    }
+    if (m->pinned != NULL) {
+        x->cuda->unpin(m->pinned);
+    }
+    tr_thread_pool_free(x->base.pool.thread_pool);
+}
+
+static void
 executor_free(tr_executor_t *e)
 {
     tr_executor_cuda_t *x = (tr_executor_cuda_t *) e;
@@ -428,6 +466,7 @@ executor_free(tr_executor_t *e)
     for (int i = 0; i < TR_CUDA_SLOTS && x->cuda != NULL; i++) {
         free_slot(x, &x->slots[i]);
     }
+    free_masks(x);
     if (x->memory != NULL) {
         x->cuda->release(x->memory);
     }
@@ -440,11 +479,31 @@ executor_free(tr_executor_t *e)
 }
 
 static tr_status_t
+open_pool(tr_executor_cuda_t *x, const tr_config_t *config, tr_error_t *err)
+{
+    tr_stream_t *pool = &x->base.pool;
+    int cores = tr_thread_pool_cores();
+
+    pool->threads = config->threads != 0   ? (int) config->threads
+                    : cores < MASK_THREADS ? cores
+                                           : MASK_THREADS;
+    pool->thread_pool = tr_thread_pool_new(pool->threads);
+    return pool->thread_pool != NULL
+               ? TR_OK
+               : tr_error_set(err, TR_ERR_NOMEM, "threads",
+                              "no memory or threads for %d threads",
+                              pool->threads);
+}
+
+static tr_status_t
 open_parts(tr_executor_cuda_t *x, const tr_config_t *config, tr_error_t *err)
 {
     tr_kv_config_t kv;
-    tr_status_t rc = open_device(x, config, err);
+    tr_status_t rc = open_pool(x, config, err);
 
+    if (rc == TR_OK) {
+        rc = open_device(x, config, err);
+    }
     if (rc == TR_OK) {
         rc = open_model(x, config, err);
     }
@@ -482,6 +541,7 @@ tr_executor_cuda_open(const tr_config_t *config, tr_executor_t **out,
     }
     x->base.ahead = TR_CUDA_SLOTS - 1;
     x->base.submit = tr_executor_cuda_submit;
+    x->base.sample = tr_executor_cuda_sample;
     x->base.complete = tr_executor_cuda_complete;
     x->base.free = executor_free;
     x->max_rows = config->max_batch_tokens;

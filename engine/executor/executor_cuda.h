@@ -9,6 +9,12 @@
  * of memory, the upload, and the launches are a graph captured at start.  The
  * kernels of other steps are launched one by one.
  *
+ * Rows whose mask depends on a token of the batch before are sampled late: the
+ * launches of a step pass them over, and once the host has that batch's tokens and
+ * the masks, these go to the device in a stream of their own, while the step is
+ * computed, and the rows' logits are sampled by launches behind it.  Steps
+ * without such rows have nothing of this.
+ *
  * Two batches may be in flight.  Each has a slot: pinned memory for its upload
  * and its results, and an event.  The device has one upload and one set of
  * results, which the stream's order protects.
@@ -53,8 +59,22 @@ typedef struct {
     tr_status_t *status;        /* [max_seqs] what submit says of an item */
     bool *stalled;              /* [max_seqs] */
     uint32_t n_wants, n_bias, n_bar;
+    uint32_t n_late;         /* rows that are still to be sampled */
+    uint32_t n_rows, n_seqs; /* of the launches, with padding */
     bool top_wanted, graph, failed;
 } tr_cuda_slot_t;
+
+/* Masks on their way to the device: there at once for all that read them, since a
+ * batch is complete before those of the next one are known. */
+typedef struct {
+    tr_cuda_stream_t stream;
+    void *arrived;    /* event */
+    uint8_t *pinned;  /* at, then masks */
+    int32_t *at;      /* [max_rows] which mask a sampled row has, -1: none */
+    uint32_t *mask;   /* [max_seqs][words] */
+    uint32_t words;   /* of a mask */
+    size_t mask_from; /* offset of masks */
+} tr_cuda_masks_t;
 
 typedef struct {
     uint64_t steps, graphs; /* completed; of these, replayed */
@@ -70,13 +90,15 @@ typedef struct {
     tr_model_cuda_t *model;
     uint32_t max_rows, max_seqs;
 
-    uint8_t *memory; /* of the device, behind the next five */
+    uint8_t *memory; /* of the device, behind the next six */
     uint8_t *upload;
     tr_cuda_bias_t *bias;
     int32_t *bar;
     tr_cuda_sampled_t *sampled;
     tr_cuda_top_t *top;
+    uint8_t *late; /* as masks.pinned */
 
+    tr_cuda_masks_t masks;
     tr_cuda_slot_t slots[TR_CUDA_SLOTS];
     uint32_t oldest, under_way;
     tr_kv_device_row_t *rows; /* [max_seqs] of the batch being submitted */
@@ -108,6 +130,13 @@ tr_cuda_arrays_t tr_cuda_arrays(uint8_t *base, const tr_cuda_upload_t *l);
 bool tr_cuda_batch_fits(const tr_executor_cuda_t *x, const tr_batch_t *batch);
 /* The bucket of a batch of pure decode, -1: it is another. */
 int tr_cuda_bucket(const tr_executor_cuda_t *x, const tr_batch_t *batch);
+/* Lays out the masks; returns how many bytes all of them take. */
+size_t tr_cuda_lay_masks(tr_cuda_masks_t *m, uint32_t vocab, uint32_t rows,
+                         uint32_t seqs);
+/* Fills in the masks of a batch's late rows; returns how many bytes are to be
+ * uploaded. */
+size_t tr_cuda_gather_masks(tr_cuda_masks_t *m, const tr_cuda_slot_t *t,
+                            const tr_batch_t *batch);
 /* Rows whose logits are wanted. */
 uint32_t tr_cuda_count_samples(const tr_batch_t *batch);
 /* Fills the slot's pinned memory and x->rows, with padding up to so many
@@ -119,6 +148,7 @@ uint32_t tr_cuda_flatten(tr_executor_cuda_t *x, tr_cuda_slot_t *t,
 /* executor_cuda_step.c */
 
 tr_status_t tr_executor_cuda_submit(tr_executor_t *e, const tr_batch_t *batch);
+void tr_executor_cuda_sample(tr_executor_t *e, const tr_batch_t *batch);
 tr_status_t tr_executor_cuda_complete(tr_executor_t *e,
                                       const tr_batch_t *batch);
 

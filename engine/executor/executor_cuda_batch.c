@@ -147,6 +147,8 @@ make_sampling(tr_cuda_slot_t *t, const tr_batch_item_t *item, uint32_t sequence,
         w->frequency = p->frequency_penalty;
         w->repetition = p->repetition_penalty;
         w->logprobs = p->logprobs;
+        w->late = item->late;
+        t->n_late += item->late;
         t->top_wanted |= p->logprobs > 0;
         bar_tokens(t, item, w);
         add_bias(t, p, w);
@@ -228,7 +230,7 @@ tr_cuda_flatten(tr_executor_cuda_t *x, tr_cuda_slot_t *t,
     tr_cuda_arrays_t a = tr_cuda_arrays(t->upload, l);
     uint32_t row = 0, paths = 0, i;
 
-    t->n_wants = t->n_bias = t->n_bar = 0;
+    t->n_wants = t->n_bias = t->n_bar = t->n_late = 0;
     t->top_wanted = false;
     for (i = 0; i < batch->n_items; i++) {
         const tr_batch_item_t *item = &batch->items[i];
@@ -251,4 +253,42 @@ tr_cuda_flatten(tr_executor_cuda_t *x, tr_cuda_slot_t *t,
     a.seq_row[n_seqs] = row;
     pad_samplings(t, &a, n_samples);
     return paths;
+}
+
+/* ---- masks -------------------------------------------------------------- */
+
+size_t
+tr_cuda_lay_masks(tr_cuda_masks_t *m, uint32_t vocab, uint32_t rows,
+                  uint32_t seqs)
+{
+    m->words = (vocab + 31) / 32;
+    m->mask_from = tr_pad(rows * sizeof(*m->at), 64);
+    m->at = (int32_t *) (void *) m->pinned;
+    m->mask = m->pinned == NULL
+                  ? NULL
+                  : (uint32_t *) (void *) (m->pinned + m->mask_from);
+    return m->mask_from + (size_t) seqs * m->words * sizeof(*m->mask);
+}
+
+size_t
+tr_cuda_gather_masks(tr_cuda_masks_t *m, const tr_cuda_slot_t *t,
+                     const tr_batch_t *batch)
+{
+    int32_t n = 0;
+
+    for (uint32_t k = 0; k < t->n_wants; k++) {
+        const tr_cuda_want_t *w = &t->wants[k];
+        const tr_batch_item_t *item = w->item != TR_CUDA_NOBODY && !w->score
+                                          ? &batch->items[w->item]
+                                          : NULL;
+        uint32_t *mask = m->mask + (size_t) n * m->words;
+
+        m->at[k] = -1;
+        if (item != NULL && item->late && item->mask != NULL) {
+            memcpy(mask, item->mask, m->words * sizeof(*mask));
+            tr_sampler_narrow(item->sampler, item->number, mask);
+            m->at[k] = n++;
+        }
+    }
+    return m->mask_from + (size_t) n * m->words * sizeof(*m->mask);
 }

@@ -1,31 +1,29 @@
 /*
  * Runs batches on a GPU (executor_cuda.h): launches and results.
  *
+ * The end of a batch, where its results are downloaded, comes with its launches,
+ * or with those of its late rows (tr_executor_cuda_sample).
+ *
  * Only complete waits, and nothing allocates.  Once kv_device.h has been told
  * of a batch, the batch is completed whatever fails: only then do its books and
  * the device's agree.
  */
 #include "executor_cuda.h"
 
+#include <assert.h>
 #include <string.h>
 
 #include "engine/config/log.h"
 
 /* ---- launches ----------------------------------------------------------- */
 
-static int
-launch_step(tr_executor_cuda_t *x, const tr_cuda_upload_t *l,
-            tr_cuda_step_t *step)
+/* The device's arrays of a step whose counts are known. */
+static void
+point_step(const tr_executor_cuda_t *x, const tr_cuda_upload_t *l,
+           tr_cuda_step_t *step)
 {
-    const tr_kv_manager_t *m = tr_kv_device_manager(x->base.kv);
     tr_cuda_arrays_t a = tr_cuda_arrays(x->upload, l);
 
-    if (step->n_rows == 0) { /* an empty batch has commands alone */
-        int rc = tr_kv_device_step(x->base.kv, step->n_seqs);
-
-        x->model->failed = rc != 0 ? "manager_step" : NULL;
-        return rc;
-    }
     step->token = a.token;
     step->row_slot = a.row_slot;
     step->row_pos = a.row_pos;
@@ -38,6 +36,21 @@ launch_step(tr_executor_cuda_t *x, const tr_cuda_upload_t *l,
     step->bar = x->bar;
     step->sampled = x->sampled;
     step->top = x->top;
+}
+
+static int
+launch_step(tr_executor_cuda_t *x, const tr_cuda_upload_t *l,
+            tr_cuda_step_t *step)
+{
+    const tr_kv_manager_t *m = tr_kv_device_manager(x->base.kv);
+
+    if (step->n_rows == 0) { /* an empty batch has commands alone */
+        int rc = tr_kv_device_step(x->base.kv, step->n_seqs);
+
+        x->model->failed = rc != 0 ? "manager_step" : NULL;
+        return rc;
+    }
+    point_step(x, l, step);
     tr_model_cuda_begin(x->model, step);
     tr_model_cuda_launched(x->model,
                            tr_kv_device_step(x->base.kv, step->n_seqs),
@@ -142,7 +155,20 @@ launch_batch(tr_executor_cuda_t *x, tr_cuda_slot_t *t, int b,
         rc = x->cuda->graph_launch(&x->stream, x->graph[b]);
         t->graph = true;
     }
-    return rc != 0 ? rc : download(x, t);
+    return rc;
+}
+
+/* Behind all that a batch launches. */
+static void
+finish(tr_executor_cuda_t *x, tr_cuda_slot_t *t)
+{
+    int rc = t->failed ? 0 : download(x, t), end;
+
+    end = x->cuda->event_record(&x->stream, t->done);
+    rc = rc != 0 ? rc : end;
+    if (rc != 0 && !t->failed) {
+        note_failure(x, t, rc);
+    }
 }
 
 /* What was filled in goes to the device; rows: of kv_device. */
@@ -153,6 +179,8 @@ start(tr_executor_cuda_t *x, tr_cuda_slot_t *t, int b,
     int rc, end;
 
     t->failed = t->graph = false;
+    t->n_rows = step->n_rows;
+    t->n_seqs = step->n_seqs;
     x->cuda->event_record(&x->stream, t->begun);
     if (tr_kv_device_begin(x->base.kv, x->rows, step->n_seqs) != 0) {
         return lose(x, "the cache");
@@ -161,10 +189,11 @@ start(tr_executor_cuda_t *x, tr_cuda_slot_t *t, int b,
     rc = launch_batch(x, t, b, l, step);
     end = tr_kv_device_end(x->base.kv);
     rc = rc != 0 ? rc : end;
-    end = x->cuda->event_record(&x->stream, t->done);
-    rc = rc != 0 ? rc : end;
     if (rc != 0) {
         note_failure(x, t, rc);
+    }
+    if (t->n_late == 0) {
+        finish(x, t);
     }
     return TR_OK; /* complete says how it went */
 }
@@ -208,6 +237,63 @@ tr_executor_cuda_submit(tr_executor_t *e, const tr_batch_t *batch)
     step.paths = tr_cuda_flatten(x, t, batch, &l, step.n_seqs, step.n_samples);
     step.host_path = tr_cuda_arrays(t->upload, &l).path;
     return start(x, t, b, &l, &step);
+}
+
+/* ---- late rows ---------------------------------------------------------- */
+
+/* The masks, beside what the step launched, and behind both the sampling. */
+static int
+launch_late(tr_executor_cuda_t *x, const tr_cuda_slot_t *t,
+            const tr_batch_t *batch)
+{
+    const tr_device_t *cuda = x->cuda;
+    tr_cuda_masks_t *m = &x->masks;
+    tr_cuda_step_t step = {
+        .n_rows = t->n_rows,
+        .n_seqs = t->n_seqs,
+        .n_samples = t->n_wants,
+        .mask_at = (const int32_t *) (void *) x->late,
+        .mask = (const uint32_t *) (void *) (x->late + m->mask_from)
+    };
+    size_t bytes = tr_cuda_gather_masks(m, t, batch);
+    tr_cuda_upload_t l;
+    int rc;
+
+    tr_cuda_lay_upload(t->n_rows, t->n_seqs, t->n_wants, &l);
+    point_step(x, &l, &step);
+    x->model->failed = NULL;
+    rc = cuda->copy(&m->stream, x->late, m->pinned, bytes);
+    if (rc == 0) {
+        rc = cuda->event_record(&m->stream, m->arrived);
+    }
+    if (rc == 0) {
+        rc = cuda->event_follow(&x->stream, m->arrived);
+    }
+    return rc != 0
+               ? rc
+               : tr_model_cuda_sample_late(
+                   x->model, tr_kv_device_manager(x->base.kv)->seq_slot, &step);
+}
+
+void
+tr_executor_cuda_sample(tr_executor_t *e, const tr_batch_t *batch)
+{
+    tr_executor_cuda_t *x = (tr_executor_cuda_t *) e;
+    tr_cuda_slot_t *t = &x->slots[(x->oldest + x->under_way + TR_CUDA_SLOTS - 1)
+                                  % TR_CUDA_SLOTS];
+
+    if (x->gone || t->n_late == 0) {
+        return;
+    }
+    if (!t->failed) {
+        int rc = launch_late(x, t, batch);
+
+        if (rc != 0) {
+            note_failure(x, t, rc);
+        }
+    }
+    t->n_late = 0;
+    finish(x, t);
 }
 
 /* ---- results ------------------------------------------------------------ */
@@ -281,6 +367,7 @@ tr_executor_cuda_complete(tr_executor_t *e, const tr_batch_t *batch)
     if (x->under_way == 0) {
         return TR_ERR_INTERNAL;
     }
+    assert(t->n_late == 0 || x->gone); /* its event was recorded */
     x->under_way--;
     x->oldest = (x->oldest + 1) % TR_CUDA_SLOTS;
     if (x->gone) {

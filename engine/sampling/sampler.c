@@ -161,6 +161,27 @@ may_go_on(const tr_sampler_t *s, const uint32_t *mask)
 }
 
 static void
+clear(uint32_t *mask, uint32_t vocab, const int32_t *tokens, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        if (tokens[i] >= 0 && (uint32_t) tokens[i] < vocab) {
+            mask[tokens[i] / 32] &= ~(1u << (tokens[i] % 32));
+        }
+    }
+}
+
+void
+tr_sampler_narrow(const tr_sampler_t *s, uint32_t number, uint32_t *mask)
+{
+    const tr_sampling_params_t *p = s->params;
+
+    if (number < p->min_tokens && may_go_on(s, mask)) {
+        clear(mask, s->vocab, s->eos, s->n_eos);
+        clear(mask, s->vocab, p->stop_tokens, p->n_stop_tokens);
+    }
+}
+
+static void
 apply_mask(float *logits, uint32_t vocab, const uint32_t *mask)
 {
     for (uint32_t i = 0; i < vocab; i += 32) {

@@ -51,6 +51,10 @@ tr_status_t tr_sampler_sample(const tr_sampler_t *s, float *logits,
                               const uint32_t *mask, void *scratch,
                               tr_sampled_t *out);
 
+/* Takes out of a mask what min_tokens bars for output token `number`, where other
+ * tokens are left, as tr_sampler_sample does: for who samples elsewhere. */
+void tr_sampler_narrow(const tr_sampler_t *s, uint32_t number, uint32_t *mask);
+
 /* The step loop kept this token: n_output and counts advance. */
 void tr_sampler_accept(tr_sampler_t *s, int32_t token);
 

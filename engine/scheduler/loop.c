@@ -279,12 +279,12 @@ tr_loop_step(tr_loop_t *l, uint64_t now)
 {
     tr_scheduler_t *s = &l->scheduler;
     uint32_t ahead = 0;
-    bool busy = false;
+    bool busy = false, submitted = false;
 
     if (s->n_chunks != 0
         || (s->n_in_flight == 0 && !l->lost
             && !tr_kv_settled(l->executor->kv))) {
-        tr_loop_submit_batch(l, now);
+        submitted = tr_loop_submit_batch(l, now);
         ahead = s->n_chunks != 0 ? l->ahead : 0;
         busy = true;
     } else if (s->n_in_flight != 0) {
@@ -293,6 +293,9 @@ tr_loop_step(tr_loop_t *l, uint64_t now)
     }
     for (; s->n_in_flight > ahead; busy = true) {
         tr_loop_complete_batch(l);
+    }
+    if (submitted && s->n_in_flight != 0) {
+        tr_loop_sample_batch(l);
     }
     return busy;
 }

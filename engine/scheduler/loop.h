@@ -7,6 +7,7 @@
  *   submit the batch to the executor                 loop_step.c
  *   complete the batch before: tokens to text and    loop_step.c, emit.h
  *     records, finished requests leave               loop_end.c
+ *   make the masks that hang on these tokens         loop_masks.c
  *   publish the records, ring workers that sleep     loop_step.c
  *
  * To read it, start with tr_loop_turn in loop.c.

@@ -127,7 +127,12 @@ void tr_loop_retry(tr_loop_t *l);
 bool tr_loop_take_masks(tr_loop_t *l, uint32_t max_num_seqs);
 void tr_loop_free_masks(tr_loop_t *l);
 
-/* Masks of f's items that are sampled, made by the executor's threads. */
+/* May the token that a chunk samples need a mask, once all in front of it are
+ * known? */
+bool tr_loop_may_mask(const tr_chunk_t *chunk);
+
+/* Masks of f's items that are sampled and still wanted, made by the executor's
+ * threads. */
 void tr_loop_mask(tr_loop_t *l, tr_loop_batch_t *f, const tr_chunk_t *chunks);
 
 /* q goes on by a token; not TR_OK: it was not allowed, or a limit was met. */
@@ -136,8 +141,12 @@ tr_status_t tr_loop_follow(tr_loop_t *l, tr_sequence_t *q, int32_t token);
 /* ---- loop_step.c */
 
 /* Submits what the scheduler composed in the turn that began at `now`, which
- * may be nothing (executor.h). */
-void tr_loop_submit_batch(tr_loop_t *l, uint64_t now);
+ * may be nothing (executor.h).  False: it is not under way. */
+bool tr_loop_submit_batch(tr_loop_t *l, uint64_t now);
+
+/* Gives the newest batch under way the masks that hang on the tokens of those in
+ * front, which are complete (executor.h, sample). */
+void tr_loop_sample_batch(tr_loop_t *l);
 
 /* Waits for the oldest batch under way and applies what came of it. */
 void tr_loop_complete_batch(tr_loop_t *l);

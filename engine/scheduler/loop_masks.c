@@ -2,13 +2,17 @@
  * Masks of constrained sequences (loop_internal.h).
  *
  * A sequence's next mask is known as soon as its newest token is.  On the CPU
- * that is before the batch is submitted: the masks of a batch are made by the
- * compute threads, which have nothing else to do then.  A mask that cannot be
- * made (the grammar met a limit) fails its request alone, when the batch is
+ * that is before the batch is submitted.  Where batches are submitted ahead
+ * (executor.h), it is when the batch in front is complete, and the device computes
+ * all but the sampling in the meantime: such rows are late.  The masks of a batch
+ * are made by the compute threads, which have nothing else to do then.
+ *
+ * A mask that cannot be made (the grammar met a limit) fails its request alone, when the batch is
  * complete; its row runs without one.
  */
 #include "loop_internal.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -58,9 +62,23 @@ typedef struct {
 static bool
 tr_loop_masked(const tr_chunk_t *chunk)
 {
-    return chunk->sample
+    return chunk->sample && chunk->sequence != NULL
            && (chunk->sequence->matcher != NULL
                || tr_sequence_must_say(chunk->sequence) >= 0);
+}
+
+/* A token that is not known adds at most one to what is thought. */
+bool
+tr_loop_may_mask(const tr_chunk_t *chunk)
+{
+    const tr_sequence_t *q = chunk->sequence;
+    const tr_request_t *r = q->request;
+
+    return chunk->sample
+           && (q->matcher != NULL
+               || (r->thought_end != NULL && q->dialect != NULL
+                   && (q->closing != 0
+                       || q->thoughts + q->ahead >= r->thought_budget)));
 }
 
 static void
@@ -77,6 +95,7 @@ tr_loop_mask_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
         if (!tr_loop_masked(&a->chunks[i])) {
             continue;
         }
+        assert(l->executor->sample == NULL || a->batch->items[i].late);
         if (tr_sequence_must_say(q) >= 0) {
             uint32_t token = (uint32_t) tr_sequence_must_say(q);
 
@@ -103,7 +122,6 @@ tr_loop_mask(tr_loop_t *l, tr_loop_batch_t *f, const tr_chunk_t *chunks)
     uint32_t i;
 
     for (i = 0; i < f->batch.n_items; i++) {
-        f->refused[i] = TR_OK;
         any = any || tr_loop_masked(&chunks[i]);
     }
     if (any) {

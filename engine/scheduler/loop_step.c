@@ -6,7 +6,8 @@
  * with 0, a batch is completed as soon as it was submitted.  The newest token
  * of a sequence with a chunk in flight is not known yet: its next chunk is
  * submitted without it, and the device fills it in.  When that token ends the
- * sequence, the result of the next chunk is dropped.
+ * sequence, the result of the next chunk is dropped.  What hangs on the token, a
+ * mask, follows when the batch before is complete (tr_loop_sample_batch).
  */
 #include "loop_internal.h"
 
@@ -59,7 +60,8 @@ tr_loop_broken(tr_loop_t *l, tr_status_t rc, uint32_t sequences)
 
 /* Everything that submit reads is here now; it may be gone by complete. */
 static void
-tr_loop_item(tr_batch_item_t *item, const tr_chunk_t *chunk, tr_sampled_t *out)
+tr_loop_item(const tr_loop_t *l, tr_batch_item_t *item, const tr_chunk_t *chunk,
+             tr_sampled_t *out)
 {
     tr_sequence_t *q = chunk->sequence;
 
@@ -80,6 +82,7 @@ tr_loop_item(tr_batch_item_t *item, const tr_chunk_t *chunk, tr_sampled_t *out)
         item->sampler = &q->sampler;
         item->number = q->sampler.n_output + q->ahead;
         item->out = out;
+        item->late = l->executor->sample != NULL && tr_loop_may_mask(chunk);
     }
     item->pooled = q->pooled;
     item->pool_mean = q->request->pool.mean;
@@ -89,7 +92,7 @@ tr_loop_item(tr_batch_item_t *item, const tr_chunk_t *chunk, tr_sampled_t *out)
     }
 }
 
-void
+bool
 tr_loop_submit_batch(tr_loop_t *l, uint64_t now)
 {
     tr_scheduler_t *s = &l->scheduler;
@@ -101,17 +104,20 @@ tr_loop_submit_batch(tr_loop_t *l, uint64_t now)
     assert(s->n_in_flight < TR_BATCHES_IN_FLIGHT);
     for (i = 0; i < s->n_chunks; i++) {
         tr_loop_scheduled(l, s->chunks[i].sequence->request, now);
-        tr_loop_item(&f->items[i], &s->chunks[i], &f->sampled[i]);
+        tr_loop_item(l, &f->items[i], &s->chunks[i], &f->sampled[i]);
+        f->refused[i] = TR_OK;
     }
     f->batch = (tr_batch_t){ f->items, s->n_chunks, s->n_tokens };
     f->begun_us = now;
-    tr_loop_mask(l, f, s->chunks);
+    if (l->executor->sample == NULL) {
+        tr_loop_mask(l, f, s->chunks);
+    }
     tr_loop_show(l); /* who has started: the step may be long */
     tr_loop_tell_front(l);
     rc = l->executor->submit(l->executor, &f->batch);
     if (rc == TR_OK) {
         tr_scheduler_submit(s);
-        return;
+        return true;
     }
     tr_loop_broken(l, rc, s->n_chunks);
     for (i = 0; i < s->n_chunks; i++) {
@@ -120,6 +126,21 @@ tr_loop_submit_batch(tr_loop_t *l, uint64_t now)
         if (q->state != TR_SEQ_DONE) { /* its request failed before */
             tr_loop_fail(l, q->request, rc, TR_LOOP_NOT_COMPUTED);
         }
+    }
+    return false;
+}
+
+void
+tr_loop_sample_batch(tr_loop_t *l)
+{
+    const tr_scheduler_t *s = &l->scheduler;
+    uint32_t newest = (s->first + s->n_in_flight - 1) % TR_BATCHES_IN_FLIGHT;
+    tr_loop_batch_t *f = &l->in_flight[newest];
+
+    if (l->executor->sample != NULL) {
+        assert(s->n_in_flight == 1);
+        tr_loop_mask(l, f, s->in_flight[newest].chunks);
+        l->executor->sample(l->executor, &f->batch);
     }
 }
 

@@ -738,7 +738,7 @@ size_t tr_cuda_sample_work(const tr_device_props_t *d, uint32_t rows,
 /* ---- the table ----------------------------------------------------------- */
 
 /* Changes with the order or the signature of any entry. */
-#define TR_DEVICE_VERSION 13u
+#define TR_DEVICE_VERSION 14u
 
 /* All entries, in the order of the table. */
 /* clang-format off */

@@ -14,6 +14,9 @@
  *   --batch N (64; fit, mix: at most, 2047)  --context N (4096; mix: 2048)
  *   --answer N (2048)  --steps N (64; mix: 400)
  *   --side N (8192) of the square product that the matrix peak is taken from
+ *   --masks US      decode: every sequence is constrained, and the host needs so
+ *                   many microseconds for each mask (a quarter of the vocabulary), on
+ *                   the engine's threads, behind the token before
  *   --set KEY=VALUE  an engine setting, may be repeated
  *
  * One line of key=value a run, of fit two.  Weights are random (load_format
@@ -49,6 +52,7 @@
 
 #include "gpu_fixture.h"
 #include "engine/config/log.h"
+#include "kernels/thread_pool.h"
 
 #define WARM_STEPS 8u
 #define FIRST_STEPS 16u
@@ -58,11 +62,12 @@
 
 static struct {
     const char *mode;
-    uint32_t batch, context, answer, steps, side;
+    uint32_t batch, context, answer, steps, side, masks;
 } o = { .answer = 2048, .side = 8192 };
 
 static fixture_t fixture;
 static uint64_t stalls;
+static uint32_t *mask; /* that all have */
 
 /* ---- options ------------------------------------------------------------ */
 
@@ -121,6 +126,8 @@ read_option(const char *name, char *value)
         o.steps = number(value, 1u << 16);
     } else if (strcmp(name, "--side") == 0) {
         o.side = number(value, 1u << 15);
+    } else if (strcmp(name, "--masks") == 0) {
+        o.masks = number(value, 1u << 20);
     } else if (strcmp(name, "--set") == 0) {
         set_pair(value);
     } else {
@@ -248,6 +255,7 @@ compose(uint32_t n, uint32_t step, tr_batch_item_t *item)
                                      .sample = true,
                                      .sampler = &fixture.sampler,
                                      .number = q->number++,
+                                     .late = o.masks != 0,
                                      .out = &q->out[step % 2] };
     }
     return true;
@@ -263,6 +271,47 @@ collect(const tr_batch_t *batch)
         } else {
             fixture_must(batch->items[i].status, "a row");
         }
+    }
+}
+
+static void
+open_mask(void)
+{
+    uint32_t words = (fixture.e->vocab + 31) / 32;
+
+    mask = calloc(words, sizeof(*mask));
+    if (mask == NULL) {
+        fixture_die("masks", "out of memory");
+    }
+    for (uint32_t i = 0; i < words; i++) {
+        mask[i] = 0x11111111u << i % 4;
+    }
+}
+
+static void
+make_masks(void *arg, uint32_t first, uint32_t end, uint32_t worker)
+{
+    tr_batch_item_t *item = arg;
+    double until = fixture_now_ms() + (end - first) * (o.masks / 1e3);
+
+    (void) worker;
+    for (uint32_t i = first; i < end; i++) {
+        item[i].mask = mask;
+    }
+    while (fixture_now_ms() < until) {
+    }
+}
+
+/* As the step loop does it, between a batch and the next. */
+static void
+sample_late(const tr_batch_t *batch)
+{
+    const tr_stream_t *pool = &fixture.e->pool;
+
+    if (o.masks != 0) {
+        tr_thread_pool_run(pool->thread_pool, pool->threads, batch->n_items, 1,
+                           make_masks, batch->items);
+        fixture.e->sample(fixture.e, batch);
     }
 }
 
@@ -300,6 +349,7 @@ decode(uint32_t n, pace_t *pace)
         if (step > 0) {
             collect(&batch[(step + 1) % 2]);
         }
+        sample_late(b);
         if (step == WARM_STEPS - 2) {
             /* it takes longer than a step: early enough for both sides' times
              * to begin with the same one */
@@ -419,6 +469,9 @@ say_step(const char *what, const measured_t *r, double peak)
            fixture_weight_bytes(&fixture) * 0x1p-30, r->speed * 1e-9, roof,
            p->wall / roof, (unsigned long long) r->stalls,
            (unsigned long long) r->graphs, (unsigned long long) r->steps);
+    if (o.masks != 0) {
+        printf(" mask_us=%u threads=%d", o.masks, fixture.e->pool.threads);
+    }
     if (p->watts > 0) {
         printf(" watts=%.0f token_mj=%.2f", p->watts,
                p->watts * p->wall / r->n);
@@ -584,7 +637,9 @@ main(int argc, char **argv)
                     "file");
     }
     fixture_open(&fixture, longest());
+    open_mask();
     modes[i].run();
     fixture_close(&fixture);
+    free(mask);
     return 0;
 }

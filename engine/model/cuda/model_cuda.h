@@ -173,6 +173,9 @@ typedef struct {
     const tr_cuda_sampling_t *sampling; /* [n_samples] */
     const tr_cuda_bias_t *bias;
     const int32_t *bar;
+    /* of tr_model_cuda_sample_late: [n_samples] and rows (tr_cuda_sample_t) */
+    const int32_t *mask_at;
+    const uint32_t *mask;
     tr_cuda_sampled_t *sampled; /* [n_samples] */
     tr_cuda_top_t *top;         /* [n_samples][TR_CUDA_TOP_MAX] */
 } tr_cuda_step_t;
@@ -188,6 +191,11 @@ void tr_model_cuda_begin(tr_model_cuda_t *m, const tr_cuda_step_t *step);
  * failed and how. */
 int tr_model_cuda_step(tr_model_cuda_t *m, const tr_kv_view_t *kv,
                        const int32_t *seq_slot, const tr_cuda_step_t *step);
+
+/* Behind tr_model_cuda_step, or the graph of one, and in front of the next: samples
+ * the rows whose sampling is `late`, which that step passed over. */
+int tr_model_cuda_sample_late(tr_model_cuda_t *m, const int32_t *seq_slot,
+                              const tr_cuda_step_t *step);
 
 /* Which path a sequence with this policy goes: its rows in the step, and where
  * its uncompressed positions begin. */

@@ -371,6 +371,39 @@ make_logits(tr_model_cuda_t *m, const tr_cuda_step_t *s, uint32_t at,
                            "scale_cap"));
 }
 
+/* How many rows from `at` on have their logits at once. */
+static uint32_t
+piece_of(const tr_model_cuda_t *m, const tr_cuda_step_t *s, uint32_t at)
+{
+    uint32_t left = s->n_samples - at;
+
+    return left < m->logit_rows ? left : m->logit_rows;
+}
+
+/* Tokens of n rows from `at` on, whose logits are there. */
+static bool
+sample(tr_model_cuda_t *m, const int32_t *seq_slot, const tr_cuda_step_t *s,
+       uint32_t at, uint32_t n, bool late)
+{
+    tr_cuda_sample_t a = { .rows = n,
+                           .vocab = m->config.recipe.vocab,
+                           .logits = m->logits,
+                           .ld = m->ld_logits,
+                           .sampling = s->sampling + at,
+                           .seq_slot = seq_slot,
+                           .bias = s->bias,
+                           .bar = s->bar,
+                           .mask_at = late ? s->mask_at + at : NULL,
+                           .mask = late ? s->mask : NULL,
+                           .late = late,
+                           .history = m->history,
+                           .out = s->sampled + at,
+                           .top = s->top + (size_t) at * TR_CUDA_TOP_MAX,
+                           .work = m->sample_work };
+
+    return launched(m, m->cuda->sample(m->stream, &a), "sample");
+}
+
 /* Logits of the rows that are sampled, and their tokens. */
 static bool
 finish(tr_model_cuda_t *m, const int32_t *seq_slot, const run_t *r)
@@ -380,34 +413,41 @@ finish(tr_model_cuda_t *m, const int32_t *seq_slot, const run_t *r)
 
     for (uint32_t at = 0; at < s->n_samples && m->failed == NULL;
          at += m->logit_rows) {
-        uint32_t left = s->n_samples - at;
-        uint32_t n = left < m->logit_rows ? left : m->logit_rows;
-        tr_cuda_sample_t sample = { .rows = n,
-                                    .vocab = m->config.recipe.vocab,
-                                    .logits = m->logits,
-                                    .ld = m->ld_logits,
-                                    .sampling = s->sampling + at,
-                                    .seq_slot = seq_slot,
-                                    .bias = s->bias,
-                                    .bar = s->bar,
-                                    .history = m->history,
-                                    .out = s->sampled + at,
-                                    .top = s->top
-                                           + (size_t) at * TR_CUDA_TOP_MAX,
-                                    .work = m->sample_work };
+        uint32_t n = piece_of(m, s, at);
 
         if (make_logits(m, s, at, n)) {
             if (!scored) {
                 score(m, r);
                 scored = true;
             }
-            launched(m, m->cuda->sample(m->stream, &sample), "sample");
+            sample(m, seq_slot, s, at, n, false);
         }
     }
     if (!scored && m->failed == NULL) {
         score(m, r);
     }
     return m->failed == NULL;
+}
+
+/* With more rows than have logits at once, those of the late ones are made once
+ * more: what they come from is as it was. */
+int
+tr_model_cuda_sample_late(tr_model_cuda_t *m, const int32_t *seq_slot,
+                          const tr_cuda_step_t *s)
+{
+    bool gone = s->n_samples > m->logit_rows;
+
+    m->failed = NULL;
+    m->small_gemm = tr_model_cuda_is_small(m, s->n_rows);
+    for (uint32_t at = 0; at < s->n_samples && m->failed == NULL;
+         at += m->logit_rows) {
+        uint32_t n = piece_of(m, s, at);
+
+        if (!gone || make_logits(m, s, at, n)) {
+            sample(m, seq_slot, s, at, n, true);
+        }
+    }
+    return m->failed == NULL ? 0 : m->failed_code;
 }
 
 /* ---- attention paths ---------------------------------------------------- */

@@ -1,8 +1,9 @@
 /*
  * Many random requests on `backend cuda`, with everything that can happen to
  * them: every kind of policy side by side, a pool so small that sequences make
- * way and find no pages, a short queue, hang-ups, slow clients.  Each gets what
- * it gets alone in a pool without bounds, where nothing is reused.
+ * way and find no pages, a short queue, hang-ups, slow clients; plain ones beside
+ * such that are constrained.  Each gets what it gets alone in a pool without
+ * bounds, where nothing is reused.
  *
  * On the software device (tests/soft) that is bit for bit.  On a GPU sums are
  * formed in an order that depends on the batch, so a token may be another where
@@ -11,7 +12,7 @@
  *   - every logprob before that is within a bound of what it is alone;
  *   - where greedy answers part, the other token was, alone, within a bound of
  *     the one chosen;
- *   - sampled and penalised answers, for which logprobs do not tell what was
+ *   - sampled, penalised and constrained answers, for which logprobs do not tell what was
  *     near, may part in a share of the cases.
  *
  * Bounds depend on the policy: where it compresses, a code or a threshold may
@@ -245,6 +246,20 @@ check_answer(const ask_t *asks, const ask_t *ask, uint32_t k, const answer_t *a,
     }
 }
 
+/* Which the peer's text keeps to; cut: it was aborted. */
+static void
+check_constraint(const ask_t *asks, const ask_t *ask, uint32_t k,
+                 const answer_t *a, bool cut)
+{
+    bool whole = !cut && a->reason == TR_FINISH_STOP && ask->params.n_stop == 0
+                 && ask->params.n_stop_tokens == 0;
+
+    if (ask->constraint != 0 && !ask->echo
+        && !constraint_holds(ask->constraint - 1, a->text, a->len, whole)) {
+        differ(asks, ask, k, "texts and their constraint", a->len, 0);
+    }
+}
+
 static bool
 alternatives_within(double x, double y, const bound_t *b)
 {
@@ -306,11 +321,13 @@ gap_of(const tr_sampled_t *alone, int32_t other)
 
 /* Do logprobs tell which token would have been next? */
 static bool
-drawn(const tr_sampling_params_t *p)
+drawn(const ask_t *ask)
 {
-    return p->temperature > 0 || p->presence_penalty != 0
-           || p->frequency_penalty != 0 || p->repetition_penalty != 1
-           || p->n_bias != 0;
+    const tr_sampling_params_t *p = &ask->params;
+
+    return ask->constraint != 0 || p->temperature > 0
+           || p->presence_penalty != 0 || p->frequency_penalty != 0
+           || p->repetition_penalty != 1 || p->n_bias != 0;
 }
 
 static void
@@ -321,6 +338,8 @@ compare(const ask_t *asks, const ask_t *ask, uint32_t k, tally_t *t)
 
     check_answer(asks, ask, k, a, !exact || ask->params.logprobs >= 0);
     check_answer(asks, ask, k, b, ask->params.logprobs >= 0);
+    check_constraint(asks, ask, k, a, false);
+    check_constraint(asks, ask, k, b, ask->aborted);
     check_logprobs(asks, ask, k, at, t);
     t->answers++;
     if (at == b->n && ask->aborted) { /* or had just come to its end */
@@ -341,7 +360,7 @@ compare(const ask_t *asks, const ask_t *ask, uint32_t k, tally_t *t)
         t->same++;
     } else if (exact || at == a->n || at == b->n) {
         differ(asks, ask, k, "tokens", at, 0);
-    } else if (drawn(&ask->params)) {
+    } else if (drawn(ask)) {
         t->drawn++;
     } else {
         double gap = gap_of(&a->step[at], b->step[at].token);
@@ -508,13 +527,18 @@ setup(void **state)
             && getenv("TOKENRING_SOFT_NOISE") == NULL;
     tr_log_open("stderr", TR_LEVEL_WARN);
     read_goldens();
-    return tr_tokenizer_load(POCKET, &tokenizer, &err);
+    if (tr_tokenizer_load(POCKET, &tokenizer, &err) != TR_OK) {
+        return -1;
+    }
+    constraints_open(tokenizer, tr_tokenizer_vocab_size(tokenizer), seed);
+    return 0;
 }
 
 static int
 teardown(void **state)
 {
     (void) state;
+    constraints_close();
     tr_tokenizer_free(tokenizer);
     return 0;
 }

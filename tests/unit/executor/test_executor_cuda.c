@@ -1,7 +1,8 @@
 /*
  * The executor on a GPU, over the software device (tests/soft): what the CPU
  * executor says of models/pocket, in batches of any composition, with a batch
- * under way; graphs against direct launches; what breaks the contract.
+ * under way; masks, which come late; graphs against direct launches; what breaks
+ * the contract.
  *
  * Weights are FP16 here, so that logits are within 3e-4 of the CPU's FP32 and
  * greedy tokens the same, but where two logits are as close as that.
@@ -184,6 +185,75 @@ test_like_cpu(void **state)
     assert_true(((tr_executor_cuda_t *) b)->times.graphs > 0);
     assert_true(((tr_executor_cuda_t *) b)->times.graphs
                 < ((tr_executor_cuda_t *) b)->times.steps);
+    a->free(a);
+    b->free(b);
+}
+
+/* Every second one with masks, from nearly anything to one token or two. */
+static void
+make_masked(gen_t *gens, uint32_t n, uint64_t *rng)
+{
+    static const uint32_t allow[] = { 2, 9, 700, 5000 };
+
+    make_gens(gens, n, rng);
+    for (uint32_t i = 0; i < n; i += 2) {
+        gens[i].allow = allow[i / 2 % 4];
+        if (i % 3 == 0) {
+            gens[i].params.temperature = 0.8f;
+            gens[i].params.top_p = 0.95f;
+        }
+        if (i % 4 == 0) {
+            gens[i].params.logprobs = 3;
+        }
+    }
+}
+
+/* Rows with masks among others say what they say on the CPU. */
+static void
+test_masks(void **state)
+{
+    static gen_t cpu[SEQS], gpu[SEQS];
+    tr_executor_t *a = open_executor("cpu", "full");
+    tr_executor_t *b = open_executor("cuda", "full");
+    uint64_t rng = rng_seed();
+    uint32_t same, all;
+
+    (void) state;
+    make_masked(cpu, SEQS, &rng);
+    memcpy(gpu, cpu, sizeof(gpu));
+    gen_run(a, cpu, SEQS, 7, NULL);
+    gen_run(b, gpu, SEQS, 7, &rng);
+    same = same_tokens(cpu, gpu, SEQS);
+    all = all_tokens(cpu, SEQS);
+    print_message("%u of %u tokens with masks\n", same, all);
+    assert_true(same * 100 >= all * 90);
+    assert_true(((tr_executor_cuda_t *) b)->times.graphs > 0);
+    a->free(a);
+    b->free(b);
+}
+
+/* More rows than have their logits at once: those of late ones are made again,
+ * to the same bits. */
+static void
+test_masks_in_pieces(void **state)
+{
+    static gen_t one[SEQS], two[SEQS];
+    tr_executor_t *a = open_executor("cuda", "full");
+    tr_executor_t *b = open_executor("cuda", "full");
+    uint64_t rng = rng_seed(), again;
+
+    (void) state;
+    make_masked(one, SEQS, &rng);
+    memcpy(two, one, sizeof(two));
+    again = rng;
+    ((tr_executor_cuda_t *) b)->model->logit_rows = 3;
+    gen_run(a, one, SEQS, 9, &rng);
+    gen_run(b, two, SEQS, 9, &again);
+    assert_int_equal(same_tokens(one, two, SEQS), all_tokens(one, SEQS));
+    for (uint32_t i = 0; i < SEQS; i++) {
+        assert_memory_equal(&one[i].last.logprob, &two[i].last.logprob,
+                            sizeof(float));
+    }
     a->free(a);
     b->free(b);
 }
@@ -479,10 +549,16 @@ int
 main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_card),      cmocka_unit_test(test_like_cpu),
-        cmocka_unit_test(test_graphs),    cmocka_unit_test(test_policies),
-        cmocka_unit_test(test_bad_token), cmocka_unit_test(test_all_barred),
-        cmocka_unit_test(test_contract),  cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_card),
+        cmocka_unit_test(test_like_cpu),
+        cmocka_unit_test(test_masks),
+        cmocka_unit_test(test_masks_in_pieces),
+        cmocka_unit_test(test_graphs),
+        cmocka_unit_test(test_policies),
+        cmocka_unit_test(test_bad_token),
+        cmocka_unit_test(test_all_barred),
+        cmocka_unit_test(test_contract),
+        cmocka_unit_test(test_refused),
         cmocka_unit_test(test_memory),
     };
 

@@ -1,6 +1,6 @@
 /*
  * The step loop with everything at once: every policy, requests with all that a
- * sampler can be asked for, stops, echoes and several choices, in pools so tiny
+ * sampler can be asked for, stops, echoes, several choices, and constraints, in pools so tiny
  * that somebody always makes way, late and with chunks that find no page.  Each
  * gets bit for bit, logprobs and ends included, what it gets alone.
  */
@@ -39,6 +39,33 @@ random_ask(ask_t *ask, uint32_t i, uint64_t *state)
     if (rng_below(state, 4) == 0) {
         p->logprobs = (int32_t) rng_below(state, 4);
     }
+    if (i % 5 == 2 || i % 5 == 3) {
+        ask->constraint = 1 + rng_below(state, CONSTRAINTS);
+    }
+}
+
+/* Of the answers that were not cut short by a stop string, whole ones. */
+static uint32_t
+check_constraints(const ask_t *asks)
+{
+    uint32_t whole = 0;
+
+    for (uint32_t i = 0; i < TOGETHER; i++) {
+        for (uint32_t k = 0; k < asks[i].n && asks[i].constraint != 0; k++) {
+            const answer_t *a = &asks[i].alone[k];
+            bool all = a->reason == TR_FINISH_STOP
+                       && asks[i].params.n_stop == 0;
+
+            if (!asks[i].echo
+                && !constraint_holds(asks[i].constraint - 1, a->text, a->len,
+                                     all)) {
+                fail_msg("constraint %u: %.*s", asks[i].constraint,
+                         (int) a->len, a->text);
+            }
+            whole += all;
+        }
+    }
+    return whole;
 }
 
 /* The smallest pool that takes the longest of them, alone. */
@@ -63,7 +90,7 @@ least_memory(const char *spec)
     }
 }
 
-static uint32_t preemptions, swaps; /* of all */
+static uint32_t preemptions, swaps, n_whole; /* of all */
 
 static void
 run_mixed(void **state)
@@ -82,6 +109,7 @@ run_mixed(void **state)
         stopped += asks[i].last.reason == TR_FINISH_STOP;
     }
     assert_in_range(stopped, 1, TOGETHER - 1);
+    n_whole += check_constraints(asks);
     done = run_together(spec, asks, TOGETHER, least_memory(spec), 64 << 20,
                         true);
     assert_int_equal(done.recomputed, 0);
@@ -95,7 +123,25 @@ static void
 somebody_made_way(void **state)
 {
     (void) state;
-    assert_true(preemptions > 0 && swaps > 0);
+    assert_true(preemptions > 0 && swaps > 0 && n_whole > 0);
+}
+
+static int
+setup_constraints(void **state)
+{
+    int rc = setup(state);
+
+    if (rc == 0) {
+        constraints_open(tokenizer, tr_tokenizer_vocab_size(tokenizer), seed);
+    }
+    return rc;
+}
+
+static int
+teardown_constraints(void **state)
+{
+    constraints_close();
+    return teardown(state);
 }
 
 #define MIXED(spec)                       \
@@ -119,5 +165,6 @@ main(void)
         cmocka_unit_test(somebody_made_way),
     };
 
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, setup_constraints,
+                                  teardown_constraints);
 }
