@@ -48,7 +48,7 @@ struct tr_engine {
     tr_chat_template_t chat_template;
     tr_dialect_t *dialect;
     tr_embedding_t embedding;
-    tr_vocabulary_t *vocabulary; /* NULL: answers cannot be constrained */
+    tr_vocabulary_t *vocabulary;
     tr_grammar_cache_t *grammars;
     tr_executor_t *executor;
     tr_status_page_t *status;
@@ -155,13 +155,10 @@ load_model(tr_engine_t *e, tr_error_t *err)
     return rc;
 }
 
-/* What is needed to constrain answers, where the executor can. */
+/* What is needed to constrain answers. */
 static tr_status_t
 open_grammars(tr_engine_t *e, tr_error_t *err)
 {
-    if (!e->executor->masks) {
-        return TR_OK;
-    }
     e->vocabulary = tr_vocabulary_of(e->tokenizer, e->executor->vocab);
     e->grammars = e->vocabulary == NULL ? NULL
                                         : tr_grammar_cache_new(e->vocabulary);

@@ -465,7 +465,6 @@ static tr_status_t
 take_budget(const tr_translation_t *t, const json_t *thinking, bool enabled)
 {
     static const char param[] = "thinking.budget_tokens";
-    const tr_openai_t *api = t->c->api;
     const json_t *budget = tr_json_field(thinking, "budget_tokens");
 
     if (budget == NULL) {
@@ -489,12 +488,6 @@ take_budget(const tr_translation_t *t, const json_t *thinking, bool enabled)
         return tr_error_set(t->c->err, TR_ERR_INVALID, param,
                             "'%s' and 'thinking_token_budget' cannot both be "
                             "given.",
-                            param);
-    }
-    if (api->grammars == NULL && tr_dialect_thought_end(api->dialect) != NULL) {
-        return tr_error_set(t->c->err, TR_ERR_INVALID, param,
-                            "'%s' is not supported by this engine's backend; "
-                            "leave it out.",
                             param);
     }
     return tr_translate_set(t, t->body, "thinking_token_budget",

@@ -34,8 +34,7 @@ typedef struct {
     /* what may be chosen with kv_policy, the default first; borrowed */
     const tr_executor_policy_t *policies;
     uint32_t n_policies;
-    /* for what constrains answers; NULL: that is refused */
-    tr_grammar_cache_t *grammars;
+    tr_grammar_cache_t *grammars; /* for what constrains answers */
     uint32_t grammar_threads;
     tr_embedding_t embedding; /* how this model makes them */
     uint32_t width;           /* of its vectors; 0: the backend makes none */

@@ -28,12 +28,6 @@ take(call_t *c, enum tr_grammar_kind kind, const char *param)
                             "use one of them.",
                             spec->param, param);
     }
-    if (c->api->grammars == NULL) {
-        return tr_error_set(c->err, TR_ERR_INVALID, param,
-                            "'%s': structured output is not supported by this "
-                            "engine's backend.",
-                            param);
-    }
     *spec = (tr_grammar_spec_t){ .kind = kind, .param = param };
     c->r->constrained = true;
     return TR_OK;

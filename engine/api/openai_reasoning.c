@@ -110,11 +110,6 @@ set_budget(tr_openai_call_t *c, int64_t budget, const char *param)
     if (end == NULL) {
         return TR_OK; /* it does not reason */
     }
-    if (c->api->grammars == NULL) {
-        return tr_error_set(c->err, TR_ERR_INVALID, param,
-                            "'%s' is not supported by this engine's backend.",
-                            param);
-    }
     n = strlen(end);
     tags = malloc(n);
     if (tags == NULL) {

@@ -20,16 +20,10 @@
 static bool
 can_hold(const tr_openai_call_t *c)
 {
-    return c->api->grammars != NULL && tr_dialect_holds(c->api->dialect);
+    return tr_dialect_holds(c->api->dialect);
 }
 
-static const char *
-why_not(const tr_openai_call_t *c)
-{
-    return c->api->grammars == NULL
-               ? "by this engine's backend"
-               : "in the form in which this model's chat template writes calls";
-}
+#define WHY_NOT "in the form in which this model's chat template writes calls"
 
 /* ---- definitions -------------------------------------------------------- */
 
@@ -71,7 +65,7 @@ check_strict(tr_openai_call_t *c, const json_t *function, const char *param)
                ? tr_error_set(c->err, TR_ERR_INVALID, param,
                               "'%s': arguments cannot be held to a schema %s; "
                               "use false.",
-                              param, why_not(c))
+                              param, WHY_NOT)
                : TR_OK;
 }
 
@@ -220,7 +214,7 @@ require(tr_openai_call_t *c, const char *param, const char *only)
         return tr_error_set(c->err, TR_ERR_INVALID, param,
                             "'%s' requires a tool call, to which an answer "
                             "cannot be held %s; use \"none\" or \"auto\".",
-                            param, why_not(c));
+                            param, WHY_NOT);
     }
     c->choice = only != NULL ? CHOICE_NAMED : CHOICE_REQUIRED;
     c->only = only;

@@ -42,7 +42,9 @@ typedef struct {
                                   * counts may be behind */
     const uint32_t *mask; /* with sample: tokens that may come (grammar.h),
                            * [ceil(vocab / 32)]; NULL: any */
-    bool late; /* with sample: mask is given to the executor's `sample` */
+    /* with sample: mask comes with the executor's `sample`, where that is not
+     * NULL the only way */
+    bool late;
     tr_sampled_t *out; /* with sample; NULL by complete: not wanted any
                                   * more */
     /* NULL, or [width]: in the place of a token, what the final norm gives for
@@ -99,7 +101,6 @@ struct tr_executor {
      * way. */
     uint32_t ahead;
     uint32_t width; /* of pooled; 0: items may not have it */
-    bool masks;     /* items may have masks; with ahead, late ones alone */
     /* Threads that others may use while none of the functions below runs. */
     tr_stream_t pool;
     /* Of its tokenizer, set by who opened it, NULL: no item has a mask;

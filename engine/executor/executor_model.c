@@ -415,7 +415,6 @@ tr_executor_model_open(const tr_config_t *config, tr_executor_t **out,
         x->base.submit = submit;
         x->base.complete = tr_executor_complete_computed;
         x->base.free = executor_free;
-        x->base.masks = true;
         x->base.pool = x->model->stream;
         x->base.width = x->model->config.recipe.hidden;
         rc = tr_executor_describe(&x->base, "cpu", &x->model->config, config,

@@ -213,7 +213,6 @@ tr_executor_null_open(const tr_config_t *config, uint32_t vocab,
         return rc;
     }
     e->backend = "null";
-    e->masks = true;
     e->vocab = vocab;
     e->max_model_len = len;
     tr_executor_fit_cache(e);

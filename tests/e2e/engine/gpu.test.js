@@ -2,7 +2,7 @@
 //
 // `backend cuda` through the whole product, over the software device
 // (tests/soft), or on a GPU with TR_CUDA_LIBRARY: answers, policies side by
-// side, an abort, a device that goes away, and starts that cannot be.  The other
+// side, constraints, an abort, a device that goes away, and starts that cannot be.  The other
 // files run on it, too: docs/gpu.md has the command.
 
 const { test } = require('node:test');
@@ -87,6 +87,65 @@ test('sampling: a seed, penalties, bias, logprobs, several choices', async () =>
     await stack.stop();
   }
 });
+
+test('constrained answers keep to it, plain ones beside them are the same',
+  async () => {
+    const stack = await Stack.start({ engine: { ...GPU, dtype: 'f16',
+      kv_policies: 'full diffkv' } });
+    try {
+      const plain = (i) => ({
+        model: 'pocket', prompt: goldens[i % 3].ids, stream: true,
+        temperature: 0, ignore_eos: true, max_tokens: 60,
+      });
+      const url = `${stack.url}/v1/completions`;
+      const alone = [];
+      for (let i = 0; i < 3; i += 1) {
+        alone.push(await undisturbed(url, plain(i)));
+      }
+      const ask = (i, more) => post(`${stack.url}/v1/chat/completions`, {
+        messages: [{ role: 'user', content: `Write something. ${i}` }],
+        kv_policy: i % 2 ? 'diffkv' : 'full', temperature: 1.5, seed: i,
+        max_tokens: 100, ...more,
+      });
+      const kinds = [
+        [{ guided_choice: ['yes', 'no', 'perhaps'], min_tokens: 40 },
+          /^(yes|no|perhaps)$/],
+        [{ guided_regex: '[A-F]{3,6}-\\d{2}', n: 3 }, /^[A-F]{3,6}-\d{2}$/],
+        [{ guided_json: { type: 'object', additionalProperties: false,
+          required: ['a'], properties: { a: { enum: [1, 'two', null] } } },
+        logprobs: true, top_logprobs: 3 },
+        /^\{[ \n]*"a":[ \n]*(1|"two"|null)[ \n]*\}$/],
+      ];
+      const gone = stream(`${stack.url}/v1/chat/completions`, {
+        messages: [{ role: 'user', content: 'Go' }], stream: true,
+        temperature: 1, guided_regex: '[a-z ]*', max_tokens: 1500,
+      });
+      const streams = [0, 1, 2, 3, 4].map((i) => stream(url, plain(i)).finished);
+      const answers = await Promise.all(Array.from({ length: 12 }, (_, i) =>
+        ask(i, kinds[i % kinds.length][0])));
+      let finished = 0;
+      answers.forEach((a, i) => {
+        assert.equal(a.status, 200, a.text);
+        for (const choice of a.json().choices) {
+          if (choice.finish_reason !== 'stop') continue;
+          assert.match(choice.message.content, kinds[i % kinds.length][1]);
+          finished += 1;
+        }
+      });
+      assert.ok(finished >= 12, `${finished} finished`);
+      (await Promise.all(streams)).forEach((s, i) => {
+        assert.ok(s.done && !s.cut, `stream ${i}`);
+        checkSame(s.text(), alone[i % 3], `stream ${i}`);
+      });
+      await until(() => gone.events.length > 3, 'some tokens');
+      assert.match(gone.text(), /^[a-z ]*$/);
+      gone.hangUp();
+      await stack.freed();
+      assert.deepEqual(stack.complaints(), []);
+    } finally {
+      await stack.stop();
+    }
+  });
 
 test('an abort frees what it held', async () => {
   const stack = await Stack.start({ engine: { ...GPU, kv_policy: 'diffkv' } });
