@@ -16,6 +16,7 @@
 #define POCKET "models/pocket"
 #define SEQS 4u
 #define TEXT 512u
+#define VOCAB_MOST 4096u
 
 typedef enum {
     WENT_WELL,
@@ -44,18 +45,22 @@ say(report_t *r, outcome_t outcome, const char *text)
     snprintf(r->text, sizeof(r->text), "%s", text);
 }
 
-/* One prompt and five tokens.  TR_OK, or how a batch failed. */
+/* One prompt and five tokens, every second with a mask that comes late and lets
+ * all come.  TR_OK, or how a batch failed. */
 static tr_status_t
 generate(tr_executor_t *e, int32_t out[5])
 {
     static const int32_t prompt[] = { 0,  2, 3213, 3,    872, 3013,
                                       11, 4, 2,    3217, 3,   872 };
+    static uint32_t all[VOCAB_MOST / 32];
     tr_sampling_params_t params = gen_greedy();
     tr_sampler_t sampler;
     tr_sampled_t sampled;
     int32_t slot = tr_kv_open(e->kv, NULL);
     tr_status_t rc = TR_OK;
 
+    assert_true(e->vocab <= VOCAB_MOST);
+    memset(all, 0xff, sizeof(all));
     tr_sampler_init(&sampler, &params, 1, e->vocab, NULL, NULL, 0, prompt, 12);
     tr_kv_prompt(e->kv, slot, 12);
     for (uint32_t i = 0; i < 5 && rc == TR_OK; i++) {
@@ -66,6 +71,8 @@ generate(tr_executor_t *e, int32_t out[5])
                                  .sample = true,
                                  .sampler = &sampler,
                                  .number = i,
+                                 .late = i % 2 != 0,
+                                 .mask = i % 2 != 0 ? all : NULL,
                                  .out = &sampled };
         tr_batch_t batch = { &item, 1, item.n };
 
