@@ -41,6 +41,7 @@
 #include "kernels/cuda/device_experts.h"
 #include "kernels/cuda/device_manager.h"
 #include "kernels/cuda/launch_types.h"
+#include "kernels/weight_form.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -204,6 +205,10 @@ int tr_cuda_matmul(const tr_cuda_stream_t *s, const tr_cuda_matmul_t *m,
  * A row's bits depend on the shape and on the class of `rows` (up to 8, 16, 32,
  * 64), not on other rows.  BF16 alone: FP16 has no range for rows that are not
  * normalised.  Compute capability 9.0 alone.
+ *
+ * Weights may be packed (kernels/weight_form.h): their codes are read, and scales
+ * are applied to FP32 sums.  Where there are more rows, unpack makes 16 bits of
+ * them for a product of cuBLASLt.
  */
 
 #define TR_CUDA_SMALL_GEMM_ROWS 64u   /* at most */
@@ -222,9 +227,10 @@ typedef struct {
     tr_cuda_small_gemm_mode_t mode;
     uint32_t rows, n, k;
     const void *x; /* [rows][ldx] BF16 */
-    const void *w; /* [n][k] BF16; a weight: it is read before the launch before
-                    * this one has ended */
-    void *y;       /* [rows][ldy] BF16, ldy that of n, or n / 2 when GATED;
+    const void *w; /* [n][k] BF16, or packed; a weight: it is read before the
+                    * launch before this one has ended */
+    tr_weight_form_t form; /* of w; pairs: when GATED, and may be when PLAIN */
+    void *y;         /* [rows][ldy] BF16, ldy that of n, or n / 2 when GATED;
                     * RESIDUAL: NULL: none */
     size_t ldx, ldy; /* elements; multiples of 8 and 4 */
 
@@ -258,6 +264,17 @@ uint32_t tr_cuda_small_gemm_parts(const tr_device_props_t *d, uint32_t rows,
  * its first use; chains that may run at once have one each. */
 int tr_cuda_small_gemm(const tr_cuda_stream_t *s, const tr_cuda_small_gemm_t *a,
                        uint32_t n, uint32_t *barrier);
+
+typedef struct {
+    uint32_t n, k;
+    tr_weight_form_t form; /* one that is packed */
+    const void *w;
+    void *out; /* [n][k] BF16, rows in their own order, each weight rounded
+                * once; aligned to 16 bytes, as w */
+} tr_cuda_unpack_t;
+
+/* Packed weights in 16 bits.  Compute capability 9.0 alone. */
+int tr_cuda_unpack(const tr_cuda_stream_t *s, const tr_cuda_unpack_t *a);
 
 /* ---- layers ---------------------------------------------------------------
  *
@@ -751,7 +768,7 @@ size_t tr_cuda_sample_work(const tr_device_props_t *d, uint32_t rows,
     F(event_wait) F(event_time) F(event_follow)                            \
     F(graph_begin) F(graph_end) F(graph_launch) F(graph_close)             \
     F(matmul_open) F(matmul_close) F(matmul_choose) F(matmul)              \
-    F(small_gemm) F(small_gemm_fits) F(small_gemm_parts)                   \
+    F(small_gemm) F(small_gemm_fits) F(small_gemm_parts) F(unpack)         \
     F(embed) F(rope_angles) F(norm) F(row_norm) F(act_mul) F(scale_cap)    \
     F(fill_random)                                                         \
     F(convert) F(select) F(sample) F(sample_work)                          \

@@ -150,6 +150,26 @@ copy_engine(uint32_t dst, const uint8_t *src, uint32_t bytes, uint32_t bar,
 #endif
 }
 
+/* ---- pairs of BF16, rounded once ------------------------------------------ */
+
+static __device__ __forceinline__ uint32_t
+bf16_mul(uint32_t a, uint32_t b)
+{
+#if __CUDA_ARCH__ >= 900
+    asm("mul.rn.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+#endif
+    return a;
+}
+
+static __device__ __forceinline__ uint32_t
+bf16_sub(uint32_t a, uint32_t b)
+{
+#if __CUDA_ARCH__ >= 900
+    asm("sub.rn.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+#endif
+    return a;
+}
+
 /* The line at p, into the L2 cache. */
 static __device__ __forceinline__ void
 prefetch_l2(const void *p)

@@ -578,22 +578,36 @@ wgmma_ss(float (&c)[N], uint64_t a, uint64_t b, int add)
     simt_product(&p);
 }
 
-template <int TRANSPOSED, int N>
+template <bool BF16>
 static inline void
-wgmma_rs(float (&c)[N], const uint32_t (&a)[4], uint64_t b, int add)
+simt_rows(simt_product_t *p, const uint32_t (&a)[4])
 {
     const unsigned lane = simt_lane(), g = lane / 4;
     const simt_post_t *post = simt_meet(a, sizeof(a));
-    simt_product_t p = {};
 
     for (unsigned j = 0; j < 4; j++) {
         uint32_t w[4];
 
         memcpy(w, post[4 * g + j], sizeof(w));
         for (unsigned i = 0; i < 4; i++) {
-            simt_floats(&p.rows[i % 2][i / 2 * 8 + 2 * j], w[i]);
+            float *two = &p->rows[i % 2][i / 2 * 8 + 2 * j];
+
+            if (BF16) {
+                simt_bf16_floats(two, w[i]);
+            } else {
+                simt_floats(two, w[i]);
+            }
         }
     }
+}
+
+template <int TRANSPOSED, int N>
+static inline void
+wgmma_rs(float (&c)[N], const uint32_t (&a)[4], uint64_t b, int add)
+{
+    simt_product_t p = {};
+
+    simt_rows<false>(&p, a);
     p.c = c;
     p.n = 2 * N;
     p.b = b;
@@ -616,6 +630,59 @@ multiply(float (&c)[N], uint64_t a, uint64_t b)
     p.b = b;
     p.add = p.bf16 = true;
     simt_product(&p);
+}
+
+template <int N>
+static inline void
+multiply(float (&c)[N], const uint32_t (&a)[4], uint64_t b, int add)
+{
+    simt_product_t p = {};
+
+    simt_rows<true>(&p, a);
+    p.c = c;
+    p.n = 2 * N;
+    p.b = b;
+    p.add = add != 0;
+    p.bf16 = p.from_regs = true;
+    simt_product(&p);
+}
+
+template <int N>
+static inline void
+wgmma_touch(uint32_t (&)[N][4])
+{
+}
+
+/* ---- pairs of BF16 ------------------------------------------------------- */
+
+static inline uint16_t
+simt_bf16(float x)
+{
+    __nv_bfloat16 h = __float2bfloat16_rn(x);
+    uint16_t u;
+
+    memcpy(&u, &h, 2);
+    return u;
+}
+
+static inline uint32_t
+bf16_mul(uint32_t a, uint32_t b)
+{
+    float x[2], y[2];
+
+    simt_bf16_floats(x, a);
+    simt_bf16_floats(y, b);
+    return simt_two(simt_bf16(x[0] * y[0]), simt_bf16(x[1] * y[1]));
+}
+
+static inline uint32_t
+bf16_sub(uint32_t a, uint32_t b)
+{
+    float x[2], y[2];
+
+    simt_bf16_floats(x, a);
+    simt_bf16_floats(y, b);
+    return simt_two(simt_bf16(x[0] - y[0]), simt_bf16(x[1] - y[1]));
 }
 
 #endif

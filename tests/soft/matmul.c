@@ -17,6 +17,7 @@
 typedef struct {
     uint32_t n, k;
     tr_dtype_t type, out;
+    tr_weight_form_t form;
 } shape_t;
 
 struct tr_cuda_matmul {
@@ -39,7 +40,22 @@ static pack_t *packs;
 static size_t
 weight_bytes(const shape_t *s)
 {
-    return (size_t) s->n * s->k * 2;
+    return tr_weight_bytes(s->form, s->n, s->k);
+}
+
+/* Packed weights as numbers. */
+static float *
+unpacked(const void *w, const shape_t *s)
+{
+    float *x = malloc((size_t) s->n * s->k * sizeof(*x));
+
+    for (uint32_t i = 0; x != NULL && i < s->n; i++) {
+        for (uint32_t j = 0; j < s->k; j++) {
+            x[(size_t) i * s->k + j] = tr_weight_load(s->form, w, s->n, s->k, i,
+                                                      j);
+        }
+    }
+    return x;
 }
 
 void
@@ -67,9 +83,12 @@ static pack_t *
 pack_new(const void *w, const shape_t *s)
 {
     pack_t *k = calloc(1, sizeof(*k));
-    size_t bytes = soft_cpu()->matrix_bytes(s->n, s->k, s->type);
+    bool packed = s->form.format != TR_WEIGHT_16;
+    tr_dtype_t type = packed ? TR_F32 : s->type;
+    size_t bytes = soft_cpu()->matrix_bytes(s->n, s->k, type);
+    float *x = packed ? unpacked(w, s) : NULL;
 
-    if (k == NULL) {
+    if (k == NULL || (packed && x == NULL)) {
         abort();
     }
     k->w = w;
@@ -77,11 +96,12 @@ pack_new(const void *w, const shape_t *s)
     k->m = (tr_cpu_matrix_t){ .n = s->n,
                               .k = s->k,
                               .data = aligned_alloc(64, tr_pad(bytes, 64)),
-                              .dtype = s->type };
+                              .dtype = type };
     if (k->m.data == NULL
-        || soft_cpu()->matrix_pack(&k->m, 0, s->n, w, s->type) != 0) {
+        || soft_cpu()->matrix_pack(&k->m, 0, s->n, packed ? x : w, type) != 0) {
         abort();
     }
+    free(x);
     return k;
 }
 
@@ -93,7 +113,10 @@ packed(const void *w, const shape_t *s)
 
     for (k = packs; k != NULL; k = k->next) {
         if (k->w == w && k->shape.n == s->n && k->shape.k == s->k
-            && k->shape.type == s->type) {
+            && k->shape.type == s->type
+            && k->shape.form.format == s->form.format
+            && k->shape.form.group == s->form.group
+            && k->shape.form.pairs == s->form.pairs) {
             return &k->m;
         }
     }
@@ -155,7 +178,7 @@ product(void *args)
 {
     const tr_cuda_product_t *p = args;
     uint32_t rows = tr_cuda_matmul_rows(p->rows);
-    shape_t s = { p->n, p->k, p->type, p->out };
+    shape_t s = { p->n, p->k, p->type, p->out, { 0 } };
     size_t ldy;
     float *y = sums(&s, p->w, p->x, p->ldx, rows, p->rows, &ldy);
 
@@ -172,7 +195,7 @@ static void
 small_gemm(void *args)
 {
     const tr_cuda_small_gemm_t *a = args;
-    shape_t s = { a->n, a->k, TR_BF16, TR_F32 };
+    shape_t s = { a->n, a->k, TR_BF16, TR_F32, a->form };
     size_t ldy;
     float *y = sums(&s, a->w, a->x, a->ldx, a->rows, a->rows, &ldy);
 
@@ -258,6 +281,7 @@ tr_cuda_small_gemm(const tr_cuda_stream_t *s, const tr_cuda_small_gemm_t *a,
         if ((a[i].mode == TR_CUDA_SMALL_GEMM_GATED
              && !tr_cuda_has_act(TR_CUDA_SMALL_GEMM_ACTS, a[i].act))
             || !tr_cuda_small_gemm_fits(s->device, a[i].n, a[i].k)
+            || !tr_weight_valid(a[i].form, a[i].n, a[i].k)
             || a[i].rows > TR_CUDA_SMALL_GEMM_ROWS || a[i].rows != a[0].rows) {
             rc = TR_KERNEL_BADARG;
         } else if (a[i].rows > 0) {
@@ -265,6 +289,29 @@ tr_cuda_small_gemm(const tr_cuda_stream_t *s, const tr_cuda_small_gemm_t *a,
         }
     }
     return rc;
+}
+
+/* ---- packed weights in 16 bits -------------------------------------------- */
+
+static void
+unpack(void *args)
+{
+    const tr_cuda_unpack_t *a = args;
+
+    soft_written(a->out, (size_t) a->n * a->k * 2);
+    if (tr_ref_unpack(a) != TR_KERNEL_OK) {
+        soft_fault("unpack", "refused by its reference");
+    }
+}
+
+int
+tr_cuda_unpack(const tr_cuda_stream_t *s, const tr_cuda_unpack_t *a)
+{
+    if (a->form.format == TR_WEIGHT_16 || !tr_weight_valid(a->form, a->n, a->k)
+        || !aligned(a->w) || !aligned(a->out)) {
+        return TR_KERNEL_BADARG;
+    }
+    return soft_launch(s, "unpack", unpack, (void *) a, sizeof(*a));
 }
 
 /* ---- choices ------------------------------------------------------------ */
@@ -334,7 +381,9 @@ tr_cuda_matmul_choose(tr_cuda_matmul_t *m, const tr_cuda_stream_t *s,
         if (m->n_shapes == SHAPES_MAX) {
             return TR_KERNEL_BADARG;
         }
-        m->shape[m->n_shapes++] = (shape_t){ p->n, p->k, p->type, p->out };
+        m->shape[m->n_shapes++] = (shape_t){
+            p->n, p->k, p->type, p->out, { 0 }
+        };
     }
     return n_weights != 0 ? tr_cuda_stream_wait(s) : soft_check();
 }

@@ -48,6 +48,27 @@ tiling_of(const tr_device_props_t *d, uint32_t n, uint32_t k)
     /* few rows of w: more of k, since each slot costs time, too */
     h.depth = h.tile <= 64 && k % (2 * GEMM_K_BLOCK * h.split) == 0 ? 2 : 1;
     h.steps = k / (GEMM_K_BLOCK * h.depth);
+    h.piece = h.tile * GEMM_K_BLOCK * 2;
+    h.w = h.depth * h.piece;
+    return h;
+}
+
+/* The same tiles, of packed w: its slots are small, and hold whole groups. */
+static gemm_tiling_t
+tiling_of_form(const tr_device_props_t *d, tr_weight_form_t form, uint32_t n,
+               uint32_t k)
+{
+    gemm_tiling_t h = tiling_of(d, n, k);
+
+    if (form.format == TR_WEIGHT_16) {
+        return h;
+    }
+    h.depth = k % (2 * GEMM_K_BLOCK) == 0 ? 2 : 1;
+    h.steps = k / (GEMM_K_BLOCK * h.depth);
+    h.groups = form.group == 0 ? 0 : h.depth * GEMM_K_BLOCK / form.group;
+    h.piece = h.tile / TR_WEIGHT_ROWS * tr_weight_block(form.format);
+    h.w = h.depth * h.piece + h.groups * h.tile * 4;
+    h.w = (h.w + 1023) / 1024 * 1024; /* x is aligned to that */
     return h;
 }
 
@@ -96,7 +117,13 @@ template <int N>
 static cudaError_t
 prepare(const tr_device_props_t *d)
 {
-    return cudaFuncSetAttribute(small_gemm_kernel<N>,
+    cudaError_t e = cudaFuncSetAttribute(
+        small_gemm_kernel<N, false>,
+        cudaFuncAttributeMaxDynamicSharedMemorySize, (int) d->shared);
+
+    return e != cudaSuccess ? e
+                            : cudaFuncSetAttribute(
+                                small_gemm_kernel<N, true>,
                                 cudaFuncAttributeMaxDynamicSharedMemorySize,
                                 (int) d->shared);
 }
@@ -131,7 +158,8 @@ small_gemm_open(tr_device_props_t *d)
     attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
     if (prepare<8>(d) == cudaSuccess && prepare<16>(d) == cudaSuccess
         && prepare<32>(d) == cudaSuccess && prepare<64>(d) == cudaSuccess
-        && cudaOccupancyMaxActiveClusters(&n, small_gemm_kernel<64>, &config)
+        && cudaOccupancyMaxActiveClusters(&n, small_gemm_kernel<64, true>,
+                                          &config)
                == cudaSuccess) {
         d->pairs = (uint32_t) n;
     }
@@ -188,18 +216,24 @@ static int
 launch(const tr_cuda_stream_t *s, gemm_args_t *a)
 {
     gemm_maps_t maps = {};
+    bool packed = false;
 
     if (tensor_encode() == NULL || !smem_plan(s->device, N, a)) {
         return TR_KERNEL_BADARG;
     }
     for (uint32_t p = 0; p < a->phases; p++) {
-        if (!map_weights(&maps.w[p], &a->phase[p])
+        bool is_packed = a->phase[p].p.form.format != TR_WEIGHT_16;
+
+        packed = packed || is_packed;
+        if ((!is_packed && !map_weights(&maps.w[p], &a->phase[p]))
             || !map_rows(&maps.x[p], &a->phase[p], N)) {
             return TR_KERNEL_BADARG;
         }
     }
     return launch_clusters(s, true, gemm_shared(a->ring, a->received),
-                           GEMM_CLUSTER, small_gemm_kernel<N>,
+                           GEMM_CLUSTER,
+                           packed ? small_gemm_kernel<N, true>
+                                  : small_gemm_kernel<N, false>,
                            dim3(s->device->pairs * GEMM_CLUSTER), GEMM_THREADS,
                            *a, maps);
 }
@@ -210,6 +244,15 @@ aligned(const void *p)
     return ((uintptr_t) p & 15) == 0;
 }
 
+/* Gate and up alternate where both are one thread's, and nowhere else but in a
+ * plain product. */
+static bool
+pairs_right(const tr_cuda_small_gemm_t *p)
+{
+    return p->form.format == TR_WEIGHT_16 || p->mode == TR_CUDA_SMALL_GEMM_PLAIN
+           || p->form.pairs == (p->mode == TR_CUDA_SMALL_GEMM_GATED);
+}
+
 static bool
 gemm_valid(const tr_cuda_small_gemm_t *p)
 {
@@ -217,6 +260,7 @@ gemm_valid(const tr_cuda_small_gemm_t *p)
     uint32_t n = p->mode == TR_CUDA_SMALL_GEMM_GATED ? p->n / 2 : p->n;
 
     return p->mode <= TR_CUDA_SMALL_GEMM_RESIDUAL
+           && tr_weight_valid(p->form, p->n, p->k) && pairs_right(p)
            && p->rows <= TR_CUDA_SMALL_GEMM_ROWS && p->ldx >= p->k
            && p->ldx % 8 == 0 && p->x != NULL && p->w != NULL && aligned(p->x)
            && aligned(p->w) && aligned(p->y) && aligned(p->hidden)
@@ -251,7 +295,8 @@ tr_cuda_small_gemm(const tr_cuda_stream_t *s, const tr_cuda_small_gemm_t *of,
             return TR_KERNEL_BADARG;
         }
         a.phase[p].p = of[p];
-        a.phase[p].tiling = tiling_of(s->device, of[p].n, of[p].k);
+        a.phase[p].tiling = tiling_of_form(s->device, of[p].form, of[p].n,
+                                           of[p].k);
     }
     if (of[0].rows == 0) {
         return TR_KERNEL_OK;

@@ -16,20 +16,18 @@
  *               other row of x, from registers: scale, gate or residual
  *
  * A warpgroup for which the tile has no rows skips the product.
+ *
+ * Weights may be packed (small_gemm_packed.cuh); chains of 16-bit weights alone
+ * have a kernel of their own, which knows nothing of that.
  */
 #ifndef TR_CUDA_SMALL_GEMM_CUH
 #define TR_CUDA_SMALL_GEMM_CUH
 
 #include "small_gemm_producer.cuh"
 #include "small_gemm_epilogue.cuh"
+#include "small_gemm_packed.cuh"
 
 /* ---- multiplying ---------------------------------------------------------- */
-
-/* Where a group is in the ring. */
-typedef struct {
-    uint32_t slot, parity;
-    bool later; /* than a slot's first use */
-} gemm_pipeline_t;
 
 /* c[4j + 2r + b]: row 16 w + 8r + g of the group's 64, row 8j + 2t + b of x, in
  * lane 4g + t of the group's warp w. */
@@ -99,8 +97,25 @@ gemm_wait_input(const gemm_smem_t &s, uint32_t p)
     __syncwarp();
 }
 
+/* A tile's sums. */
+template <int N, bool PACKED>
+static __device__ __forceinline__ void
+gemm_sums(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
+          uint32_t steps, gemm_pipeline_t &t, float (&c)[N / 2])
+{
+    const gemm_phase_t &f = a.phase[p];
+
+    if (PACKED && f.p.form.format != TR_WEIGHT_16) {
+        gemm_multiply_packed<N>(a, s, p, steps, t, c);
+    } else if (f.tiling.depth == 2) {
+        gemm_multiply<N, 2>(a, s, p, steps, t, c);
+    } else {
+        gemm_multiply<N, 1>(a, s, p, steps, t, c);
+    }
+}
+
 /* By the warps of groups that have rows.  got: parity of that barrier. */
-template <int N>
+template <int N, bool PACKED>
 static __device__ __forceinline__ void
 gemm_product(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
              uint32_t &got)
@@ -115,8 +130,11 @@ gemm_product(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
     for (uint32_t i = 0; i < part.tiles; i++) {
         uint32_t tile = part.first + i * part.stride;
         gemm_fragment_t l = gemm_fragment(f, tile);
-        float c[N / 2];
+        float c[N / 2], scale[2];
 
+        if (PACKED) {
+            gemm_row_scales(f, tile, scale);
+        }
         if (residual) {
             gemm_prefetch_columns<N>(f, l, prefetched);
         }
@@ -128,10 +146,12 @@ gemm_product(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
         } else if (i == 0) {
             gemm_prefetch_squares<N>(f, 0, prefetched);
         }
-        if (f.tiling.depth == 2) {
-            gemm_multiply<N, 2>(a, s, p, part.steps, t, c);
-        } else {
-            gemm_multiply<N, 1>(a, s, p, part.steps, t, c);
+        gemm_sums<N, PACKED>(a, s, p, part.steps, t, c);
+        if (PACKED) {
+#pragma unroll
+            for (int j = 0; j < N / 2; j++) {
+                c[j] *= scale[j / 2 % 2];
+            }
         }
         if (!residual && i == 0) {
             gemm_scales<N>(f, s, prefetched);
@@ -166,7 +186,8 @@ gemm_product(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
     }
 }
 
-template <int N>
+/* PACKED: weights may be packed. */
+template <int N, bool PACKED>
 static __global__ void __launch_bounds__(GEMM_THREADS)
     small_gemm_kernel(const __grid_constant__ gemm_args_t args,
                       const __grid_constant__ gemm_maps_t maps)
@@ -181,9 +202,9 @@ static __global__ void __launch_bounds__(GEMM_THREADS)
     launch_next();
     if (warp >= GEMM_WARPS) {
         if (threadIdx.x == 32 * GEMM_WARPS) {
-            gemm_produce_early(a, maps, s, N);
+            gemm_produce_early<PACKED>(a, maps, s, N);
         } else if (threadIdx.x == 32 * GEMM_WARPS + 32) {
-            gemm_produce(a, maps, s, N);
+            gemm_produce<PACKED>(a, maps, s, N);
         }
         __syncwarp();
         cluster_wait();
@@ -196,7 +217,7 @@ static __global__ void __launch_bounds__(GEMM_THREADS)
         const gemm_tiling_t &h = a.phase[p].tiling;
 
         if (warp / 4 < gemm_groups(h)) {
-            gemm_product<N>(a, s, p, got);
+            gemm_product<N, PACKED>(a, s, p, got);
         } else if (h.split > 1 && gemm_block_tiles(h).tiles > 0) {
             got ^= 1;
         }

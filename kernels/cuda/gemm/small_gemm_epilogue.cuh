@@ -12,7 +12,8 @@
 
 /* What a thread's sums belong to: see gemm_multiply. */
 typedef struct {
-    uint32_t column; /* of the product, of r 0; GATED: of its result */
+    uint32_t column; /* of the product, of r 0; GATED: of its result; of
+                      * pairs that of the first */
     uint32_t row;    /* of x, of j and b 0 */
     uint32_t mine;   /* bit b: rows of x that this block finishes */
     bool inside;     /* the column is one */
@@ -27,7 +28,7 @@ gemm_fragment(const gemm_phase_t &f, uint32_t tile)
 
     l.row = lane % 4 * 2;
     l.mine = h.split == 1 ? 3 : 1u << blockIdx.x % h.split;
-    if (f.p.mode == TR_CUDA_SMALL_GEMM_GATED) {
+    if (f.p.mode == TR_CUDA_SMALL_GEMM_GATED || f.p.form.pairs) {
         l.column = tile * (h.tile / 2) + row / 2 + lane / 4;
         l.inside = row < h.tile && l.column < f.p.n / 2;
     } else {
@@ -221,6 +222,7 @@ gemm_store_scaled(const gemm_phase_t &f, const gemm_smem_t &s,
                   const gemm_fragment_t &l, const float (&c)[N / 2])
 {
     uint32_t ld = (uint32_t) f.p.ldy, scales = GEMM_SMEM(s, scales) + l.row * 4;
+    uint32_t other = f.p.form.pairs ? f.p.n / 2 : 8;
     __nv_bfloat16 *y = (__nv_bfloat16 *) f.p.y + l.row * ld + l.column;
 
     if (!l.inside) {
@@ -241,7 +243,7 @@ gemm_store_scaled(const gemm_phase_t &f, const gemm_smem_t &s,
                 *to = __float2bfloat16_rn(gemm_act(u * scale) * (v * scale));
             } else {
                 to[0] = __float2bfloat16_rn(u * scale);
-                to[8] = __float2bfloat16_rn(v * scale);
+                to[other] = __float2bfloat16_rn(v * scale);
             }
         }
     }

@@ -72,6 +72,89 @@ multiply(float (&c)[32], uint64_t a, uint64_t b)
 #endif
 }
 
+/* The same, a from registers as mma() of ptx.cuh has it; add 0: c = a b. */
+static __device__ __forceinline__ void
+multiply(float (&c)[4], const uint32_t (&a)[4], uint64_t b, int add)
+{
+#if TR_WGMMA
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %9, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, %8, p, 1, 1, 0; }"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),
+                   "r"(add));
+#endif
+}
+
+static __device__ __forceinline__ void
+multiply(float (&c)[8], const uint32_t (&a)[4], uint64_t b, int add)
+{
+#if TR_WGMMA
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %13, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
+                 "{%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, p, 1, 1, "
+                 "0; }"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]),
+                   "+f"(c[5]), "+f"(c[6]), "+f"(c[7])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),
+                   "r"(add));
+#endif
+}
+
+static __device__ __forceinline__ void
+multiply(float (&c)[16], const uint32_t (&a)[4], uint64_t b, int add)
+{
+#if TR_WGMMA
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %21, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
+                 "{%16,%17,%18,%19}, %20, p, 1, 1, 0; }"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]),
+                   "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), "+f"(c[9]),
+                   "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),
+                   "+f"(c[14]), "+f"(c[15])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),
+                   "r"(add));
+#endif
+}
+
+static __device__ __forceinline__ void
+multiply(float (&c)[32], const uint32_t (&a)[4], uint64_t b, int add)
+{
+#if TR_WGMMA
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+                 "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,"
+                 "%31}, {%32,%33,%34,%35}, %36, p, 1, 1, 0; }"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]),
+                   "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), "+f"(c[9]),
+                   "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),
+                   "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]),
+                   "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]),
+                   "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]),
+                   "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]),
+                   "+f"(c[30]), "+f"(c[31])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),
+                   "r"(add));
+#endif
+}
+
+/* Operands of products that are on their way must stay up to this line. */
+template <int N>
+static __device__ __forceinline__ void
+wgmma_touch(uint32_t (&a)[N][4])
+{
+#if TR_WGMMA
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        asm volatile(""
+                     : "+r"(a[i][0]), "+r"(a[i][1]), "+r"(a[i][2]),
+                       "+r"(a[i][3])::"memory");
+    }
+#endif
+}
+
 /* ---- clusters ------------------------------------------------------------ */
 
 /* All threads of all blocks of the cluster come; each waits once, later. */

@@ -23,6 +23,9 @@ typedef struct {
     uint32_t tile, tiles;  /* rows of one, how many */
     uint32_t split;        /* blocks that have one: 1 or GEMM_CLUSTER */
     uint32_t depth;        /* pieces of k in a slot */
+    uint32_t w;            /* bytes of a slot in front of x */
+    uint32_t piece;        /* bytes of one piece of w in it */
+    uint32_t groups;       /* packed: groups of columns in a slot */
     uint32_t steps, slots; /* slots of a tile; of the ring */
 } gemm_tiling_t;
 
@@ -54,7 +57,7 @@ gemm_groups(const gemm_tiling_t &h)
 TR_HD uint32_t
 gemm_slot(const gemm_tiling_t &h, uint32_t columns)
 {
-    return h.depth * (h.tile + columns) * GEMM_K_BLOCK * 2;
+    return h.w + h.depth * columns * GEMM_K_BLOCK * 2;
 }
 
 /* Sums that a block gets from its neighbour. */

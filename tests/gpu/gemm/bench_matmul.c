@@ -3,7 +3,10 @@
  * table: microseconds, bytes of weights and operations a second, for the
  * library's first suggestion and for the algorithm that was fastest.
  *
- *   bench_matmul LIBRARY
+ *   bench_matmul LIBRARY [packed]
+ *
+ * packed: packed weights alone, beside BF16: the products of a layer that follow
+ * attention, of few rows as a chain and of many one by one, each form in turn.
  *
  * Weights are used in turn out of several copies, more than a cache holds, as
  * the layers of a model are.
@@ -13,6 +16,7 @@
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define COPIES_BYTES ((size_t) 512 << 20) /* of weights, at least */
 #define COPIES_MAX 16u                    /* that algorithms are timed with */
@@ -199,14 +203,264 @@ bench(const shape_t *s)
     fixture_close(&b);
 }
 
+/* ---- packed weights ------------------------------------------------------ */
+
+#define PACKED_LAYERS 8u /* whose weights are used in turn */
+#define PACKED_ROUNDS 7u /* of all forms in turn; medians are shown */
+#define PACKED_PRODUCTS 4u
+#define PROMPT_ROWS 2048u
+
+typedef struct {
+    const char *name;
+    tr_weight_form_t form;
+} form_t;
+
+static const form_t forms[] = {
+    { "BF16", { TR_WEIGHT_16, false, 0 } },
+    { "FP8, row", { TR_WEIGHT_FP8, false, 0 } },
+    { "FP8, 128", { TR_WEIGHT_FP8, false, 128 } },
+    { "INT4, 128", { TR_WEIGHT_INT4, false, 128 } },
+    { "INT4, 64", { TR_WEIGHT_INT4, false, 64 } },
+    { "INT4, 32", { TR_WEIGHT_INT4, false, 32 } },
+};
+#define FORMS (sizeof(forms) / sizeof(forms[0]))
+
+/* Of Llama-3-8B, in the order of a chain. */
+static const struct {
+    uint32_t n, k;
+    tr_cuda_small_gemm_mode_t mode;
+} chain[PACKED_PRODUCTS] = {
+    { 4096, 4096, TR_CUDA_SMALL_GEMM_RESIDUAL },
+    { 28672, 4096, TR_CUDA_SMALL_GEMM_GATED },
+    { 4096, 14336, TR_CUDA_SMALL_GEMM_RESIDUAL },
+    { 6144, 4096, TR_CUDA_SMALL_GEMM_PLAIN },
+};
+
+typedef struct {
+    uint8_t *w[FORMS][PACKED_LAYERS][PACKED_PRODUCTS];
+    void *x, *y[2], *scratch; /* [rows][..] BF16; 16 bits of a matrix */
+    float *hidden, *weight, *squares;
+    uint32_t *meet;
+    tr_cuda_matmul_t *products;
+    void *from, *to;
+} packed_t;
+
+static tr_weight_form_t
+form_of(uint32_t f, uint32_t product)
+{
+    tr_weight_form_t form = forms[f].form;
+
+    form.pairs = form.format != TR_WEIGHT_16
+                 && chain[product].mode == TR_CUDA_SMALL_GEMM_GATED;
+    return form;
+}
+
+static void *
+take(size_t bytes)
+{
+    void *p = cuda->alloc(bytes);
+
+    must(p != NULL, "memory");
+    must(cuda->fill(&stream, p, 0, bytes) == 0, "fill");
+    return p;
+}
+
+/* Any codes take as long as others; NaN and scales of nothing are avoided. */
+static void
+packed_fill(uint8_t *w, uint32_t f, uint32_t i)
+{
+    tr_weight_form_t form = form_of(f, i);
+    size_t codes = form.format == TR_WEIGHT_16
+                       ? (size_t) chain[i].n * chain[i].k * 2
+                       : tr_weight_code_bytes(form, chain[i].n, chain[i].k);
+
+    must(cuda->fill_random(&stream, w, codes / 2, TR_BF16, i, 0, 0.02f) == 0,
+         "codes");
+}
+
+static void
+packed_open(packed_t *b)
+{
+    size_t widest = (size_t) 28672 * 4096;
+
+    for (uint32_t f = 0; f < FORMS; f++) {
+        for (uint32_t l = 0; l < PACKED_LAYERS; l++) {
+            for (uint32_t i = 0; i < PACKED_PRODUCTS; i++) {
+                b->w[f][l][i] = take(
+                    tr_weight_bytes(form_of(f, i), chain[i].n, chain[i].k));
+                packed_fill(b->w[f][l][i], f, i);
+            }
+        }
+    }
+    b->x = take((size_t) PROMPT_ROWS * 14336 * 2);
+    b->y[0] = take((size_t) PROMPT_ROWS * 28672 * 2);
+    b->y[1] = take((size_t) PROMPT_ROWS * 28672 * 2);
+    b->scratch = take(widest * 2);
+    b->hidden = take(PROMPT_ROWS * 4096 * 4);
+    b->weight = take(28672 * 4);
+    b->squares = take(TR_CUDA_SMALL_GEMM_ROWS * TR_CUDA_SMALL_GEMM_PARTS * 4);
+    b->meet = take(256);
+    must(cuda->fill_random(&stream, b->x, (size_t) PROMPT_ROWS * 14336, TR_BF16,
+                           2, 0, 1)
+             == 0,
+         "rows");
+    must(cuda->matmul_open(&device, PROMPT_ROWS, &b->products) == 0,
+         "cuBLASLt");
+    must(cuda->event_open(&b->from) == 0 && cuda->event_open(&b->to) == 0,
+         "event");
+    for (uint32_t i = 0; i < PACKED_PRODUCTS; i++) {
+        const void *w[PACKED_LAYERS];
+        tr_cuda_product_t p = { .rows = PROMPT_ROWS,
+                                .n = chain[i].n,
+                                .k = chain[i].k,
+                                .type = TR_BF16,
+                                .out = TR_BF16,
+                                .x = b->x,
+                                .y = b->y[0],
+                                .ldx = chain[i].k,
+                                .ldy = chain[i].n };
+
+        for (uint32_t l = 0; l < PACKED_LAYERS; l++) {
+            w[l] = b->w[0][l][i];
+        }
+        p.w = w[0];
+        must(cuda->matmul_choose(b->products, &stream, &p, w, PACKED_LAYERS)
+                 == 0,
+             "choice");
+    }
+}
+
+/* A layer's products of few rows, as one chain. */
+static void
+packed_chain(const packed_t *b, uint32_t f, uint32_t l, uint32_t rows)
+{
+    tr_cuda_small_gemm_t a[PACKED_PRODUCTS];
+
+    for (uint32_t i = 0; i < PACKED_PRODUCTS; i++) {
+        a[i] = (tr_cuda_small_gemm_t){ .mode = chain[i].mode,
+                                       .rows = rows,
+                                       .n = chain[i].n,
+                                       .k = chain[i].k,
+                                       .x = i == 0 ? b->x : b->y[(i + 1) % 2],
+                                       .w = b->w[f][l][i],
+                                       .form = form_of(f, i),
+                                       .y = b->y[i % 2],
+                                       .ldx = chain[i].k,
+                                       .ldy = i == 1 ? 14336 : chain[i].n,
+                                       .squares = b->squares,
+                                       .norm_n = 4096,
+                                       .eps = 1e-5f,
+                                       .hidden = b->hidden,
+                                       .ldh = 4096,
+                                       .weight = b->weight,
+                                       .squares_out = b->squares };
+        if (chain[i].mode != TR_CUDA_SMALL_GEMM_RESIDUAL) {
+            a[i].parts = cuda->small_gemm_parts(&device, rows, 4096,
+                                                a[i - 1].k);
+        }
+    }
+    must(cuda->small_gemm(&stream, a, PACKED_PRODUCTS, b->meet) == 0,
+         "small_gemm");
+}
+
+/* The same products of many rows, without what is between them. */
+static void
+packed_prompt(const packed_t *b, uint32_t f, uint32_t l, uint32_t rows)
+{
+    for (uint32_t i = 0; i < PACKED_PRODUCTS; i++) {
+        bool packed = forms[f].form.format != TR_WEIGHT_16;
+        tr_cuda_unpack_t u = { .n = chain[i].n,
+                               .k = chain[i].k,
+                               .form = form_of(f, i),
+                               .w = b->w[f][l][i],
+                               .out = b->scratch };
+        tr_cuda_product_t p = { .rows = rows,
+                                .n = chain[i].n,
+                                .k = chain[i].k,
+                                .type = TR_BF16,
+                                .out = TR_BF16,
+                                .x = b->x,
+                                .w = packed ? b->scratch : b->w[f][l][i],
+                                .y = b->y[0],
+                                .ldx = chain[i].k,
+                                .ldy = chain[i].n };
+
+        must(!packed || cuda->unpack(&stream, &u) == 0, "unpack");
+        must(cuda->matmul(&stream, b->products, &p) == 0, "product");
+    }
+}
+
+/* Microseconds of a layer. */
+static double
+packed_measure(const packed_t *b, uint32_t f, uint32_t rows)
+{
+    bool few = rows <= TR_CUDA_SMALL_GEMM_ROWS;
+    void *graph;
+    double us = 0;
+
+    must(cuda->graph_begin(&stream) == 0, "graph");
+    for (uint32_t l = 0; l < PACKED_LAYERS; l++) {
+        (few ? packed_chain : packed_prompt)(b, f, l, rows);
+    }
+    must(cuda->graph_end(&stream, &graph) == 0, "graph");
+    for (int run = 0; run < 2; run++) {
+        must(cuda->event_record(&stream, b->from) == 0
+                 && cuda->graph_launch(&stream, graph) == 0
+                 && cuda->event_record(&stream, b->to) == 0
+                 && cuda->event_wait(b->to) == 0
+                 && cuda->event_time(b->from, b->to, &us) == 0,
+             "graph");
+    }
+    cuda->graph_close(graph);
+    return us / PACKED_LAYERS;
+}
+
+static int
+by_size(const void *a, const void *b)
+{
+    double x = *(const double *) a, y = *(const double *) b;
+
+    return (x > y) - (x < y);
+}
+
+static void
+bench_packed(void)
+{
+    static const uint32_t rows[] = { 1, 8, 16, 32, 64, 128, 256, 2048 };
+    static packed_t b;
+    double us[FORMS][PACKED_ROUNDS];
+
+    packed_open(&b);
+    printf("\n## Packed weights, the products of a layer of Llama-3-8B\n\n"
+           "| weights | rows | us a layer | over BF16 |\n|---|---|---|---|\n");
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        for (uint32_t r = 0; r < PACKED_ROUNDS; r++) {
+            for (uint32_t f = 0; f < FORMS; f++) {
+                us[f][r] = packed_measure(&b, f, rows[i]);
+            }
+        }
+        for (uint32_t f = 0; f < FORMS; f++) {
+            qsort(us[f], PACKED_ROUNDS, sizeof(us[f][0]), by_size);
+            printf("| %s | %u | %.1f | %.3f |\n", forms[f].name, rows[i],
+                   us[f][PACKED_ROUNDS / 2],
+                   us[f][PACKED_ROUNDS / 2] / us[0][PACKED_ROUNDS / 2]);
+        }
+        fflush(stdout);
+    }
+}
+
 int
 main(int argc, char **argv)
 {
-    if (argc != 2) {
-        fprintf(stderr, "usage: bench_matmul LIBRARY\n");
+    if (argc < 2 || argc > 3 || (argc == 3 && strcmp(argv[2], "packed") != 0)) {
+        fprintf(stderr, "usage: bench_matmul LIBRARY [packed]\n");
         return 2;
     }
     load(argv[1]);
+    if (argc == 3) {
+        bench_packed();
+        return 0;
+    }
     printf("\n## Matrix products, BF16\n\n| model | product | n x k | rows | "
            "suggested us | fastest us | weights TB/s | TFLOP/s |\n"
            "|---|---|---|---|---|---|---|---|\n");

@@ -7,7 +7,8 @@
  * small: products of few numbers alone, for racecheck, under which chains,
  * whose blocks wait for each other, do not end.
  *
- * Random shapes and magnitudes, NaN wherever nothing was written; a row gives
+ * Random shapes and magnitudes, weights in 16 bits and packed in every form, NaN
+ * wherever nothing was written; a row gives
  * the same bits whatever the others hold; layers of products, in chains and
  * these in a graph, launched again and again, give the bits that they give one
  * by one.
@@ -47,6 +48,54 @@ static size_t
 any_distance(uint32_t n)
 {
     return random_below(2) ? n : n + 8 * random_below(9);
+}
+
+/* ---- packed weights ------------------------------------------------------- */
+
+/* A form that kernels have, or that of 16 bits. */
+static tr_weight_form_t
+any_form(tr_cuda_small_gemm_mode_t mode, uint32_t n, uint32_t k)
+{
+    static const tr_weight_form_t forms[] = { { TR_WEIGHT_FP8, false, 0 },
+                                              { TR_WEIGHT_FP8, false, 128 },
+                                              { TR_WEIGHT_INT4, false, 32 },
+                                              { TR_WEIGHT_INT4, false, 64 },
+                                              { TR_WEIGHT_INT4, false, 128 } };
+    uint32_t of = sizeof(forms) / sizeof(forms[0]);
+    tr_weight_form_t f = forms[random_below(of)];
+
+    if (random_below(3) == 0 || !tr_weight_valid(f, n, k)) {
+        return (tr_weight_form_t){ TR_WEIGHT_16, false, 0 };
+    }
+    f.pairs = mode == TR_CUDA_SMALL_GEMM_GATED
+              || (mode == TR_CUDA_SMALL_GEMM_PLAIN && random_below(2));
+    return f;
+}
+
+/* Random codes, all that are numbers, and scales that give weights of about the
+ * magnitude `size`. */
+static array_t
+packed(tr_weight_form_t f, uint32_t n, uint32_t k, double size)
+{
+    array_t a = array_new(tr_weight_bytes(f, n, k), 1, false);
+    uint8_t *codes = array_host(&a);
+    uint32_t *scales = (uint32_t *) (codes + tr_weight_code_bytes(f, n, k));
+    double most = f.format == TR_WEIGHT_FP8 ? 50 : 6;
+
+    for (size_t i = 0; i < tr_weight_code_bytes(f, n, k); i++) {
+        codes[i] = (uint8_t) random_below(256);
+        if (f.format == TR_WEIGHT_FP8 && (codes[i] & 0x7f) == 0x7f) {
+            codes[i] ^= 1u << random_below(7);
+        }
+    }
+    for (size_t i = 0; i < (size_t) tr_weight_groups(f, k) * n; i++) {
+        scales[i] = tr_weight_scale_word(f.format,
+                                         (float) (size / most
+                                                  * (0.5 + random_unit())),
+                                         random_below(16));
+    }
+    array_send(&a);
+    return a;
 }
 
 /* Rows that may differ by the rounding to their type and by `slack` of `least`,
@@ -155,7 +204,10 @@ case_open(case_t *c)
     c->biased = random_below(2);
     c->last = a->mode == TR_CUDA_SMALL_GEMM_RESIDUAL && random_below(4) == 0;
     c->x = numbers(a->rows, a->k, a->ldx, TR_BF16, scale);
-    c->w = numbers(a->n, a->k, a->k, TR_BF16, w);
+    a->form = any_form(a->mode, a->n, a->k);
+    c->w = a->form.format == TR_WEIGHT_16
+               ? numbers(a->n, a->k, a->k, TR_BF16, w)
+               : packed(a->form, a->n, a->k, w);
     c->y = array_new(a->rows * a->ldy, 2, false);
     c->squares = numbers(a->rows, a->parts + 1, a->parts + 1, TR_F32, 1);
     for (uint32_t i = 0; i < a->rows * a->parts; i++) { /* mean near 1 */
@@ -169,7 +221,9 @@ case_open(case_t *c)
     c->weight = numbers(1, a->n, a->n, TR_F32, 1);
     c->squares_out = array_new((size_t) a->rows * TR_CUDA_SMALL_GEMM_PARTS, 4,
                                false);
-    c->slack = 2e-5 * scale * w * sqrt(a->k);
+    /* codes are larger than what is random in 16 bits, at times */
+    c->slack = (a->form.format == TR_WEIGHT_16 ? 2e-5 : 6e-5) * scale * w
+               * sqrt(a->k);
 }
 
 static void
@@ -276,10 +330,113 @@ check_one(void)
                     == TR_KERNEL_BADARG;
     }
     if (!ok) {
-        printf("mode %d, rows %u, n %u, k %u, parts %u, bias %d\n", c.a.mode,
-               c.a.rows, c.a.n, c.a.k, c.a.parts, c.biased);
+        printf("mode %d, rows %u, n %u, k %u, parts %u, bias %d, %s in groups "
+               "of %u, pairs %d\n",
+               c.a.mode, c.a.rows, c.a.n, c.a.k, c.a.parts, c.biased,
+               tr_weight_format_name(c.a.form.format), c.a.form.group,
+               c.a.form.pairs);
     }
     case_close(&c);
+    return ok;
+}
+
+/* ---- packed weights in 16 bits ------------------------------------------- */
+
+static bool
+check_unpack(void)
+{
+    tr_cuda_unpack_t a = { .n = many(20), .k = many(20) };
+    array_t w, out;
+    uint16_t *got;
+    bool ok;
+
+    do {
+        a.form = any_form(TR_CUDA_SMALL_GEMM_PLAIN, a.n, a.k);
+    } while (a.form.format == TR_WEIGHT_16);
+    w = packed(a.form, a.n, a.k, 1);
+    out = array_new((size_t) a.n * a.k, 2, false);
+    a.w = array_there(&w);
+    a.out = array_there(&out);
+    side_launch(&side, tr_cuda_unpack(&side.stream, &a), "unpack");
+    a.w = array_host(&w);
+    a.out = array_host(&out);
+    ok = tr_ref_unpack(&a) == TR_KERNEL_OK;
+    got = (uint16_t *) array_fetch(&out);
+    for (size_t i = 0; i < (size_t) a.n * a.k && ok; i++) {
+        uint16_t x = ((uint16_t *) a.out)[i];
+
+        ok = got[i] == x;
+        if (!ok) {
+            printf("unpack, %s in groups of %u, pairs %d: row %zu, column %zu "
+                   "of %u x %u is %04x, expected %04x\n",
+                   tr_weight_format_name(a.form.format), a.form.group,
+                   a.form.pairs, i / a.k, i % a.k, a.n, a.k, got[i], x);
+        }
+    }
+    compared += (uint64_t) a.n * a.k;
+    free(got);
+    array_free(&w);
+    array_free(&out);
+    return ok;
+}
+
+/* What no kernel has is refused, whatever its size. */
+static bool
+check_refused(void)
+{
+    static const struct {
+        tr_weight_form_t form;
+        uint32_t n, k;
+        tr_cuda_small_gemm_mode_t mode;
+    } wrong[] = {
+        { { TR_WEIGHT_FP8, false, 64 }, 128, 128, TR_CUDA_SMALL_GEMM_PLAIN },
+        { { TR_WEIGHT_FP8, false, 128 }, 128, 192, TR_CUDA_SMALL_GEMM_PLAIN },
+        { { TR_WEIGHT_FP8, false, 0 }, 128, 96, TR_CUDA_SMALL_GEMM_PLAIN },
+        { { TR_WEIGHT_FP8, false, 0 }, 0, 128, TR_CUDA_SMALL_GEMM_PLAIN },
+        { { TR_WEIGHT_FP8, false, 0 },
+          0xffffffc0u,
+          0xffffffc0u,
+          TR_CUDA_SMALL_GEMM_PLAIN },
+        { { TR_WEIGHT_FP8, false, 0 }, 128, 128, TR_CUDA_SMALL_GEMM_GATED },
+        { { TR_WEIGHT_INT4, false, 0 }, 128, 128, TR_CUDA_SMALL_GEMM_PLAIN },
+        { { TR_WEIGHT_INT4, false, 16 }, 128, 128, TR_CUDA_SMALL_GEMM_PLAIN },
+        { { TR_WEIGHT_INT4, true, 32 }, 128, 128, TR_CUDA_SMALL_GEMM_RESIDUAL },
+        { { TR_WEIGHT_FORMATS, false, 0 }, 128, 128, TR_CUDA_SMALL_GEMM_PLAIN },
+        { { TR_WEIGHT_16, true, 0 }, 128, 128, TR_CUDA_SMALL_GEMM_PLAIN },
+    };
+    array_t memory = array_new(1u << 20, 1, false);
+    void *at = array_there(&memory);
+    bool ok = true;
+
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]) && ok; i++) {
+        tr_cuda_small_gemm_t a = { .mode = wrong[i].mode,
+                                   .rows = 1,
+                                   .n = wrong[i].n,
+                                   .k = wrong[i].k,
+                                   .x = at,
+                                   .w = at,
+                                   .y = at,
+                                   .ldx = wrong[i].k,
+                                   .ldy = wrong[i].n,
+                                   .hidden = at,
+                                   .ldh = wrong[i].n,
+                                   .weight = at,
+                                   .form = wrong[i].form };
+        tr_cuda_unpack_t u = { .n = wrong[i].n,
+                               .k = wrong[i].k,
+                               .form = wrong[i].form,
+                               .w = at,
+                               .out = at };
+        bool mode = a.mode != TR_CUDA_SMALL_GEMM_PLAIN; /* alone is wrong */
+
+        ok = tr_cuda_small_gemm(&side.stream, &a, 1, array_there(&meet))
+                 == TR_KERNEL_BADARG
+             && (mode || tr_cuda_unpack(&side.stream, &u) == TR_KERNEL_BADARG);
+        if (!ok) {
+            printf("wrong product %zu is not refused\n", i);
+        }
+    }
+    array_free(&memory);
     return ok;
 }
 
@@ -292,6 +449,7 @@ check_one(void)
 typedef struct {
     uint32_t rows, hidden, inner, qkv;
     array_t w[LAYERS][4], weight;
+    tr_weight_form_t form[LAYERS][4];
     array_t start, residual, x, q, mlp, squares;
 } layers_t;
 
@@ -300,12 +458,15 @@ product_of(const layers_t *l, tr_cuda_small_gemm_mode_t mode, const array_t *w,
            const array_t *x, uint32_t n, uint32_t k, const array_t *y,
            uint32_t parts)
 {
+    size_t i = (size_t) (w - l->w[0]);
+
     return (tr_cuda_small_gemm_t){ .mode = mode,
                                    .rows = l->rows,
                                    .n = n,
                                    .k = k,
                                    .x = array_there(x),
                                    .w = array_there(w),
+                                   .form = l->form[i / 4][i % 4],
                                    .y = array_there(y),
                                    .ldx = k,
                                    .ldy = mode == TR_CUDA_SMALL_GEMM_GATED
@@ -424,6 +585,10 @@ check_layers(void)
                    .hidden = 64 * (1 + random_below(24)),
                    .inner = 64 * (1 + random_below(40)),
                    .qkv = 64 * (1 + random_below(30)) };
+    static const tr_cuda_small_gemm_mode_t modes[] = {
+        TR_CUDA_SMALL_GEMM_PLAIN, TR_CUDA_SMALL_GEMM_RESIDUAL,
+        TR_CUDA_SMALL_GEMM_GATED, TR_CUDA_SMALL_GEMM_RESIDUAL
+    };
     uint32_t n[4], k[4];
     bool ok;
 
@@ -441,8 +606,14 @@ check_layers(void)
     }
     for (int i = 0; i < LAYERS; i++) {
         for (int j = 0; j < 4; j++) {
-            l.w[i][j] = numbers(n[j], k[j], k[j], TR_BF16,
-                                1 / sqrt((double) k[j]));
+            double size = 1 / sqrt((double) k[j]);
+
+            l.form[i][j] = i + j == 0 /* whose weights are rows, too */
+                               ? (tr_weight_form_t){ TR_WEIGHT_16, false, 0 }
+                               : any_form(modes[j], n[j], k[j]);
+            l.w[i][j] = l.form[i][j].format == TR_WEIGHT_16
+                            ? numbers(n[j], k[j], k[j], TR_BF16, size)
+                            : packed(l.form[i][j], n[j], k[j], size);
         }
     }
     l.weight = numbers(1, l.hidden, l.hidden, TR_F32, 1);
@@ -487,7 +658,8 @@ main(int argc, char **argv)
     array_send(&meet);
     for (uint32_t r = 0; r < rounds; r++) {
         random_seed(seed + r);
-        if (!check_one() || (r % 4 == 0 && !small && !check_layers())) {
+        if (!check_one() || !check_unpack() || (r == 0 && !check_refused())
+            || (r % 4 == 0 && !small && !check_layers())) {
             printf("FAILED: test_small_gemm 1 %llu%s\n",
                    (unsigned long long) (seed + r), small ? " small" : "");
             failed++;

@@ -342,6 +342,9 @@ tr_ref_small_gemm_sums(const tr_cuda_small_gemm_t *a, const float *sums,
     uint32_t n = gated ? a->n / 2 : a->n;
 
     if (a->rows > TR_CUDA_SMALL_GEMM_ROWS || a->n % 64 != 0 || a->k % 64 != 0
+        || !tr_weight_valid(a->form, a->n, a->k)
+        || (a->form.format != TR_WEIGHT_16
+            && a->mode != TR_CUDA_SMALL_GEMM_PLAIN && a->form.pairs != gated)
         || a->ldx < a->k || (a->y != NULL && a->ldy < n)
         || (gated && !tr_cuda_has_act(TR_CUDA_SMALL_GEMM_ACTS, a->act))) {
         return TR_KERNEL_BADARG;
@@ -365,29 +368,55 @@ tr_ref_small_gemm_sums(const tr_cuda_small_gemm_t *a, const float *sums,
     return TR_KERNEL_OK;
 }
 
+/* Row i of w. */
+static void
+load_row(const tr_cuda_small_gemm_t *a, uint32_t i, float *to)
+{
+    for (uint32_t j = 0; j < a->k; j++) {
+        to[j] = a->form.format == TR_WEIGHT_16
+                    ? tr_float_load(a->w, (size_t) i * a->k + j, TR_BF16)
+                    : tr_weight_load(a->form, a->w, a->n, a->k, i, j);
+    }
+}
+
 int
 tr_ref_small_gemm(const tr_cuda_small_gemm_t *a)
 {
     float *sums = malloc((size_t) a->rows * a->n * sizeof(float));
-    int rc;
+    float *w = malloc((size_t) a->k * sizeof(float));
+    int rc = sums == NULL || w == NULL ? TR_CUDA_FAILED : TR_KERNEL_OK;
 
-    if (sums == NULL) {
-        return TR_CUDA_FAILED;
-    }
-    for (uint32_t r = 0; r < a->rows; r++) {
-        for (uint32_t i = 0; i < a->n; i++) {
+    for (uint32_t i = 0; i < a->n && rc == TR_KERNEL_OK; i++) {
+        load_row(a, i, w);
+        for (uint32_t r = 0; r < a->rows; r++) {
             float sum = 0;
 
             for (uint32_t j = 0; j < a->k; j++) {
-                sum += tr_float_load(a->x, r * a->ldx + j, TR_BF16)
-                       * tr_float_load(a->w, (size_t) i * a->k + j, TR_BF16);
+                sum += tr_float_load(a->x, r * a->ldx + j, TR_BF16) * w[j];
             }
             sums[(size_t) r * a->n + i] = sum;
         }
     }
-    rc = tr_ref_small_gemm_sums(a, sums, a->n);
+    rc = rc == TR_KERNEL_OK ? tr_ref_small_gemm_sums(a, sums, a->n) : rc;
     free(sums);
+    free(w);
     return rc;
+}
+
+int
+tr_ref_unpack(const tr_cuda_unpack_t *a)
+{
+    if (a->form.format == TR_WEIGHT_16
+        || !tr_weight_valid(a->form, a->n, a->k)) {
+        return TR_KERNEL_BADARG;
+    }
+    for (uint32_t i = 0; i < a->n; i++) {
+        for (uint32_t j = 0; j < a->k; j++) {
+            tr_float_store(a->out, (size_t) i * a->k + j, TR_BF16,
+                           tr_weight_load(a->form, a->w, a->n, a->k, i, j));
+        }
+    }
+    return TR_KERNEL_OK;
 }
 
 /* ---- the rest ----------------------------------------------------------- */

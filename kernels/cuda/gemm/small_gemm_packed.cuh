@@ -1,0 +1,294 @@
+/*
+ * small_gemm_packed.cuh: products of small_gemm.cuh with packed weights
+ * (kernels/weight_form.h).
+ *
+ * Codes travel through the ring as they are in memory, with the scales of their
+ * groups behind them.  A warp of a group has 16 rows of w, a strip of blocks: it
+ * makes BF16 of its codes in registers, which are operand a of the group's
+ * product.  Codes are exact in BF16, so scales, which are FP32, are applied to
+ * FP32 sums: of each group of columns, or where the whole row has one, in the
+ * end.
+ */
+#ifndef TR_CUDA_SMALL_GEMM_PACKED_CUH
+#define TR_CUDA_SMALL_GEMM_PACKED_CUH
+
+#include "packed.cuh"
+#include "small_gemm_smem.cuh"
+
+/* Where a group is in the ring. */
+typedef struct {
+    uint32_t slot, parity;
+    bool later; /* than a slot's first use */
+} gemm_pipeline_t;
+
+/* What of a slot a warp reads: addresses of the first slot. */
+typedef struct {
+    uint32_t codes, x, scales; /* scales: of this lane's row g, of group 0 */
+    uint32_t piece, row; /* bytes to the next piece; of a group's scales */
+} gemm_strip_t;
+
+static __device__ __forceinline__ void
+gemm_wait_slot(const gemm_smem_t &s, uint32_t p, const gemm_pipeline_t &t)
+{
+    if (!t.later) {
+        bar_wait(gemm_early(s, p, t.slot), 0);
+    }
+    bar_wait(gemm_full(s, p, t.slot), t.parity);
+    __syncwarp();
+}
+
+static __device__ __forceinline__ void
+gemm_leave_slot(const gemm_smem_t &s, uint32_t p, uint32_t slot)
+{
+    if (threadIdx.x % 32 == 0) {
+        bar_arrive(gemm_empty(s, p, slot));
+    }
+    __syncwarp();
+}
+
+static __device__ __forceinline__ void
+gemm_next_slot(gemm_pipeline_t &t, uint32_t slots)
+{
+    if (++t.slot == slots) {
+        t.slot = 0;
+        t.parity ^= 1;
+        t.later = true;
+    }
+}
+
+/* Some steps of 16 columns, from registers. */
+template <int N, int STEPS>
+static __device__ __forceinline__ void
+gemm_multiply_steps(float (&c)[N / 2], uint32_t (&a)[STEPS][4], uint32_t x,
+                    bool add)
+{
+    wgmma_begin();
+#pragma unroll
+    for (int k = 0; k < STEPS; k++) {
+        multiply(c, a[k], wgmma_operand(x + k * 32, 1024, 16), add || k > 0);
+    }
+    wgmma_end();
+}
+
+/* A piece of FP8. */
+static __device__ __forceinline__ void
+gemm_expand(uint32_t (&a)[4][4], uint32_t at)
+{
+    uint4 w[2] = { shared_load16(at), shared_load16(at + 512) };
+
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        packed_fp8(a[2 * h], w[h].x, w[h].y);
+        packed_fp8(a[2 * h + 1], w[h].z, w[h].w);
+    }
+}
+
+/* c += part, scaled. */
+template <int N>
+static __device__ __forceinline__ void
+gemm_add_scaled(float (&c)[N / 2], float (&part)[N / 2],
+                const float (&scale)[2])
+{
+    wgmma_wait<0>();
+    wgmma_touch(part);
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+        c[i] += part[i] * scale[i / 2 % 2];
+    }
+}
+
+/* Sets of operands that registers have room for, beside sums of N rows of x. */
+template <int N>
+static __device__ constexpr int
+gemm_sets(void)
+{
+    return N < 32 ? 2 : 1;
+}
+
+/* FP8, a scale a row: pieces are made while those before are multiplied. */
+template <int N, int DEPTH>
+static __device__ __forceinline__ void
+gemm_multiply_rows(const gemm_smem_t &s, uint32_t p, const gemm_strip_t &o,
+                   uint32_t bytes, uint32_t slots, uint32_t steps,
+                   gemm_pipeline_t &t, float (&c)[N / 2])
+{
+    const int SETS = gemm_sets<N>() < DEPTH ? 1 : DEPTH;
+    uint32_t a[SETS][4][4], left = 0;
+
+#pragma unroll 1
+    for (uint32_t i = 0; i < steps; i++) {
+        uint32_t at = t.slot * bytes;
+
+        gemm_wait_slot(s, p, t);
+#pragma unroll
+        for (int d = 0; d < DEPTH; d++) {
+            gemm_expand(a[d % SETS], o.codes + at + d * o.piece);
+            gemm_multiply_steps<N, 4>(c, a[d % SETS], o.x + at + d * (N * 128),
+                                      i > 0 || d > 0);
+            wgmma_wait<SETS - 1>(); /* the piece before has been read */
+            wgmma_touch(a[(d + 1) % SETS]);
+            if (SETS > 1 && d == 0 && i > 0) {
+                gemm_leave_slot(s, p, left);
+            }
+        }
+        if (SETS == 1) {
+            gemm_leave_slot(s, p, t.slot);
+        }
+        left = t.slot;
+        gemm_next_slot(t, slots);
+    }
+    wgmma_wait<0>();
+    wgmma_touch(c);
+    if (SETS > 1 && steps > 0) {
+        gemm_leave_slot(s, p, left);
+    }
+}
+
+/* FP8, a scale for 128 columns: a slot. */
+template <int N>
+static __device__ __forceinline__ void
+gemm_multiply_blocks(const gemm_smem_t &s, uint32_t p, const gemm_strip_t &o,
+                     uint32_t bytes, uint32_t slots, uint32_t steps,
+                     gemm_pipeline_t &t, float (&c)[N / 2])
+{
+    const int SETS = gemm_sets<N>();
+    float part[N / 2];
+    uint32_t a[SETS][4][4];
+
+#pragma unroll 1
+    for (uint32_t i = 0; i < steps; i++) {
+        uint32_t at = t.slot * bytes;
+        float scale[2];
+
+        gemm_wait_slot(s, p, t);
+        scale[0] = __uint_as_float(shared_load4(o.scales + at));
+        scale[1] = __uint_as_float(shared_load4(o.scales + at + 32));
+#pragma unroll
+        for (int d = 0; d < 2; d++) {
+            gemm_expand(a[d % SETS], o.codes + at + d * o.piece);
+            gemm_multiply_steps<N, 4>(part, a[d % SETS],
+                                      o.x + at + d * (N * 128), d > 0);
+            if (SETS == 1) {
+                wgmma_wait<0>();
+                wgmma_touch(a[0]);
+            }
+        }
+        gemm_add_scaled<N>(c, part, scale);
+        wgmma_touch(a[0]);
+        wgmma_touch(a[SETS - 1]);
+        gemm_leave_slot(s, p, t.slot);
+        gemm_next_slot(t, slots);
+    }
+}
+
+/* INT4, in groups of GROUP columns. */
+template <int N, int DEPTH, int GROUP>
+static __device__ __forceinline__ void
+gemm_multiply_groups(const gemm_smem_t &s, uint32_t p, const gemm_strip_t &o,
+                     uint32_t bytes, uint32_t slots, uint32_t steps,
+                     gemm_pipeline_t &t, float (&c)[N / 2])
+{
+    const int STEPS = GROUP == 32 ? 2 : 4; /* made at once */
+    float part[N / 2], scale[2];
+    uint32_t zero[2];
+
+#pragma unroll 1
+    for (uint32_t i = 0; i < steps; i++) {
+        uint32_t at = t.slot * bytes;
+
+        gemm_wait_slot(s, p, t);
+#pragma unroll
+        for (int u = 0; u < DEPTH * 4 / STEPS; u++) {
+            const int d = u * STEPS / 4, group = u * STEPS * 16 / GROUP;
+            const bool first = u * STEPS * 16 % GROUP == 0;
+            const bool last = (u + 1) * STEPS * 16 % GROUP == 0;
+            uint4 w = shared_load16(o.codes + at + d * o.piece);
+            uint32_t word[4] = { w.x, w.y, w.z, w.w }, a[STEPS][4];
+
+            if (first) {
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    uint32_t v = shared_load4(o.scales + at + group * o.row
+                                              + 32 * r);
+
+                    zero[r] = packed_int4_zero(v);
+                    scale[r] = packed_int4_scale(v);
+                }
+            }
+#pragma unroll
+            for (int k = 0; k < STEPS; k++) {
+                packed_int4(a[k], word[(u * STEPS + k) % 4], zero);
+            }
+            gemm_multiply_steps<N, STEPS>(
+                part, a, o.x + at + d * (N * 128) + u * STEPS % 4 * 32, !first);
+            if (last) {
+                gemm_add_scaled<N>(c, part, scale);
+            }
+            wgmma_touch(a);
+        }
+        gemm_leave_slot(s, p, t.slot);
+        gemm_next_slot(t, slots);
+    }
+}
+
+/* As gemm_multiply of small_gemm.cuh. */
+template <int N>
+static __device__ __forceinline__ void
+gemm_multiply_packed(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
+                     uint32_t steps, gemm_pipeline_t &t, float (&c)[N / 2])
+{
+    const gemm_tiling_t &h = a.phase[p].tiling;
+    const tr_weight_form_t form = a.phase[p].p.form;
+    uint32_t strip = threadIdx.x / 32, lane = threadIdx.x % 32;
+    uint32_t bytes = gemm_slot(h, N), slots = h.slots;
+    gemm_strip_t o = { s.ring + strip * tr_weight_block(form.format)
+                           + lane * 16,
+                       s.ring + h.w,
+                       s.ring + h.depth * h.piece + (strip * 16 + lane / 4) * 4,
+                       h.piece, h.tile * 4 };
+
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+        c[i] = 0;
+    }
+    if (form.format == TR_WEIGHT_FP8) {
+        if (form.group != 0) {
+            gemm_multiply_blocks<N>(s, p, o, bytes, slots, steps, t, c);
+        } else if (h.depth == 2) {
+            gemm_multiply_rows<N, 2>(s, p, o, bytes, slots, steps, t, c);
+        } else {
+            gemm_multiply_rows<N, 1>(s, p, o, bytes, slots, steps, t, c);
+        }
+    } else if (form.group == 128) {
+        gemm_multiply_groups<N, 2, 128>(s, p, o, bytes, slots, steps, t, c);
+    } else if (form.group == 64 && h.depth == 2) {
+        gemm_multiply_groups<N, 2, 64>(s, p, o, bytes, slots, steps, t, c);
+    } else if (form.group == 64) {
+        gemm_multiply_groups<N, 1, 64>(s, p, o, bytes, slots, steps, t, c);
+    } else if (h.depth == 2) {
+        gemm_multiply_groups<N, 2, 32>(s, p, o, bytes, slots, steps, t, c);
+    } else {
+        gemm_multiply_groups<N, 1, 32>(s, p, o, bytes, slots, steps, t, c);
+    }
+}
+
+/* FP8 with a scale a row: those of the lane's rows; 1 otherwise. */
+static __device__ __forceinline__ void
+gemm_row_scales(const gemm_phase_t &f, uint32_t tile, float (&scale)[2])
+{
+    const tr_weight_form_t form = f.p.form;
+    uint32_t row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+    uint32_t at = tile * f.tiling.tile + row;
+    const float *scales = (const float *) ((const uint8_t *) f.p.w
+                                           + tr_weight_code_bytes(form, f.p.n,
+                                                                  f.p.k));
+
+    scale[0] = scale[1] = 1;
+    if (form.format == TR_WEIGHT_FP8 && form.group == 0 && row < f.tiling.tile
+        && at < f.p.n) {
+        scale[0] = scales[at];
+        scale[1] = scales[at + 8];
+    }
+}
+
+#endif
