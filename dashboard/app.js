@@ -73,6 +73,7 @@ function draw() {
     if (model && !fleet.models.includes(model)) model = '';
     views.models(fleet.models, model);
     views.engines(fleet, picked, model, pick);
+    views.tenants(fleet);
     views.requests(fleet, picked, model, all);
   }
   if (opened) views.request($('request-page'), detail, fleet, trouble);

@@ -107,6 +107,7 @@ export class Fleet {
     this.fresh = 0;          // our clock at the last tick
     this.known = 0;          // server's clock when the fleet was last known
     this.gateway = [];       // what this NGINX has counted, by time
+    this.tenants = [];       // what they have used here
   }
 
   // Without a Redis, NGINX tells of its own engines alone.
@@ -169,6 +170,7 @@ export class Fleet {
     this.redis = event.redis;
     this.reason = event.reason || '';
     if (event.gateway && event.gateway.requests) {
+      this.tenants = event.gateway.tenants || [];
       this.gateway.push({ t: event.now, requests: event.gateway.requests });
       this.gateway = this.gateway.filter((g) => g.t > event.now - 60500);
     }

@@ -129,6 +129,22 @@ function failures(s) {
   return n > 0 ? `last minute, ${f.count(n)} failed` : 'last minute';
 }
 
+// ---- tenants ----------------------------------------------------------------
+
+// Those who used most first.  There are none unless tokenring_tenants shows them.
+export function tenants(fleet) {
+  const list = [...fleet.tenants].sort((a, b) =>
+    b.prompt_tokens + b.completion_tokens - a.prompt_tokens - a.completion_tokens
+      || (a.name < b.name ? -1 : 1));
+  $('tenants-card').hidden = list.length === 0;
+  rows($('tenants'), list, (t) => t.name, (t) => make('tr', {},
+    make('th', { scope: 'row' }, t.name || '(none)'),
+    ...Array.from({ length: 4 }, () => make('td', { class: 'num' }))), (row, t) => {
+    [t.requests, t.limited, t.prompt_tokens, t.completion_tokens].forEach((n, i) =>
+      setText(row.children[i + 1], f.count(n)));
+  });
+}
+
 // ---- the fleet --------------------------------------------------------------
 
 export function engineState(e, fleet) {

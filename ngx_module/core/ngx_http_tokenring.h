@@ -38,6 +38,7 @@
  *     _scan.c       the model in a body
  *     _tenants.c    whose a request is, and what it may use
  *     _tenants_conf.c  tokenring_plan, _tenants and _limits [_tenants.h]
+ *     _tally.c      what tenants have used, by name [_tenants.h]
  *     _budget.c     so many units in a time
  *     _cache_key.c  whose cached prefixes a request shares [_resumable.h]
  *     _choose.c     which engine gets a request [_engine.h]

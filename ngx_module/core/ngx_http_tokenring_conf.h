@@ -19,6 +19,7 @@ typedef struct {
     ngx_uint_t                      nconns;
     ngx_array_t                     plans;   /* ngx_http_tokenring_plan_t * */
     ngx_shm_zone_t                 *tenants; /* NULL: no limits */
+    ngx_uint_t                      tenants_shown; /* by name */
     ngx_uint_t                      limited; /* tokenring_limits was given */
     ngx_array_t                     redises; /* ngx_http_tokenring_redis_t * */
     ngx_uint_t                      redis;   /* tokenring_redis was given */

@@ -8,6 +8,7 @@
 #include "ngx_http_tokenring_conf.h"
 #include "ngx_http_tokenring_engine.h"
 #include "ngx_http_tokenring_metrics.h"
+#include "ngx_http_tokenring_request.h"
 
 #include <tokenring/version.h>
 
@@ -167,9 +168,16 @@ ngx_http_tokenring_gateway_json(ngx_http_tokenring_text_t *out)
         }
     }
 
-    return ngx_http_tokenring_printf(out, 96, "\"other\":%uA},\"active\":%ui}",
-                                     shared->requests[i],
-                                     ngx_http_tokenring_active(shared));
+    if (ngx_http_tokenring_printf(out, 96, "\"other\":%uA},\"active\":%ui",
+                                  shared->requests[i],
+                                  ngx_http_tokenring_active(shared))
+        != NGX_OK
+        || ngx_http_tokenring_tally_json(out) != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_tokenring_put(out, "}");
 }
 
 
@@ -242,7 +250,7 @@ ngx_http_tokenring_gateway_metrics(ngx_http_tokenring_text_t *out)
         }
     }
 
-    return NGX_OK;
+    return ngx_http_tokenring_tally_metrics(out);
 }
 
 
@@ -351,6 +359,7 @@ static ngx_int_t
 ngx_http_tokenring_log_handler(ngx_http_request_t *r)
 {
     ngx_uint_t                      i, status;
+    ngx_http_tokenring_ctx_t       *ctx;
     ngx_http_tokenring_loc_conf_t  *tlcf;
 
     if (ngx_http_tokenring_counters == NULL) {
@@ -359,10 +368,14 @@ ngx_http_tokenring_log_handler(ngx_http_request_t *r)
 
     tlcf = ngx_http_get_module_loc_conf(r, ngx_http_tokenring_module);
 
-    if (!tlcf->passes && !tlcf->errors
-        && ngx_http_get_module_ctx(r, ngx_http_tokenring_module) == NULL)
-    {
+    ctx = ngx_http_get_module_ctx(r, ngx_http_tokenring_module);
+
+    if (!tlcf->passes && !tlcf->errors && ctx == NULL) {
         return NGX_OK;
+    }
+
+    if (ctx) {
+        ngx_http_tokenring_tally(ctx);
     }
 
     status = r->err_status ? r->err_status : r->headers_out.status;

@@ -112,7 +112,7 @@ static ngx_command_t  ngx_http_tokenring_commands[] = {
       NULL },
 
     { ngx_string("tokenring_tenants"),
-      NGX_HTTP_MAIN_CONF|NGX_CONF_TAKE1,
+      NGX_HTTP_MAIN_CONF|NGX_CONF_TAKE12,
       ngx_http_tokenring_set_tenants,
       NGX_HTTP_MAIN_CONF_OFFSET,
       0,

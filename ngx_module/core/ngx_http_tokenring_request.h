@@ -236,6 +236,7 @@ struct ngx_http_tokenring_ctx_s {
     unsigned                        lost_body:1;     /* it is not kept */
     unsigned                        retried:1;       /* an engine died */
     unsigned                        uploading:1;     /* in the uploads */
+    unsigned                        limited:1;       /* by its plan: 429 */
     unsigned                        routed:1;        /* its body says where it
                                                         goes */
 
@@ -334,6 +335,12 @@ struct ngx_http_tokenring_ctx_s {
     ngx_str_t                       param;
     ngx_str_t                       message;
 };
+
+
+/* _variables.c */
+
+/* is it known how many tokens it has taken? */
+ngx_uint_t ngx_http_tokenring_counted(ngx_http_tokenring_ctx_t *ctx);
 
 
 /* _handler.c */

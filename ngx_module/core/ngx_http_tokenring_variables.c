@@ -200,19 +200,24 @@ ngx_http_tokenring_variable_number(ngx_http_request_t *r,
 }
 
 
+ngx_uint_t
+ngx_http_tokenring_counted(ngx_http_tokenring_ctx_t *ctx)
+{
+    return ((ctx->state == NGX_HTTP_TOKENRING_DONE) ? ctx->before : ctx->state)
+           >= NGX_HTTP_TOKENRING_ACCEPTED;
+}
+
+
 /* written at p; nothing if it is not known (yet) */
 
 static u_char *
 ngx_http_tokenring_figure(u_char *p, ngx_http_tokenring_ctx_t *ctx,
     uintptr_t data)
 {
-    uint64_t                        tokens;
-    ngx_uint_t                      counted, final;
-    ngx_http_tokenring_ctx_state_e  state;
+    uint64_t    tokens;
+    ngx_uint_t  counted, final;
 
-    state = (ctx->state == NGX_HTTP_TOKENRING_DONE) ? ctx->before : ctx->state;
-
-    counted = (state >= NGX_HTTP_TOKENRING_ACCEPTED);
+    counted = ngx_http_tokenring_counted(ctx);
     final = ctx->totals.flags & TR_FINISH_LAST;
 
     switch (data) {

@@ -27,6 +27,7 @@ typedef struct {
     ngx_rbtree_t                    tree;
     ngx_rbtree_node_t               sentinel;
     ngx_queue_t                     queue;   /* the last one used first */
+    ngx_http_tokenring_tally_t     *tally;   /* NULL: not shown */
 } ngx_http_tokenring_tenants_t;
 
 
@@ -82,20 +83,17 @@ static u_char *ngx_http_tokenring_duration(u_char *p, uint64_t ms);
 ngx_int_t
 ngx_http_tokenring_tenants_init(ngx_shm_zone_t *zone, void *data)
 {
+    ngx_uint_t                     shown;
     ngx_slab_pool_t               *shpool;
     ngx_http_tokenring_tenants_t  *t;
 
-    if (data) {
-        /* a reload: what the old configuration has counted */
-        zone->data = data;
-        return NGX_OK;
-    }
-
     shpool = (ngx_slab_pool_t *) zone->shm.addr;
+    shown = ((ngx_http_tokenring_main_conf_t *) zone->data)->tenants_shown;
 
-    if (zone->shm.exists) {
-        zone->data = shpool->data;
-        return NGX_OK;
+    if (data || zone->shm.exists) {
+        /* a reload: what the old configuration has counted */
+        t = data ? data : shpool->data;
+        goto tally;
     }
 
     t = ngx_slab_alloc(shpool, sizeof(ngx_http_tokenring_tenants_t));
@@ -106,11 +104,34 @@ ngx_http_tokenring_tenants_init(ngx_shm_zone_t *zone, void *data)
     ngx_rbtree_init(&t->tree, &t->sentinel, ngx_rbtree_insert_value);
     ngx_queue_init(&t->queue);
 
+    t->tally = NULL;
+
     shpool->data = t;
     shpool->log_nomem = 0;
+
+tally:
+
     zone->data = t;
 
+    if (shown && t->tally == NULL) {
+        t->tally = ngx_http_tokenring_tally_create(shpool);
+
+        if (t->tally == NULL) {
+            ngx_log_error(NGX_LOG_EMERG, zone->shm.log, 0,
+                          "tokenring_tenants: no room in zone \"%V\" to show "
+                          "tenants", &zone->shm.name);
+            return NGX_ERROR;
+        }
+    }
+
     return NGX_OK;
+}
+
+
+ngx_http_tokenring_tally_t *
+ngx_http_tokenring_tenants_tally(ngx_shm_zone_t *zone)
+{
+    return ((ngx_http_tokenring_tenants_t *) zone->data)->tally;
 }
 
 
@@ -514,6 +535,7 @@ ngx_http_tokenring_limit_refuse(ngx_http_tokenring_ctx_t *ctx,
                                                               : "tokens";
 
     ngx_http_tokenring_count(limited);
+    ctx->limited = 1;
 
     p = ngx_snprintf(text, sizeof(text) - 32,
                      "Rate limit reached: %uL %s in a %s. Please try again in ",

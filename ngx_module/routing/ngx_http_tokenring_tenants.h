@@ -12,6 +12,7 @@
 
 #include "ngx_http_tokenring.h"
 #include "ngx_http_tokenring_budget.h"
+#include "ngx_http_tokenring_text.h"
 
 
 /* budgets of a plan */
@@ -46,6 +47,11 @@ typedef struct {
     u_char                         *file;    /* where it was first named */
     ngx_uint_t                      line;
 } ngx_http_tokenring_plan_t;
+
+
+/* what tenants have used, by name (_tally.c) */
+
+typedef struct ngx_http_tokenring_tally_s  ngx_http_tokenring_tally_t;
 
 
 /* a request whose tenant has a plan */
@@ -98,6 +104,25 @@ ngx_uint_t ngx_http_tokenring_charge(ngx_http_tokenring_ctx_t *ctx);
 
 /* x-ratelimit-*: what is left; NGX_ERROR: no memory */
 ngx_int_t ngx_http_tokenring_limit_headers(ngx_http_tokenring_ctx_t *ctx);
+
+
+/* of the zone; NULL: there is none */
+ngx_http_tokenring_tally_t *ngx_http_tokenring_tenants_tally(
+    ngx_shm_zone_t *zone);
+
+
+/* _tally.c */
+
+ngx_http_tokenring_tally_t *ngx_http_tokenring_tally_create(
+    ngx_slab_pool_t *shpool);
+
+/* one more request, in the log phase */
+void ngx_http_tokenring_tally(ngx_http_tokenring_ctx_t *ctx);
+
+/* all of it, as Prometheus text, or ,"tenants":[..]; nothing where it is not
+ * shown.  NGX_ERROR: no memory */
+ngx_int_t ngx_http_tokenring_tally_metrics(ngx_http_tokenring_text_t *out);
+ngx_int_t ngx_http_tokenring_tally_json(ngx_http_tokenring_text_t *out);
 
 
 #endif /* _NGX_HTTP_TOKENRING_TENANTS_H_INCLUDED_ */

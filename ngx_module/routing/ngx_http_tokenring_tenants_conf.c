@@ -203,7 +203,7 @@ ngx_http_tokenring_plan_limit(ngx_http_tokenring_plan_t *plan, ngx_str_t *text)
 }
 
 
-/* tokenring_tenants zone=NAME:SIZE; */
+/* tokenring_tenants zone=NAME:SIZE [shown]; */
 
 char *
 ngx_http_tokenring_set_tenants(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
@@ -251,7 +251,20 @@ ngx_http_tokenring_set_tenants(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
         return NGX_CONF_ERROR;
     }
 
+    if (cf->args->nelts == 3) {
+
+        if (ngx_strcmp(value[2].data, "shown") != 0) {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "invalid parameter \"%V\", expected shown",
+                               &value[2]);
+            return NGX_CONF_ERROR;
+        }
+
+        tmcf->tenants_shown = 1;
+    }
+
     tmcf->tenants->init = ngx_http_tokenring_tenants_init;
+    tmcf->tenants->data = tmcf;
 
     return NGX_CONF_OK;
 
@@ -330,6 +343,7 @@ ngx_http_tokenring_init_tenants(ngx_conf_t *cf)
     }
 
     tmcf->tenants->init = ngx_http_tokenring_tenants_init;
+    tmcf->tenants->data = tmcf;
 
     return NGX_OK;
 }

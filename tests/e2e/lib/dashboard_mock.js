@@ -66,7 +66,9 @@ class Mock {
     });
     return { type: 'tick', now: t, redis: this.redis, requests: changed,
       gateway: { active: 3, requests: { 200: Math.round(t / 900), 429: Math.round(t / 19000),
-        503: Math.round(t / 61000) } },
+        503: Math.round(t / 61000) }, tenants: [
+        { name: 'acme', requests: 1203, limited: 7, prompt_tokens: 181000, completion_tokens: 90400 },
+        { name: 'zoo', requests: 88, limited: 0, prompt_tokens: 4100, completion_tokens: 7300 }] },
       engines: this.fleet.engines.map((e) => ({ name: e.name, seen: String(e.now),
         heart: e.alive ? strings(e.heart(e.now)) : null,
         card: e.alive ? null : strings(e.card()),

@@ -7,6 +7,7 @@
 
 const { test } = require('node:test');
 const assert = require('node:assert/strict');
+const fs = require('node:fs');
 const OpenAI = require('openai');
 const { Stack, until, sleep } = require('../lib/stack');
 const { post, request, stream } = require('../lib/http');
@@ -293,3 +294,81 @@ test('more tenants than there is room for: the quiet ones are forgotten',
     assert.equal((await ask('few-599')).status, 429);
     assert.equal((await ask('few-0')).status, 200);
   }));
+
+// The sums of the access log's lines, by X-Mark, which the tests send with the key.
+function sums(stack) {
+  const out = {};
+  for (const line of fs.readFileSync(`${stack.dir}/access.log`, 'utf8')
+    .split('\n').filter(Boolean).map((l) => JSON.parse(l))) {
+    if (!line.uri.startsWith('/v1/')) continue;
+    const t = out[line.mark] = out[line.mark]
+      || { requests: 0, limited: 0, prompt_tokens: 0, completion_tokens: 0 };
+    t.requests++;
+    t.limited += line.status === 429;
+    t.prompt_tokens += Number(line.prompt_tokens);
+    t.completion_tokens += Number(line.completion_tokens);
+  }
+  return out;
+}
+
+async function told(stack) {
+  const out = {};
+  for (const s of (await stack.metrics()).samples) {
+    const m = /^tokenring_tenant_(\w+)_total$/.exec(s.name);
+    if (m) (out[s.labels.tenant] = out[s.labels.tenant] || {})[m[1]] = s.value;
+  }
+  return out;
+}
+
+test('shown tenants: their sums are those of the access log', withPlans(`
+  tokenring_tenants zone=shown:1m shown;
+  tokenring_plan few requests=3/h;`, async (stack) => {
+  const ask = (key, more) => post(`${stack.url}/v1/completions`,
+    { prompt: 'one two three', max_tokens: 5, ...more },
+    { 'X-Key': key, 'X-Mark': key });
+  const cut = ['few-cut', 'other "quoted"'].map((key) =>
+    stream(`${stack.url}/v1/completions`, { prompt: 'x', max_tokens: 4000,
+      ignore_eos: true, stream: true },
+    { headers: { 'X-Key': key, 'X-Mark': key } }));
+  await Promise.all(cut.map((s) => s.begun()));
+  await Promise.all(['few-a', 'few-b', 'c', 'd'].flatMap((key, i) =>
+    Array.from({ length: 5 }, (_, k) => ask(key, k === 4 && i > 1
+      ? { max_tokens: -1 } : { n: 1 + i % 2, max_tokens: 3 + k }))));
+  cut.forEach((s) => s.hangUp());
+  await Promise.all(cut.map((s) => s.finished.catch(() => {})));
+  await stack.active(0);
+  let want;
+  await until(() => {
+    want = sums(stack);
+    return Object.values(want).reduce((n, t) => n + t.requests, 0) === 22;
+  }, 'all are logged');
+  assert.equal(want['few-a'].limited, 2);
+  assert.equal(want.c.limited, 0);
+  assert.ok(want['few-cut'].completion_tokens > 0);
+  let got;
+  const check = async () => {
+    got = await told(stack);
+    assert.deepEqual(got.other, { requests: 0, limited: 0, prompt_tokens: 0,
+      completion_tokens: 0 });
+    delete got.other;
+    assert.deepEqual(Object.fromEntries(Object.entries(got)
+      .map(([k, v]) => [k.replaceAll('\\"', '"'), v])), want);
+  };
+  await until(async () => Object.values(await told(stack))
+    .reduce((n, t) => n + t.requests, 0) === 22, 'all are counted');
+  await check();
+  await stack.reload();
+  await check();
+  // The hundred-and-first and all later ones share a row.
+  for (let at = 0; at < 120; at += 40) {
+    await Promise.all(Array.from({ length: 40 }, (_, i) => ask(`t${at + i}`)));
+  }
+  let all;
+  await until(async () => {
+    all = await told(stack); // a request is logged when its client has it
+    return Object.values(all).reduce((n, t) => n + t.requests, 0) === 142;
+  }, 'all are counted');
+  assert.equal(Object.keys(all).length, 101);
+  assert.equal(all.other.requests, 120 - (100 - 6));
+}, { workers: 2, location: `tokenring_tenant $http_x_key;
+  tokenring_limits $plan;` }));

@@ -159,6 +159,8 @@ test('on a phone nothing is cut off, and everything is in reach', with_fleet({},
 
 test('without a Redis it shows the engines of this NGINX', async () => {
   const stack = await Stack.start({ server: location(),
+    http: 'tokenring_tenants zone=tenants:1m shown;',
+    location: 'tokenring_tenant "<team>";',
     engine: { kv_policy: 'diffkv:alpha_high=12,alpha_low=0' } });
   const browser = await Browser.start();
   const url = `${stack.url}/v1/chat/completions`;
@@ -184,6 +186,9 @@ test('without a Redis it shows the engines of this NGINX', async () => {
     await when(page, () => /Over 3 requests since start/.test(
       document.getElementById('saving-since').textContent));
     assert.ok(parseFloat(await page.locator('#saving').textContent()) > 1);
+    await when(page, () => document.querySelectorAll('#tenants tr').length === 1
+      && /^<team>30[\d,]+9,000$/.test(document.getElementById('tenants')
+        .textContent));
     // As the status page has it.
     const m = await stack.metrics();
     const ratio = m.value('tokenring_kv_request_fp16_bytes_total')
