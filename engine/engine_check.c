@@ -322,6 +322,21 @@ check_choice(const tr_config_t **config, tr_config_t *chosen, FILE *out,
     return rc;
 }
 
+/* What becomes of quantised weights. */
+static void
+say_quantised(const tr_config_t *config, const tr_model_config_t *model,
+              FILE *out)
+{
+    bool packed = strcmp(config->backend, "cuda") == 0
+                  && strcmp(config->weights_format, "auto") == 0;
+
+    fprintf(out, "quantised weights: %s, %s (weights_format %s, backend %s)\n",
+            tr_quant_method_name(model->quantization.method),
+            packed ? "kept packed where the GPU has kernels"
+                   : "expanded to 16 bits at load",
+            config->weights_format, config->backend);
+}
+
 static tr_status_t
 check_model(const tr_config_t *config, FILE *out, tr_error_t *err)
 {
@@ -332,6 +347,9 @@ check_model(const tr_config_t *config, FILE *out, tr_error_t *err)
 
     if (rc == TR_OK) {
         rc = check_recipe(config, &model.recipe, out, err);
+    }
+    if (rc == TR_OK && model.quantization.method != TR_QUANT_NONE) {
+        say_quantised(config, &model, out);
     }
     if (rc == TR_OK) {
         rc = check_choice(&config, &chosen, out, err);

@@ -107,6 +107,11 @@ static const setting_t settings[] = {
       "become "
       "f16" },
 
+    { "weights_format", KIND_CHOICE, AT(weights_format), "auto", 0, 0,
+      "auto expand",
+      "quantised weights: auto keeps them packed where backend cuda has "
+      "kernels; expand makes 16 bits of them at load, as backend cpu always "
+      "does" },
     { "cuda_fused_products", KIND_BOOL, AT(cuda_fused_products), "yes", 0, 0,
       NULL,
       "backend cuda: small-batch products as one kernel, where it is faster; "

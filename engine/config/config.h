@@ -50,6 +50,7 @@ typedef struct {
     double gpu_memory_utilization;     /* share of its memory that we may use */
     char dtype[8];                     /* auto | bf16 | f16 */
     bool cuda_fused_products;          /* small_gemm may be used */
+    char weights_format[8];            /* auto | expand */
 
     uint32_t threads;           /* compute threads, 0: all cores */
     uint32_t tokenizer_threads; /* request parsers */

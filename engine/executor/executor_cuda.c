@@ -78,6 +78,7 @@ open_model(tr_executor_cuda_t *x, const tr_config_t *config, tr_error_t *err)
         .ignore_config = config->ignore_config,
         .load_format = config->load_format,
         .dtype = config->dtype,
+        .packed = strcmp(config->weights_format, "auto") == 0,
         .dummy_seed = config->dummy_seed,
         .equalise = config->kv_equalise,
         .rotate = tr_rotate_bits(config->kv_rotate),

@@ -447,7 +447,7 @@ say_packed(const tr_model_config_t *c, const packed_list_t *l)
     }
     tr_log(TR_LEVEL_NOTICE,
            "weights method=%s format=\"%s\" tensors=%u bits_per_weight=%.2f "
-           "in_files_mib=%.1f kept=\"16 bits\" kept_mib=%.1f",
+           "in_files_mib=%.1f in_16_bits_mib=%.1f",
            tr_quant_method_name(c->quantization.method),
            l->tensors[0].packed->format->name, l->n,
            8 * (double) l->bytes / (double) l->weights, (double) l->bytes / mib,

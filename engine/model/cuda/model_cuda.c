@@ -115,6 +115,7 @@ layout(tr_model_cuda_t *m, uint8_t *base)
     TAKE(qkv, rows * m->ld_qkv * 2);
     TAKE(attn, rows * m->ld_attn * 2);
     TAKE(meet, sizeof(uint32_t));
+    TAKE(scratch, m->largest_packed);
     TAKE(squares,
          TR_CUDA_SMALL_GEMM_ROWS * TR_CUDA_SMALL_GEMM_PARTS * sizeof(float));
     TAKE(delta, rows * m->ld_hidden * 2);
@@ -182,9 +183,17 @@ choose_part(tr_model_cuda_t *m, tr_part_t part, const void *x, size_t ldx,
     tr_cuda_product_t p;
 
     for (uint32_t l = 0; l < m->config.recipe.layers && n < TIMED_LAYERS; l++) {
-        if (m->layers[l].part[part] != NULL) {
+        if (m->layers[l].part[part] != NULL
+            && m->layers[l].form[part].format == TR_WEIGHT_16) {
             w[n++] = m->layers[l].part[part];
         }
+    }
+    if (n == 0
+        && tr_part_shape(&m->config.recipe, part,
+                         tr_model_cuda_with(&m->config.recipe, part))
+                   .rows
+               != 0) {
+        w[n++] = m->scratch; /* all are packed */
     }
     if (n == 0) {
         return 0;
@@ -296,6 +305,7 @@ tr_model_cuda_prepare(tr_model_cuda_t *m, const tr_model_cuda_limits_t *limits,
         return tr_error_set(err, TR_ERR_INTERNAL, "device", "backend cuda: %s",
                             m->cuda->reason());
     }
+    m->packed_classes = limits->fused ? ~0u : 0;
     status = choose(m, limits->timed, err);
     if (status == TR_OK && limits->fused
         && !tr_model_cuda_choose_small_gemm(m, limits->timed)) {

@@ -27,9 +27,10 @@
 #define TR_CUDA_LOGIT_ROWS 256u
 
 /* Device memory by part; NULL where the model has none.  Matrices
- * [rows][columns] of T, vectors FP32. */
+ * [rows][columns] of T, or packed; vectors FP32. */
 typedef struct {
     void *part[TR_PARTS];
+    tr_weight_form_t form[TR_PART_MATRICES];
 } tr_cuda_parts_t;
 
 /* A table of rotary frequencies, and a step's angles by it; the last is that of
@@ -78,6 +79,8 @@ typedef struct {
     tr_equalise_t *equalise; /* host: what the weights have taken, or
                                     * NULL */
     uint32_t rotate;         /* bits (rotate.h) */
+    size_t largest_packed;   /* bytes of the largest packed matrix in 16 bits;
+                              * 0: none is packed */
     uint8_t *weights;        /* the memory behind weights and
                                     * frequencies */
     size_t weights_size;
@@ -89,6 +92,7 @@ typedef struct {
     float *hidden, *logits;
     float *squares; /* [TR_CUDA_SMALL_GEMM_ROWS][TR_CUDA_SMALL_GEMM_PARTS] */
     uint32_t *meet; /* of chains of products */
+    void *scratch;  /* a packed matrix in 16 bits, for the product behind it */
     void *normed, *qkv, *attn, *delta, *gate_up, *mlp; /* of T */
     tr_cuda_experts_work_t experts;
     tr_cuda_history_t history; /* [slots][max_len] */
@@ -102,6 +106,8 @@ typedef struct {
     uint32_t small_gemm_classes; /* bits: steps of such rows have small-batch
                                   * products */
     bool small_gemm;             /* this step has */
+    uint32_t packed_classes;     /* bits: products of such rows read packed
+                                  * weights; others read them in 16 bits */
     uint32_t parts;              /* of squares, of the last product */
 
     const char *failed; /* the launch that failed first, NULL: none */
@@ -113,6 +119,8 @@ typedef struct {
     const char *ignore_config; /* tr_model_config_load; likewise */
     const char *load_format;   /* "auto" or "dummy" */
     const char *dtype;         /* "auto", "bf16" or "f16" */
+    bool packed; /* weights_format auto: what is quantised in the files stays
+                  * so, where there are kernels */
     uint64_t dummy_seed;
     bool equalise;   /* kv_equalise; weights of files alone */
     uint32_t rotate; /* kv_rotate: bits (rotate.h) */
@@ -284,14 +292,18 @@ tr_model_cuda_head(const tr_model_cuda_t *m)
 bool tr_model_cuda_small_gemm_rest(tr_model_cuda_t *m, uint32_t layer,
                                    uint32_t rows);
 
+static inline uint32_t
+tr_model_cuda_class(uint32_t rows)
+{
+    return rows <= 8 ? 0 : rows <= 16 ? 1 : rows <= 32 ? 2 : 3;
+}
+
 /* Does a step of so many rows have them? */
 static inline bool
 tr_model_cuda_is_small(const tr_model_cuda_t *m, uint32_t rows)
 {
-    uint32_t c = rows <= 8 ? 0 : rows <= 16 ? 1 : rows <= 32 ? 2 : 3;
-
     return rows <= TR_CUDA_SMALL_GEMM_ROWS
-           && (m->small_gemm_classes >> c & 1) != 0;
+           && (m->small_gemm_classes >> tr_model_cuda_class(rows) & 1) != 0;
 }
 
 /* Sets small_gemm_classes; timed: where they are faster than cuBLASLt's with a
@@ -310,10 +322,45 @@ bool tr_model_cuda_launched(tr_model_cuda_t *m, int rc, const char *what);
 bool tr_model_cuda_products(tr_model_cuda_t *m, uint32_t layer, uint32_t rows,
                             uint32_t norms);
 
-/* A product, launched in a stream. */
+/* A product by a layer's part, or by the head (TR_PART_EMBED), launched in a
+ * stream. */
 bool tr_model_cuda_multiply(tr_model_cuda_t *m, const tr_cuda_stream_t *stream,
-                            tr_part_t part, const void *w, const void *x,
+                            tr_part_t part, uint32_t layer, const void *x,
                             size_t ldx, uint32_t rows, void *y, size_t ldy);
+
+/* ---- model_cuda_packed.c: weights that stay quantised ---- */
+
+/* Says of every part in which form it is kept (tr_cuda_parts_t.form); type
+ * becomes BF16 where one is packed. */
+tr_status_t tr_model_cuda_choose_forms(tr_model_cuda_t *m,
+                                       const tr_safetensors_t *st,
+                                       tr_error_t *err);
+
+/* A packed part that is made on the host, piece by piece. */
+#define TR_CUDA_PACKING_TENSORS 4u
+typedef struct {
+    const tr_model_cuda_t *m;
+    tr_weight_form_t form;
+    uint32_t n, k, tensors;
+    tr_model_tensor_t of[TR_CUDA_PACKING_TENSORS];
+    const tr_tensor_t *tensor[TR_CUDA_PACKING_TENSORS];
+    uint32_t chunk, chunks; /* of 64 columns, those that are made */
+    uint8_t *to;
+} tr_cuda_packing_t;
+
+/* The part that a tensor begins, and the others of it; *at: as
+ * tr_model_tensor_next left it.  TR_ERR_FORMAT: codes are no numbers. */
+tr_status_t tr_model_cuda_packing_open(tr_cuda_packing_t *p,
+                                       const tr_model_cuda_t *m,
+                                       const tr_safetensors_t *st,
+                                       const tr_model_tensor_t *first,
+                                       uint32_t at, tr_error_t *err);
+/* Blocks of rows [first, end), in sixteens, of the chunks; for a thread pool. */
+void tr_model_cuda_pack_codes(void *packing, uint32_t first, uint32_t end,
+                              uint32_t worker);
+/* Scale words of a group, [n]. */
+void tr_model_cuda_pack_scales(const tr_cuda_packing_t *p, uint32_t group,
+                               uint32_t *to);
 
 /* model_cuda_experts.c: what a layer's experts make of normed, into delta. */
 bool tr_model_cuda_experts(tr_model_cuda_t *m, uint32_t layer, uint32_t rows);

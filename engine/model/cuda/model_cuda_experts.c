@@ -52,9 +52,9 @@ choose(tr_model_cuda_t *m, uint32_t layer, uint32_t rows)
                                     .place = t->place,
                                     .row = t->row };
 
-    return tr_model_cuda_multiply(m, m->stream, TR_PART_ROUTER,
-                                  w[TR_PART_ROUTER], m->normed, m->ld_hidden,
-                                  rows, t->logits, t->ld_logits)
+    return tr_model_cuda_multiply(m, m->stream, TR_PART_ROUTER, layer,
+                                  m->normed, m->ld_hidden, rows, t->logits,
+                                  t->ld_logits)
            && tr_model_cuda_launched(m, m->cuda->route(m->stream, &route),
                                      "route")
            && tr_model_cuda_launched(m, m->cuda->order(m->stream, &order),
@@ -104,16 +104,14 @@ multiply(tr_model_cuda_t *m, uint32_t layer, uint32_t places)
 static bool
 multiply_shared(tr_model_cuda_t *m, uint32_t layer, uint32_t rows)
 {
-    void *const *w = m->layers[layer].part;
-
-    return tr_model_cuda_multiply(m, m->stream, TR_PART_SHARED_GATE_UP,
-                                  w[TR_PART_SHARED_GATE_UP], m->normed,
-                                  m->ld_hidden, rows, m->gate_up, m->ld_gate_up)
+    return tr_model_cuda_multiply(m, m->stream, TR_PART_SHARED_GATE_UP, layer,
+                                  m->normed, m->ld_hidden, rows, m->gate_up,
+                                  m->ld_gate_up)
            && act_mul(m, layer, m->gate_up, m->ld_gate_up, rows,
                       m->config.recipe.moe.shared, m->mlp, m->ld_mlp)
-           && tr_model_cuda_multiply(m, m->stream, TR_PART_SHARED_DOWN,
-                                     w[TR_PART_SHARED_DOWN], m->mlp, m->ld_mlp,
-                                     rows, m->experts.shared, m->ld_hidden);
+           && tr_model_cuda_multiply(m, m->stream, TR_PART_SHARED_DOWN, layer,
+                                     m->mlp, m->ld_mlp, rows, m->experts.shared,
+                                     m->ld_hidden);
 }
 
 bool

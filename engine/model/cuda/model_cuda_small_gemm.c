@@ -9,6 +9,8 @@
  * depends on the shapes and on the device: when the model is opened, layers of
  * both kinds run in turn, for each class of rows, in graphs as a step's are,
  * norms standing for append and attention; what they give must be the same first.
+ * Packed weights go to cuBLASLt in 16 bits then, and where a chain is left out
+ * they do so in steps.
  */
 #include "model_cuda.h"
 
@@ -40,6 +42,7 @@ gemm_of(const tr_model_cuda_t *m, tr_cuda_small_gemm_mode_t mode,
                                    .n = shape.rows,
                                    .k = shape.columns,
                                    .w = m->layers[layer].part[part],
+                                   .form = m->layers[layer].form[part],
                                    .squares = m->squares,
                                    .norm_n = m->config.recipe.hidden,
                                    .eps = m->config.recipe.norm_eps,
@@ -406,10 +409,13 @@ tr_model_cuda_choose_small_gemm(tr_model_cuda_t *m, bool timed)
     for (uint32_t c = 0; c < TR_CUDA_SMALL_GEMM_CLASSES; c++) {
         uint32_t rows = m->max_rows < 8u << c ? m->max_rows : 8u << c;
 
-        m->small_gemm_classes |= (uint32_t) (possible(m, rows)
-                                             && chosen(m, rows, memory, timed,
-                                                       from, to))
-                                 << c;
+        uint32_t packed = m->packed_classes, bit = 1u << c;
+        bool can = possible(m, rows), won;
+
+        m->packed_classes = 0;
+        won = can && chosen(m, rows, memory, timed, from, to);
+        m->packed_classes = can && !won ? packed & ~bit : packed;
+        m->small_gemm_classes |= won ? bit : 0;
     }
     m->cuda->event_close(from);
     m->cuda->event_close(to);

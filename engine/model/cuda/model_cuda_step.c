@@ -40,14 +40,51 @@ launched(tr_model_cuda_t *m, int rc, const char *what)
     return tr_model_cuda_launched(m, rc, what);
 }
 
+/* By packed weights: few rows read them, more read what unpack makes of them. */
+static bool
+multiply_packed(tr_model_cuda_t *m, const tr_cuda_stream_t *stream,
+                tr_weight_form_t form, const tr_cuda_product_t *p)
+{
+    const tr_cuda_small_gemm_t few = { .mode = TR_CUDA_SMALL_GEMM_PLAIN,
+                                       .rows = p->rows,
+                                       .n = p->n,
+                                       .k = p->k,
+                                       .x = p->x,
+                                       .w = p->w,
+                                       .form = form,
+                                       .y = p->y,
+                                       .ldx = p->ldx,
+                                       .ldy = p->ldy };
+    const tr_cuda_unpack_t unpack = {
+        .n = p->n, .k = p->k, .form = form, .w = p->w, .out = m->scratch
+    };
+    tr_cuda_product_t many = *p;
+
+    if (p->rows <= TR_CUDA_SMALL_GEMM_ROWS
+        && (m->packed_classes >> tr_model_cuda_class(p->rows) & 1) != 0) {
+        return launched(m, m->cuda->small_gemm(stream, &few, 1, m->meet),
+                        "small_gemm");
+    }
+    many.w = m->scratch;
+    return launched(m, m->cuda->unpack(stream, &unpack), "unpack")
+           && launched(m, m->cuda->matmul(stream, m->products, &many),
+                       "matmul");
+}
+
 bool
 tr_model_cuda_multiply(tr_model_cuda_t *m, const tr_cuda_stream_t *stream,
-                       tr_part_t part, const void *w, const void *x, size_t ldx,
-                       uint32_t rows, void *y, size_t ldy)
+                       tr_part_t part, uint32_t layer, const void *x,
+                       size_t ldx, uint32_t rows, void *y, size_t ldy)
 {
+    const tr_cuda_parts_t *of = &m->layers[layer];
+    const void *w = part == TR_PART_EMBED ? tr_model_cuda_head(m)
+                                          : of->part[part];
     tr_cuda_product_t p = tr_model_cuda_product(m, part, w, x, ldx, rows, y,
                                                 ldy);
 
+    if (part != TR_PART_EMBED && of->form[part].format != TR_WEIGHT_16) {
+        return multiply_packed(m, stream, of->form[part], &p);
+    }
     return launched(m,
                     m->cuda->matmul(stream,
                                     part == TR_PART_EMBED ? m->head_products
@@ -140,8 +177,7 @@ static bool
 multiply_qkv(tr_model_cuda_t *m, const tr_cuda_stream_t *stream, uint32_t layer,
              uint32_t n)
 {
-    return tr_model_cuda_multiply(m, stream, TR_PART_QKV,
-                                  m->layers[layer].part[TR_PART_QKV], m->normed,
+    return tr_model_cuda_multiply(m, stream, TR_PART_QKV, layer, m->normed,
                                   m->ld_hidden, n, m->qkv, m->ld_qkv);
 }
 
@@ -157,34 +193,29 @@ before_attention(tr_model_cuda_t *m, uint32_t layer, uint32_t n)
 static bool
 dense_mlp(tr_model_cuda_t *m, uint32_t layer, uint32_t n)
 {
-    void *const *w = m->layers[layer].part;
     tr_act_t act = (tr_act_t) m->config.recipe.layer[layer].act;
 
-    return tr_model_cuda_multiply(m, m->stream, TR_PART_GATE_UP,
-                                  w[TR_PART_GATE_UP], m->normed, m->ld_hidden,
-                                  n, m->gate_up, m->ld_gate_up)
+    return tr_model_cuda_multiply(m, m->stream, TR_PART_GATE_UP, layer,
+                                  m->normed, m->ld_hidden, n, m->gate_up,
+                                  m->ld_gate_up)
            && launched(m,
                        m->cuda->act_mul(m->stream, act, m->gate_up,
                                         m->ld_gate_up, n,
                                         m->config.recipe.intermediate, m->type,
                                         m->mlp, m->ld_mlp),
                        "act_mul")
-           && tr_model_cuda_multiply(m, m->stream, TR_PART_DOWN,
-                                     w[TR_PART_DOWN], m->mlp, m->ld_mlp, n,
-                                     m->delta, m->ld_hidden);
+           && tr_model_cuda_multiply(m, m->stream, TR_PART_DOWN, layer, m->mlp,
+                                     m->ld_mlp, n, m->delta, m->ld_hidden);
 }
 
 static bool
 after_attention(tr_model_cuda_t *m, uint32_t layer, uint32_t n)
 {
-    void *const *w = m->layers[layer].part;
-
     if (m->small_gemm) {
         return tr_model_cuda_small_gemm_rest(m, layer, n);
     }
-    return tr_model_cuda_multiply(m, m->stream, TR_PART_O, w[TR_PART_O],
-                                  m->attn, m->ld_attn, n, m->delta,
-                                  m->ld_hidden)
+    return tr_model_cuda_multiply(m, m->stream, TR_PART_O, layer, m->attn,
+                                  m->ld_attn, n, m->delta, m->ld_hidden)
            && norm_mlp(m, layer, n)
            && (m->config.recipe.layer[layer].experts
                    ? tr_model_cuda_experts(m, layer, n)
@@ -360,8 +391,7 @@ make_logits(tr_model_cuda_t *m, const tr_cuda_step_t *s, uint32_t at,
         last.post_weight = m->layers[c->layers - 1].part[TR_PART_POST_MLP_NORM];
     }
     return launched(m, m->cuda->norm(m->stream, &last), "norm")
-           && tr_model_cuda_multiply(m, m->stream, TR_PART_EMBED,
-                                     tr_model_cuda_head(m), m->normed,
+           && tr_model_cuda_multiply(m, m->stream, TR_PART_EMBED, 0, m->normed,
                                      m->ld_hidden, n, m->logits, m->ld_logits)
            && ((c->logit_scale == 1 && c->final_softcap == 0)
                || launched(m,

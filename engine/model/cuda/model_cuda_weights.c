@@ -7,7 +7,8 @@
  * are two staging buffers, so that the disk is read while the piece before is
  * on its way; where types differ, a piece is converted on the device.  What
  * equalisation (equalise.h) and rotation (rotate.h) change, and what is quantised
- * in the files (weights/packed.h), is expanded to FP32 while it is staged.
+ * in the files (weights/packed.h), is expanded to FP32 while it is staged, unless
+ * it is kept packed (model_cuda_packed.c).
  */
 #include "model_cuda.h"
 
@@ -41,11 +42,14 @@ typedef struct {
 /* ---- memory ------------------------------------------------------------- */
 
 static size_t
-part_bytes(const tr_recipe_t *r, tr_part_t part, uint32_t layer)
+part_bytes(const tr_recipe_t *r, const tr_cuda_parts_t *parts, tr_part_t part,
+           uint32_t layer)
 {
     tr_part_shape_t s = tr_part_shape(r, part, layer);
 
-    return (size_t) s.rows * s.columns * (part < TR_PART_MATRICES ? 2 : 4);
+    return part < TR_PART_MATRICES
+               ? tr_weight_bytes(parts->form[part], s.rows, s.columns)
+               : (size_t) s.rows * s.columns * 4;
 }
 
 static void
@@ -62,7 +66,8 @@ take_parts(const tr_recipe_t *r, uint8_t *base, size_t *at,
 {
     for (tr_part_t part = 0; part < TR_PARTS; part++) {
         if (tr_part_layered(part) == layered) {
-            take(base, at, part_bytes(r, part, layer), &parts->part[part]);
+            take(base, at, part_bytes(r, parts, part, layer),
+                 &parts->part[part]);
         }
     }
 }
@@ -327,6 +332,70 @@ load_matrix(loader_t *l, const tr_model_tensor_t *t)
     return rc;
 }
 
+static bool
+is_packed(const loader_t *l, const tr_model_tensor_t *t)
+{
+    return tr_part_layered(t->part) && t->part < TR_PART_MATRICES
+           && l->m->layers[t->layer].form[t->part].format != TR_WEIGHT_16;
+}
+
+/* The scales of a packed part, to where its codes end. */
+static tr_status_t
+load_scales(loader_t *l, const tr_cuda_packing_t *p, uint8_t *to)
+{
+    tr_status_t rc = TR_OK;
+
+    for (uint32_t g = 0; rc == TR_OK && g < tr_weight_groups(p->form, p->k);
+         g++) {
+        uint32_t *stage = (uint32_t *) next_stage(l);
+
+        if (stage == NULL) {
+            return failed(l);
+        }
+        tr_model_cuda_pack_scales(p, g, stage);
+        rc = send(l, to + (size_t) g * p->n * 4, TR_F32, TR_F32, p->n);
+    }
+    return rc;
+}
+
+/* A packed part, with its first tensor. */
+static tr_status_t
+load_packed(loader_t *l, const tr_model_tensor_t *t, uint32_t at)
+{
+    uint8_t *to = l->m->layers[t->layer].part[t->part];
+    tr_cuda_packing_t p;
+    size_t chunk;
+    uint32_t all, most;
+    tr_status_t rc;
+
+    if (t->row != 0) {
+        return TR_OK; /* it came with the first */
+    }
+    rc = tr_model_cuda_packing_open(&p, l->m, l->st, t, at, l->err);
+    chunk = (size_t) p.n / TR_WEIGHT_ROWS * tr_weight_block(p.form.format);
+    all = p.k / TR_WEIGHT_COLUMNS;
+    most = (uint32_t) (STAGE_BYTES / chunk);
+    for (p.chunk = 0; rc == TR_OK && p.chunk < all; p.chunk += p.chunks) {
+        p.chunks = all - p.chunk < most ? all - p.chunk : most;
+        p.to = next_stage(l);
+        if (p.to == NULL) {
+            return failed(l);
+        }
+        tr_thread_pool_run(l->thread_pool, COPY_THREADS, p.n / TR_WEIGHT_ROWS,
+                           1, tr_model_cuda_pack_codes, &p);
+        rc = send(l, to + p.chunk * chunk, TR_F32, TR_F32,
+                  p.chunks * chunk / 4);
+        say_progress(l, (uint64_t) p.n * p.chunks * TR_WEIGHT_COLUMNS);
+    }
+    rc = rc == TR_OK
+             ? load_scales(l, &p, to + tr_weight_code_bytes(p.form, p.n, p.k))
+             : rc;
+    for (uint32_t i = 0; rc == TR_OK && i < p.tensors; i++) {
+        tr_safetensors_release(p.tensor[i]);
+    }
+    return rc;
+}
+
 /* Vectors are FP32 on the device. */
 static tr_status_t
 load_vector(loader_t *l, const tr_model_tensor_t *t)
@@ -459,8 +528,9 @@ load_all(loader_t *l)
     }
     rc = rc == TR_OK ? load_layers(l) : rc;
     while (rc == TR_OK && tr_model_tensor_next(&l->m->config, &at, &t)) {
-        rc = t.part < TR_PART_MATRICES ? load_matrix(l, &t)
-                                       : load_vector(l, &t);
+        rc = is_packed(l, &t)            ? load_packed(l, &t, at)
+             : t.part < TR_PART_MATRICES ? load_matrix(l, &t)
+                                         : load_vector(l, &t);
     }
     if (rc == TR_OK && l->m->cuda->stream_wait(l->m->stream) != 0) {
         rc = failed(l);
@@ -516,10 +586,6 @@ close_loader(loader_t *l)
 static tr_status_t
 take_weights(tr_model_cuda_t *m, tr_error_t *err)
 {
-    m->layers = calloc(m->config.recipe.layers, sizeof(m->layers[0]));
-    if (m->layers == NULL) {
-        return tr_error_set(err, TR_ERR_NOMEM, "model", "out of memory");
-    }
     for (uint32_t l = 0; l < m->config.recipe.layers; l++) {
         uint8_t table = m->config.recipe.layer[l].rope;
 
@@ -549,8 +615,9 @@ tr_model_cuda_load(tr_model_cuda_t *m, const tr_model_cuda_options_t *options,
     if (rc == TR_OK) {
         rc = choose_type(&l, options->dtype);
     }
-    if (rc == TR_OK) {
-        rc = take_weights(m, err);
+    m->layers = calloc(m->config.recipe.layers, sizeof(m->layers[0]));
+    if (rc == TR_OK && m->layers == NULL) {
+        rc = tr_error_set(err, TR_ERR_NOMEM, "model", "out of memory");
     }
     if (rc == TR_OK) {
         rc = open_loader(&l);
@@ -559,6 +626,13 @@ tr_model_cuda_load(tr_model_cuda_t *m, const tr_model_cuda_options_t *options,
         rc = tr_equalise_choose(&m->config, l.st,
                                 (tr_stream_t){ COPY_THREADS, l.thread_pool },
                                 &m->equalise, err);
+    }
+    if (rc == TR_OK && l.st != NULL && options->packed
+        && (m->type == TR_BF16 || strcmp(options->dtype, "auto") == 0)) {
+        rc = tr_model_cuda_choose_forms(m, l.st, err);
+    }
+    if (rc == TR_OK) {
+        rc = take_weights(m, err);
     }
     if (rc == TR_OK) {
         rc = load_all(&l);

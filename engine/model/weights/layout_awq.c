@@ -65,3 +65,28 @@ tr_awq_read(const tr_packed_t *p, uint32_t row, uint32_t from, uint32_t n,
         *out++ = (float) ((int32_t) (w >> shift & 15) - zero) * scale;
     }
 }
+
+void
+tr_awq_codes(const tr_packed_t *p, uint32_t row, uint32_t from, uint32_t n,
+             uint8_t *out)
+{
+    uint32_t shift = 4u * nibble[row % 8];
+    size_t words = p->rows / 8, word = row / 8;
+
+    for (uint32_t k = from; k < from + n; k++) {
+        *out++ = (uint8_t) (tr_packed_word(p->part[TR_PACKED_CODES],
+                                           k * words + word)
+                                >> shift
+                            & 15);
+    }
+}
+
+float
+tr_awq_scale(const tr_packed_t *p, uint32_t row, uint32_t group, uint32_t *zero)
+{
+    *zero = tr_packed_word(p->part[TR_PACKED_ZEROS],
+                           (size_t) group * (p->rows / 8) + row / 8)
+                >> 4u * nibble[row % 8]
+            & 15;
+    return tr_packed_scale(p, (size_t) group * p->rows + row);
+}

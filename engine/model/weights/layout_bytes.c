@@ -90,3 +90,22 @@ tr_bytes_read(const tr_packed_t *p, uint32_t row, uint32_t from, uint32_t n,
         }
     }
 }
+
+void
+tr_bytes_codes(const tr_packed_t *p, uint32_t row, uint32_t from, uint32_t n,
+               uint8_t *out)
+{
+    memcpy(out,
+           (const uint8_t *) p->part[TR_PACKED_CODES]->data
+               + (size_t) row * p->columns + from,
+           n);
+}
+
+float
+tr_bytes_scale(const tr_packed_t *p, uint32_t row, uint32_t group,
+               uint32_t *zero)
+{
+    *zero = 0;
+    return tr_packed_scale(p,
+                           (size_t) (row / p->block_rows) * p->blocks + group);
+}

@@ -76,3 +76,33 @@ tr_gptq_read(const tr_packed_t *p, uint32_t row, uint32_t from, uint32_t n,
                  * scale;
     }
 }
+
+void
+tr_gptq_codes(const tr_packed_t *p, uint32_t row, uint32_t from, uint32_t n,
+              uint8_t *out)
+{
+    uint32_t bits = p->bits, per_word = 32 / bits, mask = (1u << bits) - 1;
+
+    for (uint32_t k = from; k < from + n; k++) {
+        *out++ = (uint8_t) (tr_packed_word(p->part[TR_PACKED_CODES],
+                                           (size_t) (k / per_word) * p->rows
+                                               + row)
+                                >> k % per_word * bits
+                            & mask);
+    }
+}
+
+float
+tr_gptq_scale(const tr_packed_t *p, uint32_t row, uint32_t group,
+              uint32_t *zero)
+{
+    uint32_t bits = p->bits, per_word = 32 / bits;
+    size_t words = (p->rows - 1) / per_word + 1;
+
+    *zero = ((tr_packed_word(p->part[TR_PACKED_ZEROS],
+                             (size_t) group * words + row / per_word)
+              >> row % per_word * bits)
+             + p->zero_less)
+            & ((1u << bits) - 1);
+    return tr_packed_scale(p, (size_t) group * p->rows + row);
+}

@@ -136,3 +136,34 @@ tr_words_read(const tr_packed_t *p, uint32_t row, uint32_t from, uint32_t n,
                  * scale;
     }
 }
+
+void
+tr_words_codes(const tr_packed_t *p, uint32_t row, uint32_t from, uint32_t n,
+               uint8_t *out)
+{
+    uint32_t bits = p->bits, per_word = 32 / bits, mask = (1u << bits) - 1;
+    size_t words = (size_t) row * ((p->columns - 1) / per_word + 1);
+
+    for (uint32_t k = from; k < from + n; k++) {
+        *out++ = (uint8_t) (tr_packed_word(p->part[TR_PACKED_CODES],
+                                           words + k / per_word)
+                                >> k % per_word * bits
+                            & mask);
+    }
+}
+
+float
+tr_words_scale(const tr_packed_t *p, uint32_t row, uint32_t group,
+               uint32_t *zero)
+{
+    const tr_tensor_t *zeros = p->part[TR_PACKED_ZEROS];
+    uint32_t bits = p->bits, per_word = 32 / bits;
+
+    *zero = zeros == NULL
+                ? 1u << (bits - 1)
+                : tr_packed_word(zeros,
+                                 (size_t) (row / per_word) * p->blocks + group)
+                          >> row % per_word * bits
+                      & ((1u << bits) - 1);
+    return tr_packed_scale(p, (size_t) row * p->blocks + group);
+}

@@ -64,6 +64,12 @@ typedef struct {
     /* Weights [from, from + n) of a row, unrounded. */
     void (*read)(const tr_packed_t *p, uint32_t row, uint32_t from, uint32_t n,
                  float *out);
+    /* For who keeps codes (NULL: nobody does): those [from, from + n) of a row,
+     * a byte each, and scale and zero point of one of its groups. */
+    void (*codes)(const tr_packed_t *p, uint32_t row, uint32_t from, uint32_t n,
+                  uint8_t *out);
+    float (*scale)(const tr_packed_t *p, uint32_t row, uint32_t group,
+                   uint32_t *zero);
 } tr_packed_format_t;
 
 /* A weight [rows][columns]; of stacked experts all rows. */
@@ -156,5 +162,17 @@ TR_PACKED_LAYOUT(awq);
 TR_PACKED_LAYOUT(gptq);
 TR_PACKED_LAYOUT(mxfp4);
 #undef TR_PACKED_LAYOUT
+
+/* Codes and scales of those that have them. */
+#define TR_PACKED_CODES_OF(name)                                              \
+    void tr_##name##_codes(const tr_packed_t *p, uint32_t row, uint32_t from, \
+                           uint32_t n, uint8_t *out);                         \
+    float tr_##name##_scale(const tr_packed_t *p, uint32_t row,               \
+                            uint32_t group, uint32_t *zero)
+TR_PACKED_CODES_OF(bytes);
+TR_PACKED_CODES_OF(words);
+TR_PACKED_CODES_OF(awq);
+TR_PACKED_CODES_OF(gptq);
+#undef TR_PACKED_CODES_OF
 
 #endif

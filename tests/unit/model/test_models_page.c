@@ -95,8 +95,8 @@ test_formats(void **state)
                                            i == 0 ? "" : ",", f->part[i].name);
                 }
             }
-            snprintf(row + n, sizeof(row) - n,
-                     " | in 16 bits | in 16 bits |\n");
+            snprintf(row + n, sizeof(row) - n, " | in 16 bits | %s |\n",
+                     f->codes != NULL ? "packed" : "in 16 bits");
             if (strstr(page, row) == NULL) {
                 fail_msg("docs/models.md has no line%s", row);
             }
