@@ -168,6 +168,16 @@ after_blocks(const tr_kv_list_t *l, tr_kv_share_kind_t kind)
                                    : l->cedes;
 }
 
+/* And because of its slot: other blocks of it may be in the same group, of which
+ * a prompt has hundreds. */
+static int64_t
+after_slot(const tr_kv_gpu_t *g, tr_kv_do_t kind, int32_t slot)
+{
+    int64_t last = last_group(g, slot);
+
+    return last >= 0 && g->list.group[last].kind == kind ? last - 1 : last;
+}
+
 void
 tr_kv_share_command(tr_kv_gpu_t *g, tr_kv_share_kind_t kind,
                     const tr_kv_share_t *what)
@@ -179,7 +189,8 @@ tr_kv_share_command(tr_kv_gpu_t *g, tr_kv_share_kind_t kind,
         tr_kv_flush(g);
     }
     i = take_group(g, do_of[kind],
-                   latest(last_group(g, what->slot), after_blocks(l, kind)),
+                   latest(after_slot(g, do_of[kind], what->slot),
+                          after_blocks(l, kind)),
                    l->n_shares);
     if (l->group[i].n++ != 0) {
         l->share[l->group[i].last].next = l->n_shares;

@@ -634,6 +634,48 @@ short_list(void **unused)
     play(24, true);
 }
 
+/* However many blocks a prompt has, they are lent by one launch, and kept by
+ * one. */
+static void
+one_launch_each(void **unused)
+{
+    world_t *w = calloc(1, sizeof(*w));
+    who_t *r;
+    flight_t *f;
+    tr_kv_found_t found;
+
+    (void) unused;
+    assert_non_null(w);
+    fixture_state = 1;
+    create(w, 60);
+    r = &w->who[0];
+    *r = (who_t){
+        .dense = true, .reuse = true, .goal = 4 * w->page_tokens, .life = 1
+    };
+    r->slot = tr_kv_open(w->kv, w->full);
+    tr_kv_find(w->kv, w->full, &r->key, r->token, r->goal - 1, &found);
+    assert_int_equal(tr_kv_adopt(w->kv, r->slot, &r->key, &found), TR_OK);
+    r->reuse = false; /* collect keeps nothing */
+    while (r->n < r->goal) {
+        f = coming(w);
+        do_run(w, r, f);
+        submit(w, f);
+        collect(w);
+    }
+    tr_kv_keep(w->kv, r->slot, r->token, r->n, false);
+    assert_int_equal(w->g->list.n_groups, 1);
+    tr_kv_find(w->kv, w->full, &r->key, r->token, r->goal, &found);
+    assert_int_equal(found.match.blocks, 4);
+    w->who[1].slot = tr_kv_open(w->kv, w->full);
+    assert_int_equal(tr_kv_adopt(w->kv, w->who[1].slot, &r->key, &found),
+                     TR_OK);
+    assert_int_equal(w->g->list.n_groups, 3); /* cede, open, lend */
+    drain(w);
+    assert_true(tr_kv_sound(w->kv));
+    destroy(w);
+    free(w);
+}
+
 static int
 setup(void **state)
 {
@@ -645,7 +687,8 @@ setup(void **state)
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(tiny_pool),
+    const struct CMUnitTest tests[] = { cmocka_unit_test(one_launch_each),
+                                        cmocka_unit_test(tiny_pool),
                                         cmocka_unit_test(roomy_pool),
                                         cmocka_unit_test(short_list) };
 
