@@ -3,7 +3,8 @@
  *
  * From now on the engine refuses what is new, and NGINX's workers turn to the
  * other engines of the same name; what is inside goes on to its end, however
- * long that takes.  The command shows how many requests are left until there
+ * long that takes; with --move, what can go on at another engine does so at
+ * once.  The command shows how many requests are left until there
  * are none.  It says so in the hello of an ordinary connection (channel.h), and
  * only the engine's own user and root may.  Stopping the command changes
  * nothing: the engine stays drained until --undo.
@@ -21,7 +22,7 @@
 #define LOOK_MS 200
 
 static struct {
-    bool leave, undo, json;
+    bool leave, undo, move, json;
     double timeout;
     const char *path;
     tr_ring_client_t *client;
@@ -30,6 +31,9 @@ static struct {
 static tr_option_t options[] = {
     { "exit", 'x', TR_OPTION_FLAG, &g.leave, NULL,
       "then stop the engine's process", 0, 0, NULL, false },
+    { "move", 'm', TR_OPTION_FLAG, &g.move, NULL,
+      "give what tokenring_migrate can move to other engines now", 0, 0, NULL,
+      false },
     { "undo", 'u', TR_OPTION_FLAG, &g.undo, NULL, "take new requests again", 0,
       0, NULL, false },
     { "timeout", 't', TR_OPTION_NUMBER, &g.timeout, "SECONDS",
@@ -46,7 +50,8 @@ const tr_command_t tr_drain_command = {
     "waits\n"
     "until nothing is left.  NAME stands for /run/tokenring/NAME.sock.",
     "  tokenring drain main\n"
-    "  tokenring drain --exit /run/tokenring/second.sock",
+    "  tokenring drain --exit /run/tokenring/second.sock\n"
+    "  tokenring drain --move --exit second",
     options
 };
 
@@ -147,9 +152,11 @@ wait_until_empty(void)
 static int
 drain(void)
 {
-    uint32_t request = g.undo    ? TR_DRAIN_UNDO
-                       : g.leave ? TR_DRAIN_LEAVE
-                                 : TR_DRAIN_START;
+    uint32_t request = g.undo              ? TR_DRAIN_UNDO
+                       : g.move && g.leave ? TR_DRAIN_MOVE_LEAVE
+                       : g.move            ? TR_DRAIN_MOVE
+                       : g.leave           ? TR_DRAIN_LEAVE
+                                           : TR_DRAIN_START;
     tr_error_t err = { 0 };
 
     if (tr_ring_client_drain(g.path, request, CONNECT_MS, &g.client, &err)
@@ -191,9 +198,10 @@ tr_cmd_drain(int argc, char **argv)
                               g.path == NULL ? "which engine? NAME or SOCKET"
                                              : "one engine at a time");
     }
-    if (g.undo && g.leave) {
+    if (g.undo && (g.leave || g.move)) {
         return tr_usage_error(&tr_drain_command,
-                              "--undo and --exit exclude each other");
+                              g.leave ? "--undo and --exit exclude each other"
+                                      : "--undo and --move exclude each other");
     }
     g.path = tr_engine_socket(g.path, path);
     if (g.path == NULL) {

@@ -78,7 +78,7 @@ tr_status_t
 tr_connection_drain_request(tr_connection_t *c, tr_welcome_t *welcome)
 {
     static const char *const names[] = { "none", "drain", "drain and exit",
-                                         "undo" };
+                                         "undo", "move",  "move and exit" };
     tr_frontend_env_t *env = c->env;
     char why[TR_WELCOME_MESSAGE];
 
@@ -94,8 +94,13 @@ tr_connection_drain_request(tr_connection_t *c, tr_welcome_t *welcome)
         return TR_ERR_CLOSED;
     }
     env->refusing = c->hello.drain != TR_DRAIN_UNDO;
-    env->leaving = c->hello.drain == TR_DRAIN_LEAVE;
+    env->leaving = c->hello.drain == TR_DRAIN_LEAVE
+                   || c->hello.drain == TR_DRAIN_MOVE_LEAVE;
     env->drain_changed = true;
+    if (env->loop != NULL) {
+        tr_loop_move(env->loop, c->hello.drain == TR_DRAIN_MOVE
+                                    || c->hello.drain == TR_DRAIN_MOVE_LEAVE);
+    }
     tr_log(TR_LEVEL_NOTICE, "drain request=\"%s\" pid=%ld uid=%u requests=%u",
            names[c->hello.drain], (long) c->who.pid, c->who.uid, env->inside);
     return TR_OK;

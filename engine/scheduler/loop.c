@@ -129,6 +129,22 @@ tr_loop_refuse(tr_loop_t *l)
     }
 }
 
+/* Ends who goes on at another engine. */
+static void
+tr_loop_move_all(tr_loop_t *l)
+{
+    tr_request_t *r, *next;
+
+    for (r = l->requests.first; r != NULL; r = next) {
+        next = r->next;
+        if ((r->submit_flags & TR_SUBMIT_IDS) != 0) {
+            tr_error_set(&r->error, TR_ERR_DRAINING, "", "%s",
+                         "The engine gives its requests to others");
+            tr_loop_end(l, r);
+        }
+    }
+}
+
 /* ---- prefixes ----------------------------------------------------------- */
 
 /* Those that nobody used for too long go, also while nothing else happens. */
@@ -262,6 +278,9 @@ tr_loop_compose(tr_loop_t *l, uint64_t now)
     tr_loop_take(l, now);
     if (atomic_load_explicit(&l->draining, memory_order_acquire) != 0) {
         tr_loop_refuse(l);
+    }
+    if (atomic_load_explicit(&l->moving, memory_order_acquire) != 0) {
+        tr_loop_move_all(l);
     }
     if (now >= l->next_check_us) {
         tr_loop_check(l, now);
@@ -626,6 +645,13 @@ void
 tr_loop_drain(tr_loop_t *l)
 {
     atomic_store(&l->draining, 1);
+    tr_loop_wake(l);
+}
+
+void
+tr_loop_move(tr_loop_t *l, bool on)
+{
+    atomic_store(&l->moving, on);
     tr_loop_wake(l);
 }
 

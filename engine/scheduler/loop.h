@@ -66,6 +66,10 @@ uint64_t tr_loop_beat(const tr_loop_t *l);
  * ERROR TR_ERR_DRAINING; those that were go on. */
 void tr_loop_drain(tr_loop_t *l);
 
+/* Frontend thread.  on: requests whose gateway keeps what they were told (IDS)
+ * end with TR_ERR_DRAINING between two steps, until it is taken back. */
+void tr_loop_move(tr_loop_t *l, bool on);
+
 /* Any thread: a consistent copy of the figures for the status page. */
 void tr_loop_snapshot(tr_loop_t *l, tr_status_admission_t *out);
 

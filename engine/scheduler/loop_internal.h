@@ -49,6 +49,7 @@ struct tr_loop {
     _Atomic uint32_t woken, asleep, stop;
     _Atomic uint64_t asked, beat; /* signs of life: wanted, given */
     _Atomic uint32_t draining;    /* nobody is scheduled for the first time */
+    _Atomic uint32_t moving;      /* who can go on elsewhere ends here */
     _Atomic uint32_t outstanding; /* requests inside */
     _Atomic uint32_t queued;      /* of these, never scheduled */
     int wake_fd;

@@ -39,7 +39,10 @@ enum tr_drain_request {
     TR_DRAIN_NONE = 0,
     TR_DRAIN_START = 1, /* nothing new; what is inside goes on to its end */
     TR_DRAIN_LEAVE = 2, /* the same, then the process ends */
-    TR_DRAIN_UNDO = 3   /* takes new requests again */
+    TR_DRAIN_UNDO = 3,  /* takes new requests again */
+    /* as the first two, and what can go on at another engine ends here */
+    TR_DRAIN_MOVE = 4,
+    TR_DRAIN_MOVE_LEAVE = 5
 };
 
 /* worker -> engine, first bytes on the socket */

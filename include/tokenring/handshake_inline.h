@@ -75,7 +75,7 @@ tr_hello_answer(const tr_hello_t *hello, uint64_t generation, tr_welcome_t *out)
         tr_welcome_refuse(out, why);
         return TR_ERR_PROTOCOL;
     }
-    if (hello->drain > TR_DRAIN_UNDO
+    if (hello->drain > TR_DRAIN_MOVE_LEAVE
         || (hello->drain != TR_DRAIN_NONE && hello->role != TR_ROLE_CLI)) {
         snprintf(why, sizeof(why), "unknown drain request %u of role %u",
                  hello->drain, hello->role);

@@ -7,7 +7,10 @@
 
 const { test } = require('node:test');
 const assert = require('node:assert/strict');
-const { Stack, until, sleep } = require('../lib/stack');
+const { execFile } = require('node:child_process');
+const path = require('node:path');
+const { promisify } = require('node:util');
+const { BUILD, Stack, until, sleep } = require('../lib/stack');
 const { post, stream } = require('../lib/http');
 const { story } = require('../lib/prompts');
 
@@ -200,6 +203,36 @@ test('a constrained answer goes on, and stays so', async () => {
     assert.ok(s.done, s.raw.slice(-400));
     assert.equal(s.text(), want.text());
     await stack.connected(1);
+    await stack.idle();
+  } finally {
+    await stack.stop();
+  }
+});
+
+test('tokenring drain --move: running requests go to the other engine', async () => {
+  const stack = await Stack.start({ engine: CPU, engines: { second: CPU },
+    pass: 'fleet', location: 'tokenring_migrate 5 timeout=60s strict;',
+    http: 'tokenring_engine fleet unix:DIR/main.sock unix:DIR/second.sock;' });
+  stack.complaints = () => [];
+  const drain = (...args) => promisify(execFile)(
+    path.join(BUILD, 'bin/tokenring'), ['drain', ...args, stack.engine.socket]);
+  try {
+    await stack.connected(2);
+    const want = await all(stack, 8);
+    const answers = all(stack, 8);
+    await until(async () => (await stack.metrics())
+      .value('tokenring_num_requests_running', { replica: '0' }) > 0, 'some run');
+    await drain('--move');
+    assert.ok((await stack.metrics()).value('tokenring_gateway_migrations_total')
+      + (await stack.metrics()).value('tokenring_gateway_retries_total') > 0);
+    assert.deepEqual(await answers, want);
+    await assert.rejects(drain('--move', '--undo'), /exclude each other/);
+    await drain('--undo');
+    assert.deepEqual(await all(stack, 2), want.slice(0, 2));
+    await drain('--move', '--exit');
+    await stack.engine.exited;
+    await stack.engine.start();
+    await stack.connected(2);
     await stack.idle();
   } finally {
     await stack.stop();

@@ -684,7 +684,7 @@ test_strangers_are_refused(void **state)
     assert_int_equal(tr_hello_answer(&hello, 1, &welcome), TR_ERR_PROTOCOL);
     hello.role = TR_ROLE_CLI;
     assert_int_equal(tr_hello_answer(&hello, 1, &welcome), TR_OK);
-    hello.drain = TR_DRAIN_UNDO + 1;
+    hello.drain = TR_DRAIN_MOVE_LEAVE + 1;
     assert_int_equal(tr_hello_answer(&hello, 1, &welcome), TR_ERR_PROTOCOL);
 
     tr_hello_init(&hello, 7);
