@@ -40,30 +40,61 @@ launched(tr_model_cuda_t *m, int rc, const char *what)
     return tr_model_cuda_launched(m, rc, what);
 }
 
-/* By packed weights: few rows read them, more read what unpack makes of them. */
+/* So many rows are two products of few; more read what unpack makes. */
+#define PACKED_ROWS (2 * TR_CUDA_SMALL_GEMM_ROWS)
+
+/* Rows [first, first + rows), that read packed weights. */
+static bool
+multiply_few(tr_model_cuda_t *m, const tr_cuda_stream_t *stream,
+             tr_weight_form_t form, const tr_cuda_product_t *p, uint32_t first,
+             uint32_t rows)
+{
+    const tr_cuda_small_gemm_t few = {
+        .mode = TR_CUDA_SMALL_GEMM_PLAIN,
+        .rows = rows,
+        .n = p->n,
+        .k = p->k,
+        .x = (const uint8_t *) p->x + 2 * first * p->ldx,
+        .w = p->w,
+        .form = form,
+        .y = (uint8_t *) p->y + 2 * first * p->ldy,
+        .ldx = p->ldx,
+        .ldy = p->ldy
+    };
+
+    return launched(m, m->cuda->small_gemm(stream, &few, 1, m->meet),
+                    "small_gemm");
+}
+
+/* Do all rows of a product read packed weights? */
+static bool
+reads_packed(const tr_model_cuda_t *m, uint32_t rows)
+{
+    uint32_t most = TR_CUDA_SMALL_GEMM_ROWS;
+    uint32_t rest = rows <= most ? rows : rows - most;
+
+    return rows <= PACKED_ROWS
+           && (m->packed_classes >> tr_model_cuda_class(rest) & 1) != 0
+           && (rows <= most
+               || (m->packed_classes >> tr_model_cuda_class(most) & 1) != 0);
+}
+
+/* By packed weights. */
 static bool
 multiply_packed(tr_model_cuda_t *m, const tr_cuda_stream_t *stream,
                 tr_weight_form_t form, const tr_cuda_product_t *p)
 {
-    const tr_cuda_small_gemm_t few = { .mode = TR_CUDA_SMALL_GEMM_PLAIN,
-                                       .rows = p->rows,
-                                       .n = p->n,
-                                       .k = p->k,
-                                       .x = p->x,
-                                       .w = p->w,
-                                       .form = form,
-                                       .y = p->y,
-                                       .ldx = p->ldx,
-                                       .ldy = p->ldy };
+    uint32_t most = TR_CUDA_SMALL_GEMM_ROWS;
+    uint32_t first = p->rows <= most ? p->rows : most;
     const tr_cuda_unpack_t unpack = {
         .n = p->n, .k = p->k, .form = form, .w = p->w, .out = m->scratch
     };
     tr_cuda_product_t many = *p;
 
-    if (p->rows <= TR_CUDA_SMALL_GEMM_ROWS
-        && (m->packed_classes >> tr_model_cuda_class(p->rows) & 1) != 0) {
-        return launched(m, m->cuda->small_gemm(stream, &few, 1, m->meet),
-                        "small_gemm");
+    if (reads_packed(m, p->rows)) {
+        return multiply_few(m, stream, form, p, 0, first)
+               && (first == p->rows
+                   || multiply_few(m, stream, form, p, first, p->rows - first));
     }
     many.w = m->scratch;
     return launched(m, m->cuda->unpack(stream, &unpack), "unpack")

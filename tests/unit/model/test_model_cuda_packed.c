@@ -17,7 +17,7 @@
 #define HEAD 64u
 #define LAYERS 2u
 #define VOCAB 64u
-#define LONG 80u
+#define LONG 140u
 #define SHORT 20u
 #define TOLERANCE 3e-2 /* of the largest logit: rounding of weights to BF16 */
 
@@ -228,7 +228,7 @@ write_model(const case_t *c)
 
 /* ---- its logits ----------------------------------------------------------- */
 
-static const uint32_t pieces[] = { LONG, SHORT, 1, 1, 40 };
+static const uint32_t pieces[] = { LONG, SHORT, 1, 1, 70 };
 #define PIECES (sizeof(pieces) / sizeof(pieces[0]))
 
 /* Of the last position of each piece of a sequence. */
