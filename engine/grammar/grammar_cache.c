@@ -113,7 +113,8 @@ find(tr_grammar_cache_t *c, const tr_grammar_spec_t *spec,
     for (entry_t *e = c->first; e != NULL; e = e->next) {
         if (e->hash[0] == hash[0] && e->hash[1] == hash[1]
             && e->kind == spec->kind && e->flags == spec->flags
-            && e->len == spec->len && memcmp(e->text, spec->text, e->len) == 0
+            && e->len == spec->len
+            && (e->len == 0 || memcmp(e->text, spec->text, e->len) == 0)
             && strcmp(e->around, around_of(spec)) == 0 && !is_spent(e)) {
             e->used = ++c->clock;
             return e;
