@@ -15,13 +15,42 @@ struct tr_redis_resolve {
     struct addrinfo hints;
     char host[256];
     int failed; /* to be started at all */
+    tr_redis_resolve_t *next;
 };
+
+/* Left before glibc's thread was done with them: freed when it is. */
+static tr_redis_resolve_t *left;
+
+static void
+end(tr_redis_resolve_t *r)
+{
+    if (r->request.ar_result != NULL) {
+        freeaddrinfo(r->request.ar_result);
+    }
+    free(r);
+}
+
+static void
+sweep(void)
+{
+    tr_redis_resolve_t **at = &left, *r;
+
+    while ((r = *at) != NULL) {
+        if (gai_error(&r->request) == EAI_INPROGRESS) {
+            at = &r->next;
+        } else {
+            *at = r->next;
+            end(r);
+        }
+    }
+}
 
 tr_redis_resolve_t *
 tr_redis_resolve_start(const char *host)
 {
     tr_redis_resolve_t *r = calloc(1, sizeof(*r));
 
+    sweep();
     if (r == NULL) {
         return NULL;
     }
@@ -69,10 +98,9 @@ tr_redis_resolve_free(tr_redis_resolve_t *r)
     }
     if (r->failed == 0 && gai_error(&r->request) == EAI_INPROGRESS
         && gai_cancel(&r->request) == EAI_NOTCANCELED) {
-        return; /* glibc's thread still writes there */
+        r->next = left; /* glibc's thread still writes there */
+        left = r;
+        return;
     }
-    if (r->request.ar_result != NULL) {
-        freeaddrinfo(r->request.ar_result);
-    }
-    free(r);
+    end(r);
 }

@@ -2,7 +2,7 @@
  * Resolves names without blocking: a resolver may take half a minute.
  *
  * Each answer gives the next of the name's addresses, so that all of them are
- * tried in turn.
+ * tried in turn.  For one thread of a process.
  */
 #ifndef TR_REDIS_RESOLVE_H
 #define TR_REDIS_RESOLVE_H
@@ -22,7 +22,7 @@ tr_status_t tr_redis_resolve_look(tr_redis_resolve_t *r, unsigned turn,
                                   char out[TR_REDIS_ADDRESS], const char **why);
 
 /* Ends it, whether it is done or not.  A search that cannot be cancelled any
- * more keeps its memory until the process ends. */
+ * more keeps its memory until it is done; a later start frees that. */
 void tr_redis_resolve_free(tr_redis_resolve_t *r);
 
 #endif
