@@ -27,11 +27,14 @@
 
 #define PROMPT_FILE_MAX (256u << 20)
 
-typedef struct {
+typedef struct request request_t;
+
+struct request {
     uint64_t due_us, first_us, last_us;
     uint32_t tokens, want; /* want 0: as many as the model likes */
     bool counted;          /* not a warm-up request */
-} request_t;
+    request_t *next, **at; /* of those in flight */
+};
 
 static struct {
     tr_target_t target;
@@ -52,6 +55,7 @@ static struct {
     uint64_t end_us, streamed;
     uint32_t streams;  /* have had their first token, and not their last */
     uint64_t drawn_us; /* last progress line */
+    request_t *in_flight;
 } g = { .sampling = { .seed = 1 },
         .prompt_tokens = "128",
         .output_tokens = "128",
@@ -160,6 +164,35 @@ request_body(request_t *r)
     return body;
 }
 
+static request_t *
+request_new(uint64_t due_us, bool counted)
+{
+    request_t *r = calloc(1, sizeof(*r));
+
+    if (r == NULL) {
+        return NULL;
+    }
+    r->due_us = due_us;
+    r->counted = counted;
+    r->next = g.in_flight;
+    r->at = &g.in_flight;
+    if (r->next != NULL) {
+        r->next->at = &r->next;
+    }
+    g.in_flight = r;
+    return r;
+}
+
+static void
+request_free(request_t *r)
+{
+    *r->at = r->next;
+    if (r->next != NULL) {
+        r->next->at = r->at;
+    }
+    free(r);
+}
+
 static void
 on_text(void *user, unsigned kind, const char *text, size_t len,
         uint32_t tokens)
@@ -194,7 +227,7 @@ on_done(void *user, const tr_call_result_t *result)
 
     g.streams -= r->first_us != 0;
     if (!r->counted) {
-        free(r);
+        request_free(r);
         return;
     }
     g.ended++;
@@ -224,7 +257,7 @@ on_done(void *user, const tr_call_result_t *result)
                          (r->last_us - r->first_us) / (tokens - 1));
         }
     }
-    free(r);
+    request_free(r);
 }
 
 static const tr_call_events_t events = { on_text, on_done };
@@ -233,7 +266,7 @@ static const tr_call_events_t events = { on_text, on_done };
 static tr_status_t
 send_one(uint64_t due_us, bool counted)
 {
-    request_t *r = calloc(1, sizeof(*r));
+    request_t *r = request_new(due_us, counted);
     tr_call_result_t result = { 0 };
     tr_error_t err = { 0 };
     tr_rng_t before = g.rng;
@@ -243,8 +276,6 @@ send_one(uint64_t due_us, bool counted)
     if (r == NULL) {
         return TR_ERR_NOMEM;
     }
-    r->due_us = due_us;
-    r->counted = counted;
     body = request_body(r);
     rc = tr_client_submit(g.client,
                           g.chat ? TR_ENDPOINT_CHAT : TR_ENDPOINT_COMPLETIONS,
@@ -252,7 +283,7 @@ send_one(uint64_t due_us, bool counted)
     json_decref(body);
     if (rc == TR_AGAIN) {
         g.rng = before; /* the same request comes again */
-        free(r);
+        request_free(r);
         return rc;
     }
     g.sent += counted;
@@ -512,6 +543,9 @@ tr_cmd_bench(int argc, char **argv)
     rc = rc != 0 || g.result.bad != 0
          || (g.result.steady.seconds > 0 && g.result.steady.end_us == 0);
     tr_client_close(g.client);
+    while (g.in_flight != NULL) { /* a steady load ends under way */
+        request_free(g.in_flight);
+    }
     tr_bench_free(&g.result);
     free(g.lines);
     free(g.text);
