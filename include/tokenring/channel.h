@@ -66,6 +66,9 @@
 #define TR_CONTROL_PAUSE 0x2u
 /* The client of a TR_SUBMIT_DETACH request has left: send only its end. */
 #define TR_CONTROL_DETACH 0x4u
+/* The worker has not kept what a move takes: a drain that moves requests lets
+ * this one end here. */
+#define TR_CONTROL_STAY 0x8u
 
 /* First page of the memfd; written by the engine, before it is shared. */
 typedef struct {

@@ -478,7 +478,8 @@ tr_control_get(tr_channel_map_t *map, uint64_t id)
         return 0;
     }
     return (uint32_t) word
-           & (TR_CONTROL_ABORT | TR_CONTROL_PAUSE | TR_CONTROL_DETACH);
+           & (TR_CONTROL_ABORT | TR_CONTROL_PAUSE | TR_CONTROL_DETACH
+              | TR_CONTROL_STAY);
 }
 
 static inline uint64_t

@@ -126,6 +126,10 @@ ngx_http_tokenring_accepted_again(ngx_http_tokenring_ctx_t *ctx,
 {
     ctx->moving = 0;
 
+    if (ctx->moves >= ctx->conf->migrate) {
+        ngx_http_tokenring_move_stays(ctx);
+    }
+
     if (!ctx->gone) {
         ctx->deadline = ngx_current_msec + ctx->conf->queue_timeout;
         ngx_http_tokenring_arm(ctx);

@@ -87,6 +87,9 @@ void ngx_http_tokenring_move_told(ngx_http_tokenring_ctx_t *ctx,
     const tr_wire_delta_t *head, const tr_wire_bytes_t *ids);
 void ngx_http_tokenring_move_forget(ngx_http_tokenring_ctx_t *ctx);
 
+/* it cannot go on elsewhere: a drain with --move is to wait for it */
+void ngx_http_tokenring_move_stays(ngx_http_tokenring_ctx_t *ctx);
+
 /* may this request go on there? */
 ngx_uint_t ngx_http_tokenring_move_fits(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_conn_t *conn);

@@ -243,6 +243,7 @@ struct ngx_http_tokenring_ctx_s {
     /* a request that can go on at another engine (_migrate.c) */
     unsigned                        with_ids:1;      /* DELTAs have them */
     unsigned                        movable:1;       /* all is kept for it */
+    unsigned                        stays:1;         /* told its engine so */
     unsigned                        moving:1;        /* not accepted there */
 
     /* an error to send, after what came before it */

@@ -254,7 +254,7 @@ ngx_http_tokenring_slot_abandon(ngx_http_tokenring_ctx_t *ctx)
 
 
 /* replaces what the engine was told: ABORT, PAUSE, DETACH or nothing; the end
- * of a request whose budget is empty stays in force */
+ * of a request whose budget is empty stays in force, and so does STAY */
 
 void
 ngx_http_tokenring_control(ngx_http_tokenring_ctx_t *ctx, uint32_t bits)
@@ -265,6 +265,10 @@ ngx_http_tokenring_control(ngx_http_tokenring_ctx_t *ctx, uint32_t bits)
 
     if (ctx->cut) {
         bits = TR_CONTROL_ABORT;
+    }
+
+    if (ctx->stays) {
+        bits |= TR_CONTROL_STAY;
     }
 
     ngx_log_debug4(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,

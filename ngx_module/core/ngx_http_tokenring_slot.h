@@ -61,7 +61,7 @@ void ngx_http_tokenring_slot_free(ngx_http_tokenring_conn_t *conn,
 void ngx_http_tokenring_slot_abandon(ngx_http_tokenring_ctx_t *ctx);
 
 /* what the request wants now, and nothing else: TR_CONTROL_ABORT, _PAUSE,
- * _DETACH, or 0 to go on */
+ * _DETACH, or 0 to go on; _STAY is added where it holds */
 void ngx_http_tokenring_control(ngx_http_tokenring_ctx_t *ctx, uint32_t bits);
 
 

@@ -20,6 +20,7 @@
 #include "ngx_http_tokenring_metrics.h"
 #include "ngx_http_tokenring_request.h"
 #include "ngx_http_tokenring_send.h"
+#include "ngx_http_tokenring_slot.h"
 
 
 static ngx_uint_t ngx_http_tokenring_move_refused(
@@ -120,7 +121,12 @@ ngx_http_tokenring_move_keep(ngx_http_tokenring_ctx_t *ctx,
         known |= head->model_id[i];
     }
 
-    if (!ctx->with_ids || ctx->lost_body || !known || ctx->conn == NULL) {
+    if (!ctx->with_ids) {
+        return;
+    }
+
+    if (ctx->lost_body || !known || ctx->conn == NULL) {
+        ngx_http_tokenring_move_stays(ctx);
         return;
     }
 
@@ -156,6 +162,7 @@ ngx_http_tokenring_move_told(ngx_http_tokenring_ctx_t *ctx,
            != NGX_OK)
     {
         ngx_http_tokenring_move_forget(ctx);
+        ngx_http_tokenring_move_stays(ctx);
         return;
     }
 
@@ -171,7 +178,18 @@ ngx_http_tokenring_move_hold(ngx_http_tokenring_ctx_t *ctx, size_t size)
 
     if (ngx_http_tokenring_move_held > ctx->conf->migrate_memory) {
         ngx_http_tokenring_move_forget(ctx);
+        ngx_http_tokenring_move_stays(ctx);
     }
+}
+
+
+/* its engine is told, which then does not end it for a move */
+
+void
+ngx_http_tokenring_move_stays(ngx_http_tokenring_ctx_t *ctx)
+{
+    ctx->stays = 1;
+    ngx_http_tokenring_control(ctx, ctx->paused ? TR_CONTROL_PAUSE : 0);
 }
 
 

@@ -239,6 +239,42 @@ test('tokenring drain --move: running requests go to the other engine', async ()
   }
 });
 
+test('tokenring drain --move waits for requests that cannot move', async () => {
+  const stack = await Stack.start({ engine: CPU, engines: { second: CPU },
+    pass: 'fleet', location: 'tokenring_migrate 5 timeout=60s strict; '
+      + 'tokenring_retry_buffer 1k;',
+    http: 'tokenring_engine fleet unix:DIR/main.sock unix:DIR/second.sock;' });
+  stack.complaints = () => [];
+  try {
+    await stack.connected(2);
+    // one of each kind at each engine: the body of the long one is not kept
+    const ask = (prompt) => ({ model: 'pocket', prompt, max_tokens: 300,
+      ignore_eos: true, seed: 5, stream: true });
+    const bodies = [0, 1, 2, 3].map((i) => ask(i % 2 ? `Story ${i}. `
+      : `Story ${i}. `.repeat(150)));
+    const texts = async () => {
+      const streams = bodies.map((b) => stream(`${stack.url}/v1/completions`, b));
+      return { streams, done: Promise.all(streams.map(async (s) => {
+        await s.finished;
+        assert.ok(s.done, s.raw.slice(-600));
+        return s.text();
+      })) };
+    };
+    const want = await (await texts()).done;
+    const { streams, done } = await texts();
+    await Promise.all(streams.map((s) => s.begun()));
+    await promisify(execFile)(path.join(BUILD, 'bin/tokenring'),
+      ['drain', '--move', stack.engine.socket]);
+    assert.deepEqual(await done, want);
+    const m = await stack.metrics();
+    assert.ok(m.value('tokenring_gateway_migrations_total') > 0);
+    assert.equal(m.value('tokenring_gateway_unmovable_total'), 0);
+    await stack.idle();
+  } finally {
+    await stack.stop();
+  }
+});
+
 test('an engine that stops gives its requests to another', async () => {
   const brief = { ...CPU, drain_timeout: '0s' };
   const stack = await Stack.start({ engine: brief, engines: { second: brief },

@@ -517,7 +517,8 @@ test_commands_know_their_generation(void **state)
     /* bits that nobody has defined do not get through */
     tr_control_set(&m, TR_ID(5, 11), 0xffffffff);
     assert_int_equal(tr_control_get(&m, TR_ID(5, 11)),
-                     TR_CONTROL_ABORT | TR_CONTROL_PAUSE | TR_CONTROL_DETACH);
+                     TR_CONTROL_ABORT | TR_CONTROL_PAUSE | TR_CONTROL_DETACH
+                         | TR_CONTROL_STAY);
     tr_channel_unmap(&m);
     close(fd);
 }
