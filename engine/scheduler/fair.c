@@ -7,8 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TR_FAIR_SCALE 1000u
-
 tr_status_t
 tr_fair_init(tr_fair_t *f)
 {
@@ -58,16 +56,30 @@ tr_fair_find(tr_client_t *set, uint64_t key)
     return place;
 }
 
+/* What somebody who comes has been served at least: as much as any of those that
+ * are there and not idle. */
 static uint64_t
 tr_fair_least(const tr_fair_t *f)
 {
-    const tr_client_t *k = f->inside;
-    uint64_t least = k != NULL ? k->served : f->last;
+    uint64_t least = UINT64_MAX;
+    bool any = false;
+    const tr_client_t *k;
 
-    for (; k != NULL; k = k->next) {
-        least = k->served < least ? k->served : least;
+    for (k = f->inside; k != NULL; k = k->next) {
+        if (!k->idle) {
+            least = k->served < least ? k->served : least;
+            any = true;
+        }
     }
-    return least;
+    return any ? least : f->last;
+}
+
+/* It comes back. */
+static void
+tr_fair_lift(tr_client_t *k, uint64_t least)
+{
+    k->served = k->served > least ? k->served : least;
+    k->idle = false;
 }
 
 tr_client_t *
@@ -79,10 +91,10 @@ tr_fair_join(tr_fair_t *f, uint64_t key, uint32_t share, uint32_t n)
         &f->clients[(h >> 32) % TR_FAIR_SETS * TR_FAIR_WAYS], key);
 
     share = share != 0 ? share : 1;
+    if (k->inside == 0 || k->idle) {
+        tr_fair_lift(k, tr_fair_least(f));
+    }
     if (k->inside == 0) {
-        uint64_t least = tr_fair_least(f);
-
-        k->served = k->served > least ? k->served : least;
         k->share = 0;
         k->prev = NULL;
         k->next = f->inside;
@@ -117,7 +129,9 @@ tr_fair_leave(tr_fair_t *f, tr_client_t *k, uint64_t now)
     }
     f->n_inside--;
     f->shares -= k->share;
-    f->last = k->served;
+    if (!k->idle) {
+        f->last = k->served;
+    }
     if (f->left[0] != k) {
         f->left[1] = f->left[0];
         f->left_us[1] = f->left_us[0];
@@ -127,9 +141,43 @@ tr_fair_leave(tr_fair_t *f, tr_client_t *k, uint64_t now)
 }
 
 void
+tr_fair_turn(tr_fair_t *f, uint64_t turn)
+{
+    uint64_t least;
+    tr_client_t *k;
+
+    f->last = tr_fair_least(f); /* should all of them stand still now */
+    for (k = f->inside; k != NULL; k = k->next) {
+        k->idle |= k->seen != turn;
+    }
+    least = tr_fair_least(f);
+    for (k = f->inside; k != NULL; k = k->next) {
+        if (k->idle && k->seen == turn) {
+            tr_fair_lift(k, least);
+        }
+    }
+}
+
+/* ---- what they are served ----------------------------------------------- */
+
+void
 tr_fair_charge(tr_client_t *k, uint64_t tokens)
 {
     k->served += tokens * TR_FAIR_SCALE / k->share;
+}
+
+void
+tr_fair_run(tr_sequence_t *q)
+{
+    q->request->client->running++;
+    q->request->client->coming += q->uncharged;
+}
+
+void
+tr_fair_stop(tr_sequence_t *q)
+{
+    q->request->client->running--;
+    q->request->client->coming -= q->uncharged;
 }
 
 void
@@ -144,15 +192,10 @@ tr_fair_computed(tr_sequence_t *q, uint32_t tokens)
 {
     tokens = tokens < q->uncharged ? tokens : q->uncharged;
     q->uncharged -= tokens;
-    q->request->client->coming -= tokens;
+    if (q->state == TR_SEQ_RUNNING) { /* it may have made way meanwhile */
+        q->request->client->coming -= tokens;
+    }
     tr_fair_charge(q->request->client, tokens);
-}
-
-void
-tr_fair_expect_none(tr_sequence_t *q)
-{
-    q->request->client->coming -= q->uncharged;
-    q->uncharged = 0;
 }
 
 /* What a client will have been served when all that runs of it is computed. */
@@ -294,7 +337,8 @@ tr_fair_skip(tr_client_t *k)
 /* ---- checks ------------------------------------------------------------- */
 
 bool
-tr_fair_sound(const tr_fair_t *f, uint32_t waiting, uint32_t running)
+tr_fair_sound(const tr_fair_t *f, uint32_t waiting, uint32_t running,
+              uint64_t coming)
 {
     const tr_client_t *k, *prev = NULL;
     uint64_t shares = 0;
@@ -314,14 +358,15 @@ tr_fair_sound(const tr_fair_t *f, uint32_t waiting, uint32_t running)
         }
         if (k->last != before || k->prev != prev || k->inside == 0
             || own + k->running != k->inside || own > waiting
-            || k->running > running) {
+            || k->running > running || k->coming > coming) {
             return false;
         }
         waiting -= own;
         running -= k->running;
+        coming -= k->coming;
         shares += k->share;
         n++;
     }
-    return waiting == 0 && running == 0 && n == f->n_inside
+    return waiting == 0 && running == 0 && coming == 0 && n == f->n_inside
            && shares == f->shares;
 }

@@ -5,7 +5,9 @@
  * Each has a counter of what it was served: tokens of prompts that are computed,
  * and twice the tokens of answers, over its share.  What is cached, replayed or
  * computed once more is free.  A client that comes back starts no lower than the
- * least of those that are there, so nobody saves up service by being away.
+ * least of those that are there, so nobody saves up service by being away.  Nor
+ * by standing still: while all sequences of a client are paused, or have nobody
+ * who reads their answers, it is as if it were away.
  * This is VTC (Sheng et al., "Fairness in Serving Large Language Models", OSDI
  * 2024).
  *
@@ -24,6 +26,9 @@
 #define TR_FAIR_SETS 512u /* a power of two */
 #define TR_FAIR_WAYS 8u
 
+/* `served` counts in parts of a token, so small that a share divides them. */
+#define TR_FAIR_SCALE 1000000u
+
 /* What a token of an answer costs, in tokens of a prompt. */
 #define TR_FAIR_OUTPUT 2u
 
@@ -34,10 +39,12 @@ typedef struct tr_client {
     uint64_t key;
     bool known;      /* the place is taken */
     uint32_t share;  /* 1 and more: of two, who gets how much */
-    uint64_t served; /* thousandths of tokens, over its share */
+    uint64_t served; /* millionths of tokens, over its share */
     uint64_t coming; /* tokens of prompts that run and are not computed */
     uint32_t inside; /* sequences that wait or run */
     uint32_t running;
+    uint64_t seen; /* the last turn in which any of these could go on */
+    bool idle;     /* none could in the last turn */
     struct tr_client *prev, *next; /* of those inside */
     /* sequences of it that wait: swapped ones first, then by age */
     tr_sequence_t *first, *last;
@@ -56,7 +63,7 @@ typedef struct {
     tr_client_t *inside;  /* those that are, in no order */
     uint32_t n_inside;
     uint64_t shares; /* of these, together */
-    uint64_t last;   /* `served` of the last to leave */
+    uint64_t last;   /* `served` of the last that was not idle */
     /* the last two to leave, and when */
     const tr_client_t *left[2];
     uint64_t left_us[2];
@@ -72,14 +79,21 @@ tr_client_t *tr_fair_join(tr_fair_t *f, uint64_t key, uint32_t share,
 /* One of its sequences is over. */
 void tr_fair_leave(tr_fair_t *f, tr_client_t *k, uint64_t now);
 
+/* In this turn something of those clients can go on whose `seen` says so.  Who
+ * was idle, and is among them, starts no lower than those that were not. */
+void tr_fair_turn(tr_fair_t *f, uint64_t turn);
+
 /* It was given so many tokens of prompts, or of answers. */
 void tr_fair_charge(tr_client_t *k, uint64_t tokens);
 
-/* The prompt of q, which runs from now on, is so long; so many tokens of it were
- * computed, or all others never will be. */
+/* q runs, or does not any more. */
+void tr_fair_run(tr_sequence_t *q);
+void tr_fair_stop(tr_sequence_t *q);
+
+/* q runs, and so much of its prompt is to be computed; so many tokens of it
+ * were. */
 void tr_fair_expect(tr_sequence_t *q, uint32_t tokens);
 void tr_fair_computed(tr_sequence_t *q, uint32_t tokens);
-void tr_fair_expect_none(tr_sequence_t *q);
 
 /* Are several there, or was somebody a moment ago beside the one that is? */
 bool tr_fair_several(const tr_fair_t *f, uint64_t now);
@@ -101,7 +115,8 @@ tr_sequence_t *tr_fair_next(tr_fair_t *f);
 /* Nobody else of k in this walk. */
 void tr_fair_skip(tr_client_t *k);
 
-/* The lists are in order; sums of what waits and runs. */
-bool tr_fair_sound(const tr_fair_t *f, uint32_t waiting, uint32_t running);
+/* The lists are in order; sums of what waits, runs and is `uncharged` of that. */
+bool tr_fair_sound(const tr_fair_t *f, uint32_t waiting, uint32_t running,
+                   uint64_t coming);
 
 #endif

@@ -169,7 +169,6 @@ tr_scheduler_remove(tr_scheduler_t *s, tr_sequence_t *q)
         }
     }
     if (q->state != TR_SEQ_DONE) {
-        tr_fair_expect_none(q);
         tr_fair_leave(&s->clients, q->request->client, s->now);
     }
     q->state = TR_SEQ_DONE;
@@ -539,6 +538,7 @@ tr_scheduler_compose(tr_scheduler_t *s, uint64_t now)
     s->unsure = false;
     s->several = s->fair && tr_fair_several(&s->clients, now);
     tr_kv_time(s->kv, now);
+    tr_scheduler_look(s);
     tr_scheduler_make_way(s);
     preemptions = s->preemptions;
     tr_scheduler_stretch(s);
@@ -593,7 +593,7 @@ bool
 tr_scheduler_sound(const tr_scheduler_t *s)
 {
     uint32_t waiting, swapped, running, requests = 0, i;
-    uint64_t charge = 0, copy = 0;
+    uint64_t charge = 0, copy = 0, uncharged = 0;
     const tr_sequence_t *q;
 
     if (!tr_list_sound(s, &s->waiting, TR_SEQ_WAITING, false, &waiting)
@@ -609,6 +609,7 @@ tr_scheduler_sound(const tr_scheduler_t *s)
 
         charge += q->charge;
         copy += q->copy;
+        uncharged += q->uncharged;
         for (i = 0; i < r->n_sequences; i++) {
             own += r->sequences[i].state == TR_SEQ_RUNNING;
             first &= &r->sequences[i] >= q
@@ -621,5 +622,5 @@ tr_scheduler_sound(const tr_scheduler_t *s)
     }
     return requests == s->n_running_requests && charge == s->prompt_pages
            && copy == s->promised && tr_kv_sound(s->kv)
-           && tr_fair_sound(&s->clients, waiting + swapped, running);
+           && tr_fair_sound(&s->clients, waiting + swapped, running, uncharged);
 }

@@ -15,6 +15,44 @@ tr_scheduler_holds_back(const tr_scheduler_t *s, const tr_sequence_t *q)
            && k->running >= tr_fair_part(&s->clients, k, most, s->now);
 }
 
+/* ---- who is there ------------------------------------------------------- */
+
+/* Nothing keeps q from going on but want of room. */
+static bool
+tr_scheduler_able(tr_scheduler_t *s, tr_sequence_t *q)
+{
+    return !tr_scheduler_blocked(s, q)
+           || (!tr_sequence_paused(q) && !tr_scheduler_full(s, q));
+}
+
+void
+tr_scheduler_look(tr_scheduler_t *s)
+{
+    uint32_t left = s->clients.n_inside;
+    tr_sequence_t *q;
+    tr_client_t *k;
+
+    if (!s->fair) {
+        return;
+    }
+    for (q = s->running.first; q != NULL && left != 0; q = q->next) {
+        k = q->request->client;
+        if (k->seen != s->turn && tr_scheduler_able(s, q)) {
+            k->seen = s->turn;
+            left--;
+        }
+    }
+    for (k = s->clients.inside; k != NULL && left != 0; k = k->next) {
+        for (q = k->first; q != NULL && k->seen != s->turn; q = q->line_next) {
+            if (tr_scheduler_able(s, q)) {
+                k->seen = s->turn;
+                left--;
+            }
+        }
+    }
+    tr_fair_turn(&s->clients, s->turn);
+}
+
 /* ---- who makes way ------------------------------------------------------ */
 
 /* What each client has in the cache, in tokens. */

@@ -22,6 +22,16 @@ tr_in_flight_chunk(tr_scheduler_t *s, const tr_sequence_t *q, uint32_t f)
     return q->chunk[f] < batch->n_chunks && chunk->sequence == q ? chunk : NULL;
 }
 
+/* Tokens of its sequence's prompt. */
+static uint32_t
+tr_in_flight_prompt(const tr_chunk_t *chunk)
+{
+    uint32_t end = chunk->sequence->prompt_len;
+    uint32_t prompt = chunk->pos < end ? end - chunk->pos : 0;
+
+    return prompt < chunk->n ? prompt : chunk->n;
+}
+
 /* Nothing more comes of this chunk: its place in the response writer is
  * free. */
 static void
@@ -85,14 +95,12 @@ tr_scheduler_chunk_done(tr_scheduler_t *s, tr_chunk_t *chunk, bool computed)
 
     assert(s->n_in_flight != 0 && q != NULL);
     if (computed) {
-        uint32_t prompt = chunk->pos < q->prompt_len
-                              ? q->prompt_len - chunk->pos
-                              : 0;
+        uint32_t prompt = tr_in_flight_prompt(chunk);
 
-        s->counts.prefilled += prompt < chunk->n ? prompt : chunk->n;
+        s->counts.prefilled += prompt;
         q->ahead -= chunk->sample;
         q->under_way -= cached ? chunk->n : 0;
-        tr_fair_computed(q, prompt < chunk->n ? prompt : chunk->n);
+        tr_fair_computed(q, prompt);
         if (chunk->sample && q->pooled == NULL) {
             tr_fair_charge(q->request->client, TR_FAIR_OUTPUT);
         }
@@ -151,6 +159,8 @@ tr_scheduler_disown(tr_scheduler_t *s, tr_sequence_t *q)
         tr_chunk_t *chunk = tr_in_flight_chunk(s, q, f);
 
         if (chunk != NULL) {
+            /* the device computes it all the same */
+            tr_fair_computed(q, tr_in_flight_prompt(chunk));
             tr_in_flight_forget(chunk);
         }
     }

@@ -104,6 +104,9 @@ bool tr_scheduler_blocked(const tr_scheduler_t *s, const tr_sequence_t *q);
 /* The places that are left are for clients below their share, and q's is not. */
 bool tr_scheduler_holds_back(const tr_scheduler_t *s, const tr_sequence_t *q);
 
+/* Which clients have anything that can go on in this turn (fair.h). */
+void tr_scheduler_look(tr_scheduler_t *s);
+
 /* Who found no room in the last turn has waited long enough: somebody makes
  * way. */
 void tr_scheduler_make_way(tr_scheduler_t *s);

@@ -30,7 +30,7 @@ tr_scheduler_stop(tr_scheduler_t *s, tr_sequence_t *q)
     tr_scheduler_unlink(&s->running, q);
     tr_scheduler_discharge(s, q);
     s->n_running--;
-    q->request->client->running--;
+    tr_fair_stop(q);
     if (--q->request->running_sequences == 0) {
         s->n_running_requests--;
     }
@@ -379,7 +379,7 @@ tr_scheduler_run(tr_scheduler_t *s, tr_sequence_t *q)
     tr_scheduler_insert(&s->running, q);
     q->state = TR_SEQ_RUNNING;
     q->lacking_since_us = 0;
-    q->request->client->running++;
+    tr_fair_run(q);
     s->n_running++;
     if (q->request->running_sequences++ == 0) {
         s->n_running_requests++;

@@ -422,28 +422,6 @@ __wrap_tr_response_writer_has_room(tr_response_writer_t *o, uint32_t n,
 }
 
 static void
-fill(tr_response_writer_t *o)
-{
-    static const char text[1000];
-    const tr_wire_delta_t head = { .tokens = 1, .text_len = sizeof(text) };
-
-    while (tr_response_writer_delta(o, 1, &head, text, NULL, NULL) == TR_OK) {
-    }
-    writer_show(o);
-}
-
-static void
-drain(tr_ring_consumer_t *peer)
-{
-    static uint8_t buf[1 << 18];
-    tr_record_t rec;
-
-    while (tr_ring_get(peer, &rec, buf, sizeof(buf)) == TR_OK) {
-    }
-    tr_ring_release(peer);
-}
-
-static void
 full_ring_stops_its_own(void **state)
 {
     fixture_t b;
@@ -457,7 +435,7 @@ full_ring_stops_its_own(void **state)
     c = add(&b, 10, 1000);
     step(&b);
     step(&b);
-    fill(&b.writer[1]);
+    writer_fill(&b.writer[1]);
     b.now = 5000;
     compose(&b);
     assert_null(row_of(&b, a));
@@ -475,7 +453,7 @@ full_ring_stops_its_own(void **state)
     assert_int_equal(d->sequences[0].state, TR_SEQ_RUNNING);
     assert_int_equal(a->sequences[0].state, TR_SEQ_WAITING);
     drop(&b, d);
-    drain(&b.peer[1]);
+    writer_drain(&b.peer[1]);
     compose(&b);
     assert_non_null(row_of(&b, a));
     assert_int_equal(b.writer[1].full_since_us, 0);
@@ -533,12 +511,12 @@ full_ring_is_asked_once(void **state)
         r[i]->params.logprobs = i < 50 ? -1 : 0;
         tr_scheduler_add(&b.s, r[i]);
     }
-    fill(&b.writer[1]);
+    writer_fill(&b.writer[1]);
     asked = 0;
     compose(&b); /* all wait, those without logprobs first */
     assert_int_equal(b.s.n_chunks, 0);
     assert_int_equal(asked, 1);
-    drain(&b.peer[1]);
+    writer_drain(&b.peer[1]);
     step(&b); /* all are admitted, and as many run as there is room for */
     assert_in_range(b.s.n_chunks, 10, 40);
     assert_int_equal(b.s.n_running, 60);

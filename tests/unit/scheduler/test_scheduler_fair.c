@@ -20,7 +20,7 @@ add_of(fixture_t *b, uint64_t tenant, uint32_t share, uint32_t prompt,
 static uint64_t
 served(const tr_request_t *r)
 {
-    return r->client->served / 1000;
+    return r->client->served / TR_FAIR_SCALE;
 }
 
 static uint32_t
@@ -169,6 +169,158 @@ nobody_saves(void **state)
     assert_true(served(again) >= served(busy));
     drop(&b, again);
     drop(&b, busy);
+    fixture_free(&b);
+}
+
+/* Who stands still is as one who is away: a paused stream saves nothing up, for
+ * what its client asks next or for itself, and newcomers do not start from it. */
+static void
+nobody_saves_by_a_pause(void **state)
+{
+    fixture_t b;
+    tr_request_t *busy, *still, *next, *other, *alone;
+    uint32_t i;
+
+    (void) state;
+    fixture_init(&b, 1000, 8, 64);
+    still = add_of(&b, 2, 0, 10, 500, 1);
+    alone = add_of(&b, 3, 0, 10, 500, 1);
+    busy = add_of(&b, 1, 0, 10, 2000, 1);
+    step(&b);
+    still->commands = alone->commands = TR_CONTROL_PAUSE;
+    for (i = 0; i < 300; i++) {
+        step(&b);
+    }
+    assert_true(served(busy) >= 600);
+    other = add_of(&b, 4, 0, 10, 5, 1);
+    assert_true(served(other) >= served(busy));
+    next = add_of(&b, 2, 0, 10, 5, 1);
+    assert_true(served(next) >= served(busy));
+    alone->commands = 0;
+    compose(&b);
+    assert_true(served(alone) >= served(busy));
+    apply(&b);
+    drop(&b, next);
+    drop(&b, other);
+    /* with all of them still, the last that was not counts */
+    alone->commands = busy->commands = TR_CONTROL_PAUSE;
+    compose(&b);
+    apply(&b);
+    other = add_of(&b, 4, 0, 10, 5, 1);
+    assert_true(served(other) >= 600);
+    drop(&b, other);
+    drop(&b, still);
+    drop(&b, alone);
+    drop(&b, busy);
+    fixture_free(&b);
+}
+
+/* The same where nobody reads the answers. */
+static void
+nobody_saves_by_not_reading(void **state)
+{
+    fixture_t b;
+    tr_request_t *busy, *still;
+    uint32_t i;
+
+    (void) state;
+    fixture_init(&b, 1000, 4, 64);
+    still = make_request(&b, 10, 500, 1);
+    still->tenant = 2;
+    still->writer = &b.writer[1];
+    tr_scheduler_add(&b.s, still);
+    busy = add_of(&b, 1, 0, 10, 2000, 1);
+    step(&b);
+    writer_fill(&b.writer[1]);
+    step(&b);
+    b.now += TR_SCHEDULER_FULL_US;
+    for (i = 0; i < 300; i++) {
+        step(&b);
+    }
+    writer_drain(&b.peer[1]);
+    compose(&b);
+    assert_non_null(row_of(&b, still));
+    assert_true(served(still) >= served(busy) && served(busy) >= 600);
+    apply(&b);
+    drop(&b, still);
+    drop(&b, busy);
+    fixture_free(&b);
+}
+
+/* A token of an answer is no cheaper for one whose share divides it badly. */
+static void
+shares_divide(void **state)
+{
+    tr_client_t small = { .share = 667 }, large = { .share = 667 };
+    uint32_t i;
+
+    (void) state;
+    for (i = 0; i < 1000; i++) {
+        tr_fair_charge(&small, TR_FAIR_OUTPUT);
+    }
+    tr_fair_charge(&large, 1000 * TR_FAIR_OUTPUT);
+    assert_true(small.served >= large.served - large.served / 1000);
+}
+
+/* What the device computes for one that has been given up is no gift. */
+static void
+aborts_are_charged(void **state)
+{
+    fixture_t b;
+    tr_request_t *r;
+    tr_client_t *k;
+
+    (void) state;
+    fixture_init(&b, 1000, 4, 64);
+    r = add_of(&b, 1, 0, 200, 5, 1);
+    step(&b);
+    k = r->client;
+    compose(&b);
+    tr_scheduler_submit(&b.s);
+    compose(&b); /* another behind it */
+    tr_scheduler_submit(&b.s);
+    assert_int_equal(k->served / TR_FAIR_SCALE, 64);
+    drop(&b, r);
+    assert_int_equal(k->served / TR_FAIR_SCALE, 3 * 64);
+    assert_int_equal(k->coming, 0);
+    land(&b, false);
+    land(&b, false);
+    assert_int_equal(k->served / TR_FAIR_SCALE, 3 * 64);
+    fixture_free(&b);
+}
+
+/* A prompt that had to make way is not coming before it runs again. */
+static void
+what_made_way_is_not_coming(void **state)
+{
+    fixture_t b;
+    tr_request_t *old, *late;
+    uint64_t end;
+
+    (void) state;
+    fixture_init(&b, 20, 4, 64);
+    old = add_of(&b, 1, 0, 100, 500, 1);
+    late = add_of(&b, 2, 0, 400, 5, 1);
+    step(&b);
+    assert_int_equal(late->sequences[0].state, TR_SEQ_RUNNING);
+    assert_true(late->client->coming > 300);
+    late->commands = TR_CONTROL_PAUSE;
+    while (late->sequences[0].state == TR_SEQ_RUNNING) {
+        step(&b); /* until the other wants its pages */
+    }
+    assert_int_equal(late->client->coming, 0);
+    drop(&b, old);
+    late->commands = 0;
+    compose(&b);
+    assert_int_equal(late->sequences[0].state, TR_SEQ_RUNNING);
+    assert_true(late->client->coming > 300);
+    end = served(late) + late->client->coming + 2 * 5;
+    apply(&b);
+    while (late->open_sequences != 0) {
+        step(&b);
+    }
+    assert_int_equal(served(late), end);
+    tr_request_free(late);
     fixture_free(&b);
 }
 
@@ -392,6 +544,11 @@ main(void)
         cmocka_unit_test(fifo),
         cmocka_unit_test(alike),
         cmocka_unit_test(nobody_saves),
+        cmocka_unit_test(nobody_saves_by_a_pause),
+        cmocka_unit_test(nobody_saves_by_not_reading),
+        cmocka_unit_test(shares_divide),
+        cmocka_unit_test(aborts_are_charged),
+        cmocka_unit_test(what_made_way_is_not_coming),
         cmocka_unit_test(a_place_in_a_full_house),
         cmocka_unit_test(pages_in_a_full_house),
         cmocka_unit_test(short_steps),
