@@ -189,8 +189,11 @@ gemm_multiply_groups(const gemm_smem_t &s, uint32_t p, const gemm_strip_t &o,
                      gemm_pipeline_t &t, float (&c)[N / 2])
 {
     const int STEPS = GROUP == 32 ? 2 : 4; /* made at once */
+    /* A group of 128 is made in halves: the second while products still read
+     * the first, where registers have room for both. */
+    const int SETS = GROUP == 128 ? gemm_sets<N>() : 1;
     float part[N / 2], scale[2];
-    uint32_t zero[2];
+    uint32_t zero[2], a[SETS][STEPS][4];
 
 #pragma unroll 1
     for (uint32_t i = 0; i < steps; i++) {
@@ -203,7 +206,7 @@ gemm_multiply_groups(const gemm_smem_t &s, uint32_t p, const gemm_strip_t &o,
             const bool first = u * STEPS * 16 % GROUP == 0;
             const bool last = (u + 1) * STEPS * 16 % GROUP == 0;
             uint4 w = shared_load16(o.codes + at + d * o.piece);
-            uint32_t word[4] = { w.x, w.y, w.z, w.w }, a[STEPS][4];
+            uint32_t word[4] = { w.x, w.y, w.z, w.w };
 
             if (first) {
 #pragma unroll
@@ -217,14 +220,21 @@ gemm_multiply_groups(const gemm_smem_t &s, uint32_t p, const gemm_strip_t &o,
             }
 #pragma unroll
             for (int k = 0; k < STEPS; k++) {
-                packed_int4(a[k], word[(u * STEPS + k) % 4], zero);
+                packed_int4(a[u % SETS][k], word[(u * STEPS + k) % 4], zero);
             }
-            gemm_multiply_steps<N, STEPS>(
-                part, a, o.x + at + d * (N * 128) + u * STEPS % 4 * 32, !first);
+            gemm_multiply_steps<N, STEPS>(part, a[u % SETS],
+                                          o.x + at + d * (N * 128)
+                                              + u * STEPS % 4 * 32,
+                                          !first);
             if (last) {
-                gemm_add_scaled<N>(c, part, scale);
+                gemm_add_scaled<N>(c, part, scale); /* waits */
+            } else if (SETS == 1) {
+                wgmma_wait<0>();
             }
-            wgmma_touch(a);
+            if (last || SETS == 1) { /* nothing is on its way */
+                wgmma_touch(a[0]);
+                wgmma_touch(a[SETS - 1]);
+            }
         }
         gemm_leave_slot(s, p, t.slot);
         gemm_next_slot(t, slots);
