@@ -132,13 +132,16 @@ function failures(s) {
 // ---- tenants ----------------------------------------------------------------
 
 // Those who used most first.  There are none unless tokenring_tenants shows them.
+// What is no tenant's name is set off from names: someone may be called "none".
+const NOBODY = new Map([['', 'none'], ['other', 'others']]);
+
 export function tenants(fleet) {
   const list = [...fleet.tenants].sort((a, b) =>
     b.prompt_tokens + b.completion_tokens - a.prompt_tokens - a.completion_tokens
       || (a.name < b.name ? -1 : 1));
   $('tenants-card').hidden = list.length === 0;
   rows($('tenants'), list, (t) => t.name, (t) => make('tr', {},
-    make('th', { scope: 'row' }, t.name || '(none)'),
+    make('th', { scope: 'row' }, NOBODY.has(t.name) ? make('em', {}, NOBODY.get(t.name)) : t.name),
     ...Array.from({ length: 4 }, () => make('td', { class: 'num' }))), (row, t) => {
     [t.requests, t.limited, t.prompt_tokens, t.completion_tokens].forEach((n, i) =>
       setText(row.children[i + 1], f.count(n)));

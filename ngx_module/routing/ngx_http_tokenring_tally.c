@@ -6,6 +6,10 @@
  * one together; nobody changes rows, so that the figures only grow.  A request
  * is counted when it is logged, with the numbers that the access log has: a
  * tenant's sums are the sums of its lines.
+ *
+ * Rows are few and are never freed: a tenant gets one when an engine accepts a
+ * request of it, or when it has a plan.  Before that, what was refused is in
+ * the row of the others: strangers who try names cannot use rows up.
  */
 
 #include "ngx_http_tokenring_conf.h"
@@ -43,9 +47,10 @@ typedef struct {
 
 
 static ngx_http_tokenring_row_t *ngx_http_tokenring_row(ngx_shm_zone_t *zone,
-    ngx_http_tokenring_tally_t *tally, ngx_str_t *name);
+    ngx_http_tokenring_tally_t *tally, ngx_str_t *name, ngx_uint_t take);
 static ngx_http_tokenring_row_t *ngx_http_tokenring_row_find(
     ngx_http_tokenring_tally_t *tally, ngx_str_t *name);
+static ngx_uint_t ngx_http_tokenring_row_plain(ngx_http_tokenring_row_t *row);
 static ngx_int_t ngx_http_tokenring_row_name(ngx_http_tokenring_text_t *out,
     ngx_http_tokenring_tally_t *tally, ngx_uint_t i);
 static ngx_http_tokenring_tally_t *ngx_http_tokenring_tally_of(
@@ -116,16 +121,19 @@ ngx_http_tokenring_tally(ngx_http_tokenring_ctx_t *ctx)
         return;
     }
 
-    ngx_str_null(&name);
+    ngx_str_set(&name, "");
 
     if (ctx->conf->tenant
         && ngx_http_complex_value(ctx->request, ctx->conf->tenant, &name)
            != NGX_OK)
     {
-        ngx_str_null(&name);
+        ngx_str_set(&name, "");
     }
 
-    row = ngx_http_tokenring_row(zone, tally, &name);
+    /* ACCEPTED has named the model */
+
+    row = ngx_http_tokenring_row(zone, tally, &name,
+                                 ctx->use || ctx->model.data);
 
     (void) ngx_atomic_fetch_add(&row->requests, 1);
 
@@ -140,11 +148,12 @@ ngx_http_tokenring_tally(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/* a longer name is none that a row has */
+/* of that name; of the others, where it has none and may not take one: a name
+ * that is too long never may */
 
 static ngx_http_tokenring_row_t *
 ngx_http_tokenring_row(ngx_shm_zone_t *zone, ngx_http_tokenring_tally_t *tally,
-    ngx_str_t *name)
+    ngx_str_t *name, ngx_uint_t take)
 {
     ngx_uint_t                 i;
     ngx_slab_pool_t           *shpool;
@@ -156,7 +165,7 @@ ngx_http_tokenring_row(ngx_shm_zone_t *zone, ngx_http_tokenring_tally_t *tally,
 
     row = ngx_http_tokenring_row_find(tally, name);
 
-    if (row || tally->rows[NGX_HTTP_TOKENRING_ROWS - 1].known) {
+    if (row || !take || tally->rows[NGX_HTTP_TOKENRING_ROWS - 1].known) {
         return row ? row : &tally->rows[NGX_HTTP_TOKENRING_ROWS];
     }
 
@@ -208,15 +217,39 @@ ngx_http_tokenring_row_find(ngx_http_tokenring_tally_t *tally, ngx_str_t *name)
 }
 
 
-/* as part of a JSON string, which does for a label, too: names that need more
- * than \" and \\ are told by their hexadecimal digits */
+/* whether its name can be told as it is: not where that takes more escapes than
+ * \" and \\, nor where it would be taken for hexadecimal digits or for the row
+ * of the others */
+
+static ngx_uint_t
+ngx_http_tokenring_row_plain(ngx_http_tokenring_row_t *row)
+{
+    size_t  n;
+
+    if ((row->len >= 2 && ngx_memcmp(row->name, "0x", 2) == 0)
+        || (row->len == 5 && ngx_memcmp(row->name, "other", 5) == 0))
+    {
+        return 0;
+    }
+
+    for (n = 0; n < row->len; n++) {
+        if (row->name[n] < 0x20 || row->name[n] >= 0x7f) {
+            return 0;
+        }
+    }
+
+    return 1;
+}
+
+
+/* as part of a JSON string, which does for a label, too; no two rows have the
+ * same: names that are not plain are 0x and their hexadecimal digits */
 
 static ngx_int_t
 ngx_http_tokenring_row_name(ngx_http_tokenring_text_t *out,
     ngx_http_tokenring_tally_t *tally, ngx_uint_t i)
 {
-    size_t                     n;
-    u_char                     hex[2 * NGX_HTTP_TOKENRING_ROW_NAME];
+    u_char                     hex[2 + 2 * NGX_HTTP_TOKENRING_ROW_NAME], *p;
     ngx_http_tokenring_row_t  *row;
 
     if (i == NGX_HTTP_TOKENRING_ROWS) {
@@ -225,15 +258,14 @@ ngx_http_tokenring_row_name(ngx_http_tokenring_text_t *out,
 
     row = &tally->rows[i];
 
-    for (n = 0; n < row->len; n++) {
-
-        if (row->name[n] < 0x20 || row->name[n] >= 0x7f) {
-            return ngx_http_tokenring_append(out, hex,
-                              ngx_hex_dump(hex, row->name, row->len) - hex);
-        }
+    if (ngx_http_tokenring_row_plain(row)) {
+        return ngx_http_tokenring_json(out, row->name, row->len);
     }
 
-    return ngx_http_tokenring_json(out, row->name, row->len);
+    p = ngx_cpymem(hex, "0x", 2);
+    p = ngx_hex_dump(p, row->name, row->len);
+
+    return ngx_http_tokenring_append(out, hex, p - hex);
 }
 
 

@@ -27,7 +27,7 @@ typedef struct {
     ngx_rbtree_t                    tree;
     ngx_rbtree_node_t               sentinel;
     ngx_queue_t                     queue;   /* the last one used first */
-    ngx_http_tokenring_tally_t     *tally;   /* NULL: not shown */
+    ngx_http_tokenring_tally_t     *tally;   /* shown or not */
 } ngx_http_tokenring_tenants_t;
 
 
@@ -83,17 +83,15 @@ static u_char *ngx_http_tokenring_duration(u_char *p, uint64_t ms);
 ngx_int_t
 ngx_http_tokenring_tenants_init(ngx_shm_zone_t *zone, void *data)
 {
-    ngx_uint_t                     shown;
     ngx_slab_pool_t               *shpool;
     ngx_http_tokenring_tenants_t  *t;
 
     shpool = (ngx_slab_pool_t *) zone->shm.addr;
-    shown = ((ngx_http_tokenring_main_conf_t *) zone->data)->tenants_shown;
 
     if (data || zone->shm.exists) {
         /* a reload: what the old configuration has counted */
-        t = data ? data : shpool->data;
-        goto tally;
+        zone->data = data ? data : shpool->data;
+        return NGX_OK;
     }
 
     t = ngx_slab_alloc(shpool, sizeof(ngx_http_tokenring_tenants_t));
@@ -104,25 +102,18 @@ ngx_http_tokenring_tenants_init(ngx_shm_zone_t *zone, void *data)
     ngx_rbtree_init(&t->tree, &t->sentinel, ngx_rbtree_insert_value);
     ngx_queue_init(&t->queue);
 
-    t->tally = NULL;
+    /* now, while there is room: a reload may show the tenants of a zone that
+     * is full */
+
+    t->tally = ngx_http_tokenring_tally_create(shpool);
+    if (t->tally == NULL) {
+        return NGX_ERROR;
+    }
 
     shpool->data = t;
     shpool->log_nomem = 0;
 
-tally:
-
     zone->data = t;
-
-    if (shown && t->tally == NULL) {
-        t->tally = ngx_http_tokenring_tally_create(shpool);
-
-        if (t->tally == NULL) {
-            ngx_log_error(NGX_LOG_EMERG, zone->shm.log, 0,
-                          "tokenring_tenants: no room in zone \"%V\" to show "
-                          "tenants", &zone->shm.name);
-            return NGX_ERROR;
-        }
-    }
 
     return NGX_OK;
 }

@@ -106,7 +106,7 @@ ngx_uint_t ngx_http_tokenring_charge(ngx_http_tokenring_ctx_t *ctx);
 ngx_int_t ngx_http_tokenring_limit_headers(ngx_http_tokenring_ctx_t *ctx);
 
 
-/* of the zone; NULL: there is none */
+/* of the zone */
 ngx_http_tokenring_tally_t *ngx_http_tokenring_tenants_tally(
     ngx_shm_zone_t *zone);
 

@@ -264,7 +264,6 @@ ngx_http_tokenring_set_tenants(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
     }
 
     tmcf->tenants->init = ngx_http_tokenring_tenants_init;
-    tmcf->tenants->data = tmcf;
 
     return NGX_CONF_OK;
 
@@ -343,7 +342,6 @@ ngx_http_tokenring_init_tenants(ngx_conf_t *cf)
     }
 
     tmcf->tenants->init = ngx_http_tokenring_tenants_init;
-    tmcf->tenants->data = tmcf;
 
     return NGX_OK;
 }

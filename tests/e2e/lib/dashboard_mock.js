@@ -68,7 +68,9 @@ class Mock {
       gateway: { active: 3, requests: { 200: Math.round(t / 900), 429: Math.round(t / 19000),
         503: Math.round(t / 61000) }, tenants: [
         { name: 'acme', requests: 1203, limited: 7, prompt_tokens: 181000, completion_tokens: 90400 },
-        { name: 'zoo', requests: 88, limited: 0, prompt_tokens: 4100, completion_tokens: 7300 }] },
+        { name: 'zoo', requests: 88, limited: 0, prompt_tokens: 4100, completion_tokens: 7300 },
+        { name: '', requests: 5, limited: 0, prompt_tokens: 610, completion_tokens: 92 },
+        { name: 'other', requests: 2, limited: 0, prompt_tokens: 0, completion_tokens: 0 }] },
       engines: this.fleet.engines.map((e) => ({ name: e.name, seen: String(e.now),
         heart: e.alive ? strings(e.heart(e.now)) : null,
         card: e.alive ? null : strings(e.card()),

@@ -284,15 +284,26 @@ test('a reload keeps what was used, also of a plan with other numbers', withPlan
   }));
 
 test('more tenants than there is room for: the quiet ones are forgotten',
-  withPlans(`tokenring_tenants zone=small:64k;
+  withPlans(`tokenring_tenants zone=small:32k;
     tokenring_plan few requests=1/h;`, async (stack, ask) => {
     const keys = Array.from({ length: 600 }, (_, i) => `few-${i}`);
-    for (let at = 0; at < keys.length; at += 50) {
-      const all = await Promise.all(keys.slice(at, at + 50).map((k) => ask(k)));
+    for (let at = 0; at < keys.length; at += 30) {
+      const all = await Promise.all(keys.slice(at, at + 30).map((k) => ask(k)));
       all.forEach((r) => assert.equal(r.status, 200, r.text));
     }
     assert.equal((await ask('few-599')).status, 429);
     assert.equal((await ask('few-0')).status, 200);
+    // Full as it is, a reload can show them, and what was used stays used.
+    assert.deepEqual(await told(stack), {});
+    stack.configure({ http: stack.options.http.replace('32k', '32k shown') });
+    await stack.reload();
+    assert.equal((await ask('few-599')).status, 429);
+    assert.equal((await ask('few-new')).status, 200);
+    await until(async () => {
+      const all = await told(stack);
+      return Object.keys(all).length === 3 && all['few-599']?.limited === 1
+        && all['few-new']?.requests === 1;
+    }, 'both are counted');
   }));
 
 // The sums of the access log's lines, by X-Mark, which the tests send with the key.
@@ -332,8 +343,14 @@ test('shown tenants: their sums are those of the access log', withPlans(`
     { headers: { 'X-Key': key, 'X-Mark': key } }));
   await Promise.all(cut.map((s) => s.begun()));
   await Promise.all(['few-a', 'few-b', 'c', 'd'].flatMap((key, i) =>
-    Array.from({ length: 5 }, (_, k) => ask(key, k === 4 && i > 1
-      ? { max_tokens: -1 } : { n: 1 + i % 2, max_tokens: 3 + k }))));
+    Array.from({ length: i < 2 ? 5 : 4 }, (_, k) => ask(key,
+      { n: 1 + i % 2, max_tokens: 3 + k }))));
+  await until(async () => {
+    const all = await told(stack);
+    return all.c?.requests === 4 && all.d?.requests === 4;
+  }, 'they have rows');
+  // What is refused is counted there, too.
+  await Promise.all(['c', 'd'].map((key) => ask(key, { max_tokens: -1 })));
   cut.forEach((s) => s.hangUp());
   await Promise.all(cut.map((s) => s.finished.catch(() => {})));
   await stack.active(0);
@@ -372,3 +389,61 @@ test('shown tenants: their sums are those of the access log', withPlans(`
   assert.equal(all.other.requests, 120 - (100 - 6));
 }, { workers: 2, location: `tokenring_tenant $http_x_key;
   tokenring_limits $plan;` }));
+
+// Counters of requests by the label tenant, once there are n in all.
+async function counted(stack, n) {
+  let out;
+  await until(async () => {
+    out = Object.fromEntries(Object.entries(await told(stack))
+      .map(([name, t]) => [name, t.requests]));
+    return Object.values(out).reduce((a, b) => a + b, 0) === n;
+  }, () => `${n} requests are counted: ${JSON.stringify(out)}`);
+  return out;
+}
+
+test('shown tenants: no two have one name', withPlans(
+  `tokenring_tenants zone=shown:1m shown;
+  map $http_x_key $tenant { default $http_x_key; letter "\u00e9"; }`,
+  async (stack, ask) => {
+    const names = { other: '0x6f74686572', others: 'others', c3a9: 'c3a9',
+      letter: '0xc3a9', '0xc3a9': '0x307863336139', '0x': '0x3078',
+      '0Xc3a9': '0Xc3a9', 'a\tb': '0x610962', '(none)': '(none)' };
+    for (const key of Object.keys(names)) {
+      assert.equal((await ask(key)).status, 200);
+    }
+    const long = 'x'.repeat(64);
+    assert.equal((await ask(long)).status, 200);
+    assert.equal((await ask(`${long}x`)).status, 200);
+    assert.equal((await ask(null)).status, 200);
+    assert.deepEqual(await counted(stack, 12), { other: 1, '': 1, [long]: 1,
+      ...Object.fromEntries(Object.values(names).map((name) => [name, 1])) });
+  }, { location: 'tokenring_tenant $tenant;' }));
+
+test('shown tenants: who is refused takes no row', withPlans(`
+  tokenring_tenants zone=shown:1m shown;
+  tokenring_plan few requests=1/h;`, async (stack, ask) => {
+  for (let at = 0; at < 120; at += 40) {
+    const all = await Promise.all(Array.from({ length: 40 }, (_, i) =>
+      ask(`stranger${at + i}`, { max_tokens: -1 })));
+    all.forEach((r) => assert.equal(r.status, 400, r.text));
+  }
+  assert.deepEqual(await counted(stack, 120), { other: 120 });
+  // One that is accepted does, and has the next refusal there; so does one
+  // with a plan at once.
+  assert.equal((await ask('stranger7')).status, 200);
+  await counted(stack, 121);
+  assert.equal((await ask('stranger7', { max_tokens: -1 })).status, 400);
+  assert.equal((await ask('few-a', { max_tokens: -1 })).status, 400);
+  assert.equal((await ask('few-a')).status, 429);
+  assert.deepEqual(await counted(stack, 124), { other: 120, stranger7: 2,
+    'few-a': 2 });
+}));
+
+test('shown tenants: a location without tenants has the row without a name',
+  withPlans('tokenring_tenants zone=shown:1m shown;', async (stack, ask) => {
+    assert.equal((await ask('a', { max_tokens: -1 })).status, 400);
+    assert.deepEqual(await counted(stack, 1), { other: 1 });
+    assert.equal((await ask('a')).status, 200);
+    assert.equal((await ask('b')).status, 200);
+    assert.deepEqual(await counted(stack, 3), { other: 1, '': 2 });
+  }, { location: '' }));

@@ -160,7 +160,7 @@ test('on a phone nothing is cut off, and everything is in reach', with_fleet({},
 test('without a Redis it shows the engines of this NGINX', async () => {
   const stack = await Stack.start({ server: location(),
     http: 'tokenring_tenants zone=tenants:1m shown;',
-    location: 'tokenring_tenant "<team>";',
+    location: 'tokenring_tenant $http_x_team;',
     engine: { kv_policy: 'diffkv:alpha_high=12,alpha_low=0' } });
   const browser = await Browser.start();
   const url = `${stack.url}/v1/chat/completions`;
@@ -177,7 +177,8 @@ test('without a Redis it shows the engines of this NGINX', async () => {
     assert.match(await page.locator('.engine-model').textContent(),
       /^pocket · cpu · diffkv/);
     assert.ok(!await page.locator('#requests-card').isVisible());
-    const load = [0, 1, 2].map((i) => stream(url, endless(i, 3000)).finished);
+    const load = [0, 1, 2].map((i) => stream(url, endless(i, 3000),
+      { headers: { 'X-Team': '<team>' } }).finished);
     await figure(page, 'Running', 1);
     await figure(page, 'Tokens out', 1);
     await when(page, () => document.querySelectorAll('#levels tr').length >= 2);
@@ -209,6 +210,20 @@ test('without a Redis it shows the engines of this NGINX', async () => {
     await figure(page, 'Errors (5xx)', 1);
     await stack.engine.start();
     await when(page, () => document.querySelector('.engine[data-state="ready"]'));
+
+    // No tenant, and all others, are told apart from tenants of such names.
+    const teams = ['', 'none', 'others', 'other', 'constructor', 'x'.repeat(65)];
+    for (const team of teams) {
+      const r = await post(url, { ...chat('Hello!'), max_tokens: 1 },
+        team ? { 'X-Team': team } : {});
+      assert.equal(r.status, 200, r.text);
+    }
+    await when(page, () => document.querySelectorAll('#tenants tr').length === 7);
+    assert.deepEqual(await page.evaluate(() =>
+      [...document.querySelectorAll('#tenants th')].map((th) =>
+        (th.querySelector('em') ? 'em ' : '') + th.textContent).sort()),
+    ['0x6f74686572', '<team>', 'constructor', 'em none', 'em others', 'none',
+      'others']);
     assert.deepEqual(page.complaints, []);
   } finally {
     await browser.stop();
