@@ -29,7 +29,11 @@ export function setData(el, key, value) {
 // item -> key(item); create(item) makes the row, update(row, item) fills it.
 export function rows(parent, items, key, create, update) {
   const old = new Map();
-  for (const row of [...parent.children]) old.set(row.dataset.key, row);
+  for (const row of [...parent.children]) {
+    // Two items had one key: the second one's row is made anew.
+    if (old.has(row.dataset.key)) row.remove();
+    else old.set(row.dataset.key, row);
+  }
   let at = parent.firstElementChild;
   for (const item of items) {
     const k = key(item);

@@ -231,6 +231,33 @@ test('without a Redis it shows the engines of this NGINX', async () => {
   }
 });
 
+test('rows of one key are drawn, and do not stay', async () => {
+  const stack = await Stack.start({ server: location() });
+  const browser = await Browser.start();
+  try {
+    const page = await browser.open(`${stack.url}/dashboard/`);
+    const drawn = await page.evaluate(async () => {
+      const { make, rows } = await import('/dashboard/dom.js');
+      const parent = make('div');
+      return [['a', 'b', 'a', 'c'], ['a', 'a', 'b'], ['a', 'b', 'a'], ['b', 'a'],
+        ['b', 'a'], []].map((items) => {
+        const old = new Set(parent.children);
+        rows(parent, items, (k) => k, () => make('p'), (row, k) => {
+          row.textContent = k;
+        });
+        const all = [...parent.children];
+        return `${all.map((row) => row.textContent).join('')} ${
+          all.filter((row) => old.has(row)).length}`;
+      });
+    });
+    // How many were kept from the draw before: one of each key.
+    assert.deepEqual(drawn, ['abac 0', 'aab 2', 'aba 2', 'ba 2', 'ba 2', ' 0']);
+  } finally {
+    await browser.stop();
+    await stack.stop();
+  }
+});
+
 test('an hour of the past, and what has gone in it', with_fleet(
   { feed: { past: 3000 } }, async ({ redis, feed, url }) => {
     // Gone before anybody looked.
