@@ -55,7 +55,11 @@ typedef struct tr_client {
     uint32_t rows;
     uint64_t left_out;
     uint64_t resume; /* `left_out` of its last turn with one, 0: none */
-    uint64_t held;   /* tokens cached; where that was asked for */
+    /* who makes way (scheduler_fair.c), where that was asked for: tokens cached,
+     * the youngest sequence to go, the pages of all that could */
+    uint64_t held;
+    tr_sequence_t *youngest;
+    uint64_t spare;
 } tr_client_t;
 
 typedef struct {

@@ -55,7 +55,9 @@
  * is for those that run less than their share of it.  One that has waited for a
  * place, or for pages, for TR_SCHEDULER_PATIENCE_US takes them from the youngest
  * sequence of the one that was served most, if that one still has more
- * afterwards.  And steps are short then: a client gets an eighth of a batch for
+ * afterwards, and if there is enough that could be taken so; then it waits as
+ * long again.  Who waits for other prompts to end takes only the place of one of
+ * these.  And steps are short then: a client gets an eighth of a batch for
  * its answers, by turns, and prompts get a quarter, but for those of the client
  * that was served least of several that have prompts.  Many choices of one
  * request take turns likewise while somebody else's prompt is there.
@@ -117,6 +119,15 @@ typedef struct {
     uint32_t owed, owed_logprobs;
 } tr_chunk_t;
 
+/* Who found no room: for want of what?  Not all of it could come of others who
+ * make way. */
+typedef enum {
+    TR_LACK_OTHER,
+    TR_LACK_PLACE, /* max_num_seqs run */
+    TR_LACK_PAGES,
+    TR_LACK_PROMPTS /* prompts hold as much as they may */
+} tr_lack_t;
+
 /* A batch under way. */
 typedef struct {
     tr_chunk_t *chunks; /* [max_num_seqs] */
@@ -150,9 +161,11 @@ typedef struct {
     uint64_t promised;     /* of these, for their copies: not taken yet */
 
     tr_fair_t clients;
-    const tr_sequence_t *lacking; /* who found no room in the last turn */
-    bool several;                 /* clients are around, in this turn */
-    uint32_t prompts;             /* that are computed, in this turn */
+    tr_sequence_t *lacking; /* who found no room in the last turn */
+    tr_lack_t lack;         /* why */
+    uint64_t lack_pages;    /* so many of them, or of those of prompts */
+    bool several;           /* clients are around, in this turn */
+    uint32_t prompts;       /* that are computed, in this turn */
     tr_sequence_list_t waiting, running;
     tr_sequence_list_t swapped;  /* they wait, too, and have a slot */
     uint32_t n_running;          /* sequences */

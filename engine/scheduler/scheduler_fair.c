@@ -55,64 +55,90 @@ tr_scheduler_look(tr_scheduler_t *s)
 
 /* ---- who makes way ------------------------------------------------------ */
 
-/* What each client has in the cache, in tokens. */
-static void
-tr_scheduler_held(tr_scheduler_t *s)
+/* Will k still have no less than q's client, by their shares, when q has come
+ * instead of one of k with so many tokens? */
+static bool
+tr_scheduler_keeps_more(const tr_scheduler_t *s, const tr_client_t *k,
+                        uint32_t tokens, const tr_sequence_t *q)
 {
-    const tr_sequence_t *q;
+    const tr_client_t *poor = q->request->client;
+
+    if (s->lack == TR_LACK_PLACE) {
+        return (uint64_t) (k->running - 1) * poor->share
+               >= (uint64_t) (poor->running + 1) * k->share;
+    }
+    return (k->held - tokens) * poor->share >= (poor->held + q->len) * k->share;
+}
+
+/* What v gives of what is lacking, in pages: what it holds, and its room for a
+ * copy that was promised. */
+static uint64_t
+tr_scheduler_gives(const tr_scheduler_t *s, const tr_sequence_t *v)
+{
+    tr_kv_usage_t u;
+
+    if (s->lack != TR_LACK_PAGES) {
+        return v->charge;
+    }
+    tr_kv_usage(s->kv, v->kv_slot, &u);
+    return u.bytes / tr_kv_page_bytes(s->kv) + v->copy;
+}
+
+/* What each client could give q: from its youngest sequence on, as long as it
+ * keeps more.  It had to be served as much, and something of it goes on. */
+static void
+tr_scheduler_count_spare(tr_scheduler_t *s, const tr_sequence_t *q)
+{
+    const tr_client_t *poor = q->request->client;
+    tr_sequence_t *v;
     tr_client_t *k;
 
     for (k = s->clients.inside; k != NULL; k = k->next) {
-        k->held = 0;
+        k->held = k->spare = 0;
+        k->youngest = NULL;
     }
-    for (q = s->running.first; q != NULL; q = q->next) {
-        q->request->client->held += q->computed;
+    for (v = s->running.first; v != NULL; v = v->next) {
+        v->request->client->held += v->computed;
     }
-}
-
-/* The one that was served most of those that will still have no less than q's
- * client when q has come instead. */
-static const tr_client_t *
-tr_scheduler_richest(const tr_scheduler_t *s, const tr_sequence_t *q)
-{
-    const tr_client_t *poor = q->request->client, *best = NULL, *k;
-    bool places = s->n_running >= s->max_num_seqs;
-
-    for (k = s->clients.inside; k != NULL; k = k->next) {
-        bool rich = places ? (uint64_t) (k->running - (k->running != 0))
-                                     * poor->share
-                                 >= (uint64_t) (poor->running + 1) * k->share
-                           : k->held * poor->share
-                                 >= (poor->held + q->len) * k->share;
-
-        if (k != poor && rich && k->running > 1 && k->served >= poor->served
-            && (best == NULL || k->served > best->served)) {
-            best = k;
+    for (v = s->running.last; v != NULL; v = v->prev) {
+        k = v->request->client;
+        if (k == poor || k->running < 2 || k->served < poor->served
+            || tr_scheduler_ending(v)
+            || (s->lack == TR_LACK_PROMPTS && v->charge == 0)
+            || !tr_scheduler_keeps_more(s, k, v->computed, q)) {
+            continue;
         }
+        if (k->youngest == NULL) {
+            k->youngest = v;
+        }
+        k->held -= v->computed;
+        k->spare += tr_scheduler_gives(s, v);
     }
-    return best;
 }
 
 void
 tr_scheduler_make_way(tr_scheduler_t *s)
 {
-    const tr_sequence_t *q = s->lacking;
-    const tr_client_t *rich;
-    tr_sequence_t *victim;
+    const tr_client_t *rich = NULL, *k;
+    tr_sequence_t *q = s->lacking;
+    uint64_t spare = 0;
 
     s->lacking = NULL;
     if (!s->fair || q == NULL || q->state != TR_SEQ_WAITING
+        || s->lack == TR_LACK_OTHER
         || s->now - q->lacking_since_us < TR_SCHEDULER_PATIENCE_US) {
         return;
     }
-    tr_scheduler_held(s);
-    rich = tr_scheduler_richest(s, q);
-    for (victim = s->running.last; rich != NULL && victim != NULL;
-         victim = victim->prev) {
-        if (victim->request->client == rich && !tr_scheduler_ending(victim)) {
-            tr_scheduler_preempt(s, victim);
-            return;
+    q->lacking_since_us = s->now; /* it waits for what this brings */
+    tr_scheduler_count_spare(s, q);
+    for (k = s->clients.inside; k != NULL; k = k->next) {
+        spare += k->spare;
+        if (k->youngest != NULL && (rich == NULL || k->served > rich->served)) {
+            rich = k;
         }
+    }
+    if (rich != NULL && spare >= s->lack_pages) {
+        tr_scheduler_preempt(s, rich->youngest);
     }
 }
 

@@ -453,6 +453,26 @@ tr_scheduler_uncompressed(const tr_scheduler_t *s, uint32_t n)
     return (uint64_t) s->heads * ((n + s->page_tokens - 1) / s->page_tokens);
 }
 
+/* Why there is no room for `pages`, of which `prompt` are for a prompt. */
+static void
+tr_scheduler_note_lack(tr_scheduler_t *s, uint64_t pages, uint64_t prompt,
+                       bool prompts)
+{
+    uint64_t over;
+
+    if (!prompts) {
+        over = s->prompt_pages + prompt - s->prompt_pages_max;
+        s->lack = TR_LACK_PROMPTS;
+        s->lack_pages = over < s->prompt_pages ? over : s->prompt_pages;
+    } else if (s->n_running >= s->max_num_seqs) {
+        s->lack = TR_LACK_PLACE;
+        s->lack_pages = 0;
+    } else {
+        s->lack = TR_LACK_PAGES;
+        s->lack_pages = pages - tr_kv_free_pages(s->kv);
+    }
+}
+
 /* Are there a slot and `need` pages, of which `prompt` for a prompt that will
  * be compressed?  Blocked sequences make way; what those that run were
  * promised, and `keep` for their next tokens, is not touched. */
@@ -463,15 +483,17 @@ tr_scheduler_affords(tr_scheduler_t *s, uint64_t need, uint64_t keep,
     for (;;) {
         bool prompts = prompt == 0 || s->prompt_pages == 0
                        || s->prompt_pages + prompt <= s->prompt_pages_max;
+        uint64_t pages = need + s->promised + (s->n_running == 0 ? 0 : keep);
         tr_sequence_t *idler;
 
         if (prompts && s->n_running < s->max_num_seqs
-            && need + s->promised + (s->n_running == 0 ? 0 : keep)
-                   <= tr_kv_free_pages(s->kv)) {
+            && pages <= tr_kv_free_pages(s->kv)) {
+            s->lack = TR_LACK_OTHER; /* should it not run all the same */
             return true;
         }
         idler = tr_scheduler_idler(s, !prompts);
         if (idler == NULL) {
+            tr_scheduler_note_lack(s, pages, prompt, prompts);
             return false;
         }
         tr_scheduler_preempt(s, idler);

@@ -406,6 +406,142 @@ pages_in_a_full_house(void **state)
     fixture_free(&b);
 }
 
+/* Three turns after a wait. */
+static void
+be_patient(fixture_t *b)
+{
+    uint32_t i;
+
+    b->now += TR_SCHEDULER_PATIENCE_US;
+    for (i = 0; i < 3; i++) {
+        step(b);
+    }
+}
+
+/* Where one is not enough, the next goes after another wait. */
+static void
+one_makes_way_at_a_time(void **state)
+{
+    fixture_t b;
+    tr_request_t *crowd[9], *one;
+    uint32_t i;
+
+    (void) state;
+    fixture_init(&b, 40, 16, 512);
+    for (i = 0; i < 9; i++) {
+        crowd[i] = add_of(&b, 1, 0, 120, 300, 1);
+    }
+    for (i = 0; i < 6; i++) {
+        step(&b);
+    }
+    one = add_of(&b, 2, 0, 400, 5, 1);
+    step(&b);
+    be_patient(&b);
+    assert_int_equal(b.s.preemptions, 1);
+    be_patient(&b);
+    assert_int_equal(b.s.preemptions, 2);
+    for (i = 0; i < 4; i++) {
+        be_patient(&b);
+    }
+    assert_int_equal(one->open_sequences, 0);
+    tr_request_free(one);
+    for (i = 0; i < 9; i++) {
+        drop(&b, crowd[i]);
+    }
+    fixture_free(&b);
+}
+
+/* Two sequences of a client beside one of another that fills the rest: nobody
+ * makes way for a prompt if it would still find no room, or the client would
+ * have less than it then. */
+static uint32_t
+ways_made(uint32_t older, uint32_t younger, uint32_t prompt)
+{
+    fixture_t b;
+    tr_request_t *two[2], *other, *one;
+    uint32_t i, n;
+
+    fixture_init(&b, 40, 16, 512);
+    other = add_of(&b, 3, 0, 32 * 38 - older - younger - 64, 60, 1);
+    two[0] = add_of(&b, 1, 0, older, 400, 1);
+    two[1] = add_of(&b, 1, 0, younger, 400, 1);
+    for (i = 0; i < 6; i++) {
+        step(&b);
+    }
+    assert_int_equal(b.s.n_running, 3);
+    one = add_of(&b, 2, 0, prompt, 5, 1);
+    step(&b);
+    for (i = 0; i < 3; i++) {
+        assert_int_equal(one->sequences[0].state, TR_SEQ_WAITING);
+        be_patient(&b);
+        if (b.s.preemptions != 0) {
+            break;
+        }
+    }
+    n = (uint32_t) b.s.preemptions;
+    assert_int_equal(one->sequences[0].state == TR_SEQ_WAITING, n == 0);
+    drop(&b, one);
+    drop(&b, other);
+    drop(&b, two[0]);
+    drop(&b, two[1]);
+    fixture_free(&b);
+    return n;
+}
+
+static void
+nobody_makes_way_in_vain(void **state)
+{
+    (void) state;
+    assert_int_equal(ways_made(300, 300, 250), 1);
+    assert_int_equal(ways_made(300, 300, 400), 0); /* 300 would be left */
+    assert_int_equal(ways_made(300, 60, 250), 0);  /* 2 pages of 8 */
+}
+
+/* Prompts hold as much as they may: those that answer cannot help, another
+ * prompt can. */
+static void
+prompts_make_way_for_prompts(void **state)
+{
+    fixture_t b;
+    tr_request_t *crowd[4], *long_one, *young, *one;
+    uint32_t i, k;
+
+    (void) state;
+    for (k = 0; k < 2; k++) {
+        fixture_init_policy(&b, UNIFORM, 400, 100, 16, 64);
+        for (i = 0; i < 4; i++) {
+            crowd[i] = add_of(&b, 1, 0, 1000, 2000, 1);
+            while (crowd[i]->sequences[0].len < 1010) {
+                step(&b);
+            }
+        }
+        /* of the crowd's client, or a third one's */
+        long_one = add_of(&b, k == 0 ? 3 : 1, 0, 2500, 50, 1);
+        step(&b);
+        young = add_of(&b, 1, 0, 10, 2000, 1);
+        while (young->sequences[0].len < 12) {
+            step(&b);
+        }
+        assert_int_equal(long_one->sequences[0].state, TR_SEQ_RUNNING);
+        one = add_of(&b, 2, 0, 2000, 5, 1);
+        step(&b);
+        assert_int_equal(b.s.lack, TR_LACK_PROMPTS);
+        be_patient(&b);
+        be_patient(&b);
+        assert_int_equal(b.s.preemptions, k);
+        assert_int_equal(long_one->preemptions, k);
+        assert_int_equal(one->sequences[0].state,
+                         k == 0 ? TR_SEQ_WAITING : TR_SEQ_RUNNING);
+        for (i = 0; i < 4; i++) {
+            drop(&b, crowd[i]);
+        }
+        drop(&b, long_one);
+        drop(&b, young);
+        drop(&b, one);
+        fixture_free(&b);
+    }
+}
+
 /* Alone a client fills its batches; beside another they are short, and the first
  * prompt of the other is whole in the next one. */
 static void
@@ -551,6 +687,9 @@ main(void)
         cmocka_unit_test(what_made_way_is_not_coming),
         cmocka_unit_test(a_place_in_a_full_house),
         cmocka_unit_test(pages_in_a_full_house),
+        cmocka_unit_test(one_makes_way_at_a_time),
+        cmocka_unit_test(nobody_makes_way_in_vain),
+        cmocka_unit_test(prompts_make_way_for_prompts),
         cmocka_unit_test(short_steps),
         cmocka_unit_test(rows_by_turns),
         cmocka_unit_test(choices_take_turns),
