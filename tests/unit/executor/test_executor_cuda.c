@@ -176,12 +176,15 @@ test_like_cpu(void **state)
             assert_int_equal(y->token, gpu[i].prompt[k + 1]);
             assert_int_equal(y->n_top, 2);
             assert_true(y->top[0].logprob >= y->top[1].logprob);
-            worst = fmax(worst, fabs(x->logprob - y->logprob));
+            /* of logprobs of -20 and less: no number of the prompt is likely */
+            worst = fmax(worst, fabs(x->logprob - y->logprob)
+                                    / fmax(1, fabs(x->logprob)));
         }
     }
-    print_message("%u of %u tokens, logprobs within %.2g\n", same, all, worst);
+    print_message("%u of %u tokens, logprobs within %.2g of themselves\n",
+                  same, all, worst);
     assert_true(same * 100 >= all * 95);
-    assert_true(worst < 0.02);
+    assert_true(worst < 0.004);
     assert_true(((tr_executor_cuda_t *) b)->times.graphs > 0);
     assert_true(((tr_executor_cuda_t *) b)->times.graphs
                 < ((tr_executor_cuda_t *) b)->times.steps);
