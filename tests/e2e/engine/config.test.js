@@ -95,11 +95,11 @@ test('--check and the log say where a policy has its settings from', () => {
       fs.symlinkSync(path.join(POCKET, name), path.join(dir, name));
     }
     const shipped = check().stdout;
-    assert.match(shipped, /^kv policy: diffkv:.*alpha_high=12,alpha_low=0,.*, from kv_policy\.json$/m);
+    assert.match(shipped, /^kv policy: diffkv:.*alpha_high=20,alpha_low=0,.*, from kv_policy\.json$/m);
     assert.match(shipped, /^kv policy: diffkv:.*window=32,.*alpha_high=1,alpha_low=0,.*, from settings$/m);
     fs.unlinkSync(file);
     assert.match(check().stdout, /^kv policy: .*alpha_high=1,alpha_low=0,.*, from defaults \(cautious; tokenring calibrate finds better ones\)$/m);
-    fs.writeFileSync(file, '{\n "kv_policy": "diffkv:alpha_high=12",\n "layers": 9}');
+    fs.writeFileSync(file, '{\n "kv_policy": "diffkv:alpha_high=20",\n "layers": 9}');
     const other = check();
     assert.equal(other.status, 1);
     assert.match(other.stderr, /kv_policy\.json: "layers" is 9, expected 8 as the model has/);
