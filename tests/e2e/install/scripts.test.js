@@ -152,7 +152,7 @@ test('up: the cache is compressed as POLICY= says, and requests may choose',
         body: JSON.stringify({ ...chat('Hello!'), max_tokens: 4, kv_policy }) });
     const log = () => read(path.join(dir, 'run/engine.log'));
     assert.equal(run('up.sh').status, 0);
-    assert.match(log(), /kv policy diffkv:.*alpha_high=12,alpha_low=0,.* \(default\) from=kv_policy\.json/);
+    assert.match(log(), /kv policy diffkv:.*alpha_high=20,alpha_low=0,.* \(default\) from=kv_policy\.json/);
     for (const policy of ['full', 'diffkv', 'uniform', undefined]) {
       const answer = await ask(policy);
       assert.equal(answer.status, 200, answer.text);
