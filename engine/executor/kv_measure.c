@@ -78,7 +78,8 @@ measure_one(measure_t *t, int32_t from, const tr_kv_policy_t *policy,
     if (rc == TR_OK) {
         tr_kv_usage_in(t->kv, slot, &plan, &u);
         *memory = (double) u.bytes / (double) u.full_bytes;
-        *error = tr_kv_guard_last(t->guard);
+        /* no error is not one of 0 */
+        rc = tr_kv_guard_last(t->guard, error) ? TR_OK : TR_ERR_INTERNAL;
     }
     tr_kv_close(t->kv, slot);
     return rc;
@@ -150,7 +151,7 @@ tr_kv_measure(tr_model_t *m, const tr_kv_policy_t *const *policies,
     for (uint32_t i = 0; i < n_policies && rc == TR_OK; i++) {
         rc = measure_one(&t, from, policies[i], n, &error[i], &memory[i]);
         if (rc != TR_OK) {
-            failed(err, rc, "compress");
+            failed(err, rc, "compress and compare");
         }
     }
     tr_kv_cache_free(t.kv);

@@ -27,7 +27,8 @@ struct tr_kv_guard {
     uint32_t layer[TR_KV_GUARD_LAYERS], n_layers;
     uint32_t since; /* prompts since one was watched */
 
-    int32_t slot; /* -1: nobody is watched */
+    int32_t slot;  /* -1: nobody is watched */
+    bool compared; /* since it is watched */
     uint32_t len,
         first; /* queries of [first, len) are kept; len - first: none */
     /* [layers][QUERIES][heads * head_dim]: the query at len - QUERIES + i */
@@ -100,18 +101,21 @@ tr_kv_guard_watch(tr_kv_guard_t *g, int32_t slot, uint32_t len)
 {
     g->slot = slot;
     g->len = g->first = len;
+    g->compared = false;
 }
 
 void
 tr_kv_guard_follow(tr_kv_guard_t *g, int32_t slot)
 {
     g->slot = slot;
+    g->compared = false;
 }
 
-tr_kv_guard_error_t
-tr_kv_guard_last(const tr_kv_guard_t *g)
+bool
+tr_kv_guard_last(const tr_kv_guard_t *g, tr_kv_guard_error_t *out)
 {
-    return g->last;
+    *out = g->last;
+    return g->compared;
 }
 
 void
@@ -249,6 +253,7 @@ tr_kv_guard_compare(tr_kv_guard_t *g, const tr_kv_view_t *kv,
         return false;
     }
     g->last = *out = pool(g);
+    g->compared = true;
     return true;
 }
 

@@ -71,8 +71,8 @@ void tr_kv_guard_forget(tr_kv_guard_t *g, int32_t slot);
  * slot that has the same prompt. */
 void tr_kv_guard_watch(tr_kv_guard_t *g, int32_t slot, uint32_t len);
 void tr_kv_guard_follow(tr_kv_guard_t *g, int32_t slot);
-/* What the last comparison gave; 0 before the first. */
-tr_kv_guard_error_t tr_kv_guard_last(const tr_kv_guard_t *g);
+/* What the comparison of the last slot watched gave; false: there was none. */
+bool tr_kv_guard_last(const tr_kv_guard_t *g, tr_kv_guard_error_t *out);
 
 /* Queries of a step, rows of which belong to a watched slot, turned as the keys
  * in the cache are: [rows][heads * head_dim], ldq apart. */

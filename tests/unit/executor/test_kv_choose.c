@@ -1,7 +1,7 @@
 /*
  * kv_policy auto on the shipped model: what is taken, and that the size of
  * batches does not matter; the model's own text, and texts that cannot be
- * measured on.
+ * measured on; a comparison that fails.
  */
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,6 +18,8 @@
 
 #include "engine/config/log.h"
 #include "engine/executor/executor.h"
+#include "engine/model/cpu/model.h"
+#include "kernels/kernels.h"
 
 #define POCKET "models/pocket"
 
@@ -149,12 +151,51 @@ test_text(void **state)
     unlink_model(dir);
 }
 
+static int
+no_compare(const tr_stream_t *s, const tr_kv_view_t *kv,
+           const tr_kv_compress_t *c, const tr_kv_compare_t *q, void *work)
+{
+    (void) s;
+    (void) kv;
+    (void) c;
+    (void) q;
+    (void) work;
+    return TR_KERNEL_BADARG;
+}
+
+/* What was not compared is not taken for exact. */
+static void
+test_not_compared(void **state)
+{
+    tr_kernels_t kernels = *tr_kernels_cpu(NULL);
+    tr_config_t c = settings(POCKET);
+    tr_model_options_t options = { .dir = POCKET,
+                                   .ignore_config = "",
+                                   .load_format = "auto",
+                                   .kernels = &kernels,
+                                   .threads = 2,
+                                   .max_rows = 256,
+                                   .max_seqs = 1 };
+    tr_kv_choice_t got;
+    tr_model_t *m;
+    tr_error_t err;
+
+    (void) state;
+    assert_int_equal(tr_model_open(&options, &m, &err), TR_OK);
+    assert_int_equal(tr_kv_choose(m, &c, &got, &err), TR_OK);
+    kernels.kv_compare = no_compare;
+    assert_int_equal(tr_kv_choose(m, &c, &got, &err), TR_ERR_INTERNAL);
+    assert_non_null(strstr(err.text, "cannot compress and compare"));
+    tr_model_free(m);
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_pocket),
         cmocka_unit_test(test_text),
+        cmocka_unit_test(test_not_compared),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -340,6 +340,39 @@ test_forgotten(void **state)
     free(out);
 }
 
+/* No comparison is no error, whatever the last one gave. */
+static void
+test_last(void **state)
+{
+    float *out = calloc(LAYERS * HEADS * DIM, sizeof(float));
+    tr_kv_guard_error_t e;
+    int32_t slot, copy;
+    bench_t b;
+
+    (void) state;
+    open(&b, "uniform:levels=4/2", 0);
+    assert_false(tr_kv_guard_last(b.guard, &e));
+    slot = tr_kv_open(b.kv, NULL);
+    tr_kv_prompt(b.kv, slot, LEN);
+    tr_kv_guard_watch(b.guard, slot, LEN);
+    chunk(&b, slot, 0, LEN, out);
+    for (uint32_t i = 0; i < 2; i++) {
+        copy = tr_kv_open(b.kv, NULL);
+        tr_kv_prompt(b.kv, copy, LEN);
+        assert_int_equal(tr_kv_fork(b.kv, slot, copy, LEN), TR_OK);
+        tr_kv_guard_follow(b.guard, copy);
+        assert_false(tr_kv_guard_last(b.guard, &e));
+        assert_int_equal(tr_kv_compress(b.kv, copy, LEN), TR_OK);
+        assert_true(tr_kv_guard_last(b.guard, &e) && e.keys > 0);
+        tr_kv_close(b.kv, copy);
+    }
+    tr_kv_guard_watch(b.guard, slot, LEN); /* no query of it is kept */
+    assert_int_equal(tr_kv_compress(b.kv, slot, LEN), TR_OK);
+    assert_false(tr_kv_guard_last(b.guard, &e));
+    close_bench(&b);
+    free(out);
+}
+
 /* A policy is bad above a bound, and well again below 0.8 of both. */
 static void
 test_states(void **state)
@@ -377,9 +410,13 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_keys_and_values), cmocka_unit_test(test_dropped),
-        cmocka_unit_test(test_chunks),          cmocka_unit_test(test_turns),
-        cmocka_unit_test(test_forgotten),       cmocka_unit_test(test_states),
+        cmocka_unit_test(test_keys_and_values),
+        cmocka_unit_test(test_dropped),
+        cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_turns),
+        cmocka_unit_test(test_forgotten),
+        cmocka_unit_test(test_last),
+        cmocka_unit_test(test_states),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
