@@ -28,6 +28,7 @@ struct tr_kv_guard {
     uint32_t since; /* prompts since one was watched */
 
     int32_t slot;  /* -1: nobody is watched */
+    bool asked;    /* by name */
     bool compared; /* since it is watched */
     uint32_t len,
         first; /* queries of [first, len) are kept; len - first: none */
@@ -101,6 +102,7 @@ tr_kv_guard_watch(tr_kv_guard_t *g, int32_t slot, uint32_t len)
 {
     g->slot = slot;
     g->len = g->first = len;
+    g->asked = true;
     g->compared = false;
 }
 
@@ -128,6 +130,7 @@ tr_kv_guard_begin(tr_kv_guard_t *g, int32_t slot, uint32_t len)
     if (++g->since >= g->config.every && g->slot < 0) {
         g->since = 0;
         tr_kv_guard_watch(g, slot, len);
+        g->asked = false;
     }
 }
 
@@ -136,6 +139,9 @@ tr_kv_guard_forget(tr_kv_guard_t *g, int32_t slot)
 {
     if (g->slot == slot) {
         g->slot = -1;
+        if (!g->compared) { /* the next takes its turn */
+            g->since = g->config.every;
+        }
     }
 }
 
@@ -229,7 +235,7 @@ tr_kv_guard_compare(tr_kv_guard_t *g, const tr_kv_view_t *kv,
                     const tr_kv_compress_t *c, tr_kv_guard_error_t *out)
 {
     const tr_kv_guard_config_t *f = &g->config;
-    uint32_t base = kv->seq[c->slot].base, n;
+    uint32_t base = kv->seq[c->slot].base, kept, n;
     tr_kv_compare_t q = { .n_layers = g->n_layers,
                           .layer = g->layer,
                           .heads = f->heads,
@@ -242,9 +248,13 @@ tr_kv_guard_compare(tr_kv_guard_t *g, const tr_kv_view_t *kv,
         || base + c->n_uncompressed != g->len) {
         return false;
     }
+    kept = g->len - g->first;
+    kept = kept < c->n_uncompressed ? kept : c->n_uncompressed;
     n = queries_for(g, g->len);
-    n = n < g->len - g->first ? n : g->len - g->first;
-    n = n < c->n_uncompressed ? n : c->n_uncompressed;
+    if (kept < n && kept < TR_KV_GUARD_QUERIES_MIN && !g->asked) {
+        return false;
+    }
+    n = n < kept ? n : kept;
     q.first = g->len - n;
     q.n = n;
     q.q = g->queries + (TR_KV_GUARD_QUERIES - n) * g->row_floats;

@@ -19,8 +19,9 @@
  * running mean of either over prompts is above its bound, the policy loses answers
  * with this model (docs/kv-cache.md has the measurements behind the bounds).
  *
- * One prompt at a time is watched, one in `every`; everything is allocated at
- * create.  A comparison takes TR_KV_GUARD_WORK multiply-adds at most, or one
+ * One prompt at a time is watched, one in `every`; one that goes away, or of
+ * which few queries were computed since others had its beginning, leaves its turn
+ * to the next.  Everything is allocated at create.  A comparison takes TR_KV_GUARD_WORK multiply-adds at most, or one
  * query's share in long prompts: with many tokens, fewer queries are asked.
  *
  * The step loop is the only caller.
@@ -33,6 +34,7 @@
 #include <tokenring/error.h>
 
 #define TR_KV_GUARD_QUERIES 32u
+#define TR_KV_GUARD_QUERIES_MIN 8u /* a prompt with fewer says little, too */
 #define TR_KV_GUARD_LAYERS 8u
 #define TR_KV_GUARD_TOKENS 128u /* shorter prompts say little */
 #define TR_KV_GUARD_POLICIES 16u
@@ -80,7 +82,9 @@ void tr_kv_guard_take(tr_kv_guard_t *g, uint32_t layer, const tr_rows_t *rows,
                       const float *q, size_t ldq);
 
 /* The error of a compression that was carried out, whose old pages are still
- * there; false: the slot is not watched, or not comparable. */
+ * there; false: the slot is not watched, or not comparable, or fewer queries
+ * are kept than QUERIES_MIN and than TR_KV_GUARD_WORK pays for, unless it is
+ * watched by name. */
 bool tr_kv_guard_compare(tr_kv_guard_t *g, const tr_kv_view_t *kv,
                          const tr_kv_compress_t *c, tr_kv_guard_error_t *out);
 

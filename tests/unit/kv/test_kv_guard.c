@@ -1,7 +1,8 @@
 /*
  * The guard: what it measures of keys alone and of values alone is what the
  * attention kernel gives before and after a compression; chunks of a prompt make
- * no difference; which prompts are watched, and when the log hears of it.
+ * no difference; which prompts are watched, which of them are compared, and when
+ * the log hears of it.
  */
 #include <stdarg.h>
 #include <stddef.h>
@@ -340,6 +341,55 @@ test_forgotten(void **state)
     free(out);
 }
 
+/* A prompt of which others had the beginning: with few queries of its own it is
+ * not compared, unless that is asked for, and the next one has its turn. */
+static void
+test_few_queries(void **state)
+{
+    static const struct {
+        uint32_t queries, every;
+        bool asked, compared;
+    } prompts[] = {
+        { 1, 64, false, false },
+        { TR_KV_GUARD_QUERIES_MIN - 1, 64, false, false },
+        { TR_KV_GUARD_QUERIES_MIN, 64, false, true },
+        { 1, 64, true, true },
+        { 1, 0, true, true },
+    };
+    float *out = calloc(LAYERS * HEADS * DIM, sizeof(float));
+
+    (void) state;
+    for (size_t i = 0; i < sizeof(prompts) / sizeof(prompts[0]); i++) {
+        tr_kv_guard_error_t e;
+        tr_kv_guard_state_t s;
+        bench_t b;
+
+        open(&b, "uniform:levels=8/8", prompts[i].every);
+        /* the second has all queries, and no turn when the first had it */
+        for (uint32_t turn = 0; turn < 2; turn++) {
+            int32_t slot = tr_kv_open(b.kv, NULL);
+            uint32_t own = turn == 0 ? prompts[i].queries : LEN;
+
+            if (own < LEN) { /* before the prompt begins: nobody watches */
+                chunk(&b, slot, 0, LEN - own, out);
+            }
+            tr_kv_prompt(b.kv, slot, LEN);
+            if (turn == 0 && prompts[i].asked) {
+                tr_kv_guard_watch(b.guard, slot, LEN);
+            }
+            chunk(&b, slot, LEN - own, LEN, out);
+            assert_int_equal(tr_kv_compress(b.kv, slot, LEN), TR_OK);
+            assert_int_equal(tr_kv_guard_last(b.guard, &e),
+                             turn == 1 || prompts[i].compared);
+            tr_kv_close(b.kv, slot);
+        }
+        tr_kv_guard_state(b.guard, &s);
+        assert_int_equal(s.prompts, prompts[i].every != 0);
+        close_bench(&b);
+    }
+    free(out);
+}
+
 /* No comparison is no error, whatever the last one gave. */
 static void
 test_last(void **state)
@@ -415,6 +465,7 @@ main(void)
         cmocka_unit_test(test_chunks),
         cmocka_unit_test(test_turns),
         cmocka_unit_test(test_forgotten),
+        cmocka_unit_test(test_few_queries),
         cmocka_unit_test(test_last),
         cmocka_unit_test(test_states),
     };
