@@ -45,7 +45,11 @@ bound_length(tr_executor_t *e, const tr_recipe_t *r, const tr_config_t *config,
                             "max_model_len is %u, expected at most the model's "
                             "%u%s",
                             config->max_model_len, r->max_positions,
-                            r->bounded ? " (its sliding window)" : "");
+                            r->bounded
+                                ? " (its sliding window, since not every KV"
+                                  " policy is \"full\" by name; kv_policy auto"
+                                  " is not, whatever it takes)"
+                                : "");
     }
     if (config->max_model_len == 0 && r->bounded) {
         tr_log(TR_LEVEL_NOTICE,

@@ -132,6 +132,27 @@ encode(const char *dir, const char *text, size_t n, tr_ids_t *ids,
     return rc;
 }
 
+/* Are sequences long enough to measure on?  If not: why are they short? */
+static tr_status_t
+check_length(const tr_model_t *m, const tr_config_t *config, tr_error_t *err)
+{
+    const tr_recipe_t *r = &m->config.recipe;
+    const char *key = "kv_memory";
+
+    if (m->max_len >= TR_KV_CHOOSE_TOKENS_MIN) {
+        return TR_OK;
+    }
+    if (m->max_len == config->max_model_len) {
+        key = "max_model_len";
+    } else if (m->max_len == r->max_positions) {
+        key = r->bounded ? "the model's sliding window" : "the model";
+    }
+    return tr_error_set(err, TR_ERR_INVALID, "kv_policy",
+                        "kv_policy auto: %s allows sequences of %u tokens,"
+                        " expected %u or more, to measure on",
+                        key, m->max_len, TR_KV_CHOOSE_TOKENS_MIN);
+}
+
 /* Tokens to measure on; ids->data is to be freed. */
 static tr_status_t
 take_tokens(const tr_model_t *m, const char *dir, tr_ids_t *ids,
@@ -214,8 +235,11 @@ tr_kv_choose(tr_model_t *m, const tr_config_t *config, tr_kv_choice_t *out,
     double memory[CANDIDATES];
     tr_ids_t ids = { 0 };
     const char *from;
-    tr_status_t rc = take_tokens(m, config->model, &ids, &from, err);
+    tr_status_t rc = check_length(m, config, err);
 
+    if (rc == TR_OK) {
+        rc = take_tokens(m, config->model, &ids, &from, err);
+    }
     for (uint32_t i = 0; i < CANDIDATES && rc == TR_OK; i++) {
         tr_kv_source_t source;
 

@@ -1,7 +1,7 @@
 /*
  * kv_policy auto on the shipped model: what is taken, and that the size of
  * batches does not matter; the model's own text, and texts that cannot be
- * measured on; a comparison that fails.
+ * measured on; sequences that are too short; a comparison that fails.
  */
 #include <stdarg.h>
 #include <stddef.h>
@@ -151,6 +151,68 @@ test_text(void **state)
     unlink_model(dir);
 }
 
+/* The model with layers that see `window` tokens. */
+static void
+slide(const char *dir, unsigned window)
+{
+    char path[PATH_MAX], text[4096], *type;
+    FILE *f = fopen(POCKET "/config.json", "r");
+    size_t n;
+
+    assert_non_null(f);
+    n = fread(text, 1, sizeof(text) - 1, f);
+    fclose(f);
+    text[n] = '\0';
+    type = strstr(text, "\"llama\"");
+    assert_non_null(type);
+    snprintf(path, sizeof(path), "%s/config.json", dir);
+    assert_int_equal(unlink(path), 0);
+    f = fopen(path, "w");
+    assert_non_null(f);
+    fprintf(f, "%.*s\"mistral\", \"sliding_window\": %u%s", (int) (type - text),
+            text, window, type + strlen("\"llama\""));
+    assert_int_equal(fclose(f), 0);
+}
+
+/* What makes sequences too short is named. */
+static void
+test_short(void **state)
+{
+    char dir[] = "/tmp/tr_choose_XXXXXX";
+    tr_config_t c = settings(POCKET);
+    tr_kv_choice_t got;
+    tr_executor_t *e;
+    tr_error_t err;
+
+    (void) state;
+    c.max_model_len = 128;
+    assert_int_equal(tr_executor_choose(&c, &got, &err), TR_ERR_INVALID);
+    assert_string_equal(err.text,
+                        "kv_policy auto: max_model_len allows sequences of 128"
+                        " tokens, expected 256 or more, to measure on");
+    c.max_model_len = 0;
+    c.kv_memory = 512u << 10;
+    assert_int_equal(tr_executor_choose(&c, &got, &err), TR_ERR_INVALID);
+    assert_non_null(
+        strstr(err.text, "auto: kv_memory allows sequences of 129"));
+
+    link_model(dir);
+    slide(dir, 200);
+    c = settings(dir);
+    assert_int_equal(tr_executor_choose(&c, &got, &err), TR_ERR_INVALID);
+    assert_non_null(strstr(err.text, "auto: the model's sliding window allows"
+                                     " sequences of 200"));
+    /* auto is bounded by a window, too, and says so */
+    slide(dir, 300);
+    c.max_model_len = 301;
+    assert_int_equal(tr_executor_open(&c, &e, &err), TR_ERR_INVALID);
+    assert_string_equal(err.param, "max_model_len");
+    assert_non_null(strstr(err.text, "max_model_len is 301, expected at most"
+                                     " the model's 300 (its sliding window,"));
+    assert_non_null(strstr(err.text, "kv_policy auto"));
+    unlink_model(dir);
+}
+
 static int
 no_compare(const tr_stream_t *s, const tr_kv_view_t *kv,
            const tr_kv_compress_t *c, const tr_kv_compare_t *q, void *work)
@@ -195,6 +257,7 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_pocket),
         cmocka_unit_test(test_text),
+        cmocka_unit_test(test_short),
         cmocka_unit_test(test_not_compared),
     };
 
