@@ -5,8 +5,8 @@
  * engine does not know.  Its offset is that of a field of the status page: of
  * the part that ngx_http_tokenring_admission() names (_u32, _u64) or of that
  * which ngx_http_tokenring_counter() names (_counter, _guard, _histogram); the
- * others take none.  All but _up and _workers need a socket that is ready, whose
- * admission was read just now.  NGX_ERROR: no memory.
+ * others take none.  All but _up and _workers need a socket that is ready,
+ * whose admission was read just now.  NGX_ERROR: no memory.
  */
 
 #ifndef _NGX_HTTP_TOKENRING_METRICS_ENGINE_H_INCLUDED_
