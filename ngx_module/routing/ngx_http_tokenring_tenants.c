@@ -416,7 +416,7 @@ ngx_http_tokenring_plan_of(ngx_http_tokenring_ctx_t *ctx,
             && ngx_memcmp(plans[i]->name.data, name.data, name.len) == 0)
         {
             *plan = plans[i];
-            return plans[i]->n ? NGX_OK : NGX_DECLINED;
+            return (plans[i]->n || plans[i]->share) ? NGX_OK : NGX_DECLINED;
         }
     }
 

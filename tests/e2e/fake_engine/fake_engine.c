@@ -120,6 +120,7 @@ take_submit(fake_channel_t *c, const tr_record_t *rec)
         request_free(r);
         r->id = rec->id;
         r->endpoint = head.endpoint;
+        r->share = head.share;
         r->with_ids = (head.flags & TR_SUBMIT_IDS) != 0;
         if (head.replay_len != 0) {
             take_replay(r, head.replay_len, &body);
@@ -237,6 +238,13 @@ answers_at_once(fake_channel_t *c, fake_request_t *r, uint32_t choices)
     if (fake_body_is(r, "arguments")) {
         fake_put_arguments(c, r);
         finish_all(c, r, TR_FINISH_TOOL_CALLS);
+        return true;
+    }
+    if (fake_body_is(r, "share")) {
+        len = snprintf(text, sizeof(text), "%u", r->share);
+        fake_put_text(c, r, 0, text, (size_t) len);
+        r->sent = 1;
+        finish_all(c, r, TR_FINISH_STOP);
         return true;
     }
     if (fake_body_is(r, "length")) {

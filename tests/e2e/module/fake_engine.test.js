@@ -71,7 +71,9 @@ before(async () => {
     http: `tokenring_engine fake unix:${socket} ring=64k;
       tokenring_engine wide unix:${socket} ring=16m;
       tokenring_engine pair unix:${socket} unix:${dir}/./fake.sock;
-      tokenring_plan few tokens=5/h;`,
+      tokenring_plan few tokens=5/h;
+      tokenring_plan much share=7;
+      tokenring_plan more requests=100/h share=9;`,
     pass: 'fake',
     server: `
       listen 127.0.0.1:${small} sndbuf=16k;
@@ -104,6 +106,11 @@ before(async () => {
         tokenring_limits few;
         tokenring_idle_timeout 2s;
         tokenring_pass pair;
+      }
+      location /shares/v1/ {
+        tokenring_tenant $arg_key;
+        tokenring_limits $arg_plan;
+        tokenring_pass fake;
       }
       location /wide/v1/ { tokenring_pass wide; }
       location /mirrored/v1/ { mirror /shadow; tokenring_pass fake; }
@@ -226,6 +233,16 @@ test('logprobs: no predecessor, minus infinity, half a character', async () => {
     text_offset: [0, 3],
   });
 });
+
+test('the share of a plan goes with the request, also without limits',
+  async () => {
+    for (const [plan, share] of [['much', '7'], ['more', '9'], ['few', '0'],
+      ['', '0']]) {
+      const r = await post(`${stack.url}/shares/v1/chat/completions?key=a`
+        + `&plan=${plan}`, { fake: 'share' });
+      assert.equal(r.json().choices[0].message.content, share, plan);
+    }
+  });
 
 test('8 MiB through a ring of 64 KiB, eight at a time', async () => {
   const body = `{"fake":"length","x":"${'a'.repeat(8 << 20)}"}`;
