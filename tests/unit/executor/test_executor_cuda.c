@@ -181,8 +181,8 @@ test_like_cpu(void **state)
                                     / fmax(1, fabs(x->logprob)));
         }
     }
-    print_message("%u of %u tokens, logprobs within %.2g of themselves\n",
-                  same, all, worst);
+    print_message("%u of %u tokens, logprobs within %.2g of themselves\n", same,
+                  all, worst);
     assert_true(same * 100 >= all * 95);
     assert_true(worst < 0.004);
     assert_true(((tr_executor_cuda_t *) b)->times.graphs > 0);
