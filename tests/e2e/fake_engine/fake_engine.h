@@ -22,7 +22,7 @@ typedef struct {
     bool with_ids; /* its DELTAs have them */
     bool replay;   /* it was elsewhere before */
     uint16_t endpoint;
-    uint32_t share; /* of its tenant's plan */
+    uint32_t share;       /* of its tenant's plan */
     uint32_t replay_left; /* bytes of its block */
     uint32_t sent;
     uint64_t next_us;
