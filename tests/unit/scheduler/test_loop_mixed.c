@@ -42,6 +42,13 @@ random_ask(ask_t *ask, uint32_t i, uint64_t *state)
     if (i % 5 == 2 || i % 5 == 3) {
         ask->constraint = 1 + rng_below(state, CONSTRAINTS);
     }
+    if (i == 2) { /* one of a few words: an answer that is whole for sure */
+        ask->constraint = 1 + CONSTRAINT_CHOICE;
+        p->max_tokens = 30;
+        p->ignore_eos = false;
+        p->min_tokens = 0;
+        p->n_stop = 0;
+    }
 }
 
 /* Of the answers that were not cut short by a stop string, whole ones. */
