@@ -42,6 +42,8 @@ ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
 
     ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_ACCEPTED);
 
+    ctx->anew = 0;
+
     if (ctx->moving) {
         ngx_http_tokenring_accepted_again(ctx, &head);
         return NGX_OK;

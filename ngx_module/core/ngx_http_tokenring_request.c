@@ -161,7 +161,8 @@ ngx_http_tokenring_set_state(ngx_http_tokenring_ctx_t *ctx,
 static ngx_uint_t
 ngx_http_tokenring_on_its_way(ngx_http_tokenring_ctx_t *ctx)
 {
-    return ctx->moving && ctx->state < NGX_HTTP_TOKENRING_ACCEPTED;
+    return (ctx->moving || ctx->anew)
+           && ctx->state < NGX_HTTP_TOKENRING_ACCEPTED;
 }
 
 
@@ -447,7 +448,7 @@ ngx_http_tokenring_arm(ngx_http_tokenring_ctx_t *ctx)
         }
     }
 
-    if (ctx->moving && ctx->state == NGX_HTTP_TOKENRING_HELD
+    if ((ctx->moving || ctx->anew) && ctx->state == NGX_HTTP_TOKENRING_HELD
         && (ngx_msec_int_t) (ngx_current_msec + NGX_HTTP_TOKENRING_AGAIN - at)
            < 0)
     {
@@ -504,7 +505,9 @@ ngx_http_tokenring_timer(ngx_event_t *ev)
         ctx->sent = ngx_current_msec;
     }
 
-    if (ctx->moving && ctx->state == NGX_HTTP_TOKENRING_HELD) {
+    if ((ctx->moving || ctx->anew)
+        && ctx->state == NGX_HTTP_TOKENRING_HELD)
+    {
         if (ngx_http_tokenring_move_retry(ctx) == NGX_DONE) {
             ngx_http_run_posted_requests(c);
             return;

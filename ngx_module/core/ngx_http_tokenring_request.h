@@ -245,6 +245,8 @@ struct ngx_http_tokenring_ctx_s {
     unsigned                        movable:1;       /* all is kept for it */
     unsigned                        stays:1;         /* told its engine so */
     unsigned                        moving:1;        /* not accepted there */
+    unsigned                        anew:1;          /* lost its engine before
+                                                        it began, and waits */
 
     /* an error to send, after what came before it */
     tr_status_t                     error;

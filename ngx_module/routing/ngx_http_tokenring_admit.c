@@ -38,7 +38,7 @@ ngx_http_tokenring_admit(ngx_http_tokenring_ctx_t *ctx)
     } while (rc != TR_AGAIN && !ctx->moving
              && ngx_http_tokenring_fall_back(ctx));
 
-    if (rc == TR_AGAIN || ctx->moving) {
+    if (rc == TR_AGAIN || ctx->moving || ctx->anew) {
         ngx_http_tokenring_set_state(ctx,
                                      (ctx->state <= NGX_HTTP_TOKENRING_WAIT)
                                      ? NGX_HTTP_TOKENRING_WAIT

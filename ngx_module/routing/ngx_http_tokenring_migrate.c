@@ -131,6 +131,7 @@ ngx_http_tokenring_move_keep(ngx_http_tokenring_ctx_t *ctx,
     }
 
     ctx->movable = 1;
+    ctx->stays = 0;
     ctx->seed = head->seed;
     ctx->exact_id = head->exact_id;
     ngx_memcpy(ctx->model_id, head->model_id, TR_MODEL_ID);

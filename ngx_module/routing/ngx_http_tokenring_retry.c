@@ -4,11 +4,14 @@
  * A request goes to another engine as long as its client has seen nothing of
  * the answer: once if its engine dies (a request that kills engines must not
  * kill them all), and as often as there are untried engines if its engine
- * refuses it because it is full or draining.  So the body must be kept to be
- * sent again: up to tokenring_retry_buffer, where an engine has more than one
- * socket, and until the first token of a stream.  A body that another module
- * has read is there anyway.  A body that is gathered before any engine gets it
- * (_body.c) is kept in the same place, regardless of these limits.
+ * refuses it because it is full or draining.  With tokenring_migrate it may
+ * lose as many as one that has begun, and waits as long for the next.
+ *
+ * So the body must be kept to be sent again: up to tokenring_retry_buffer,
+ * where an engine has more than one socket, and until the first token of a
+ * stream.  A body that another module has read is there anyway.  A body that
+ * is gathered before any engine gets it (_body.c) is kept in the same place,
+ * regardless of these limits.
  *
  * The request starts anew, with another completion id: in Redis the first run
  * has its own state and output, which the second must not continue.  (A request
@@ -316,6 +319,13 @@ ngx_http_tokenring_retry(ngx_http_tokenring_ctx_t *ctx)
 
     /* from the beginning: any engine will do */
     ctx->moving = 0;
+
+    if (error == TR_ERR_CLOSED && ctx->conf->migrate && !ctx->anew) {
+        /* as those that had begun, it waits where none is there just now */
+        ctx->anew = 1;
+        ctx->move_deadline = ngx_current_msec + ctx->conf->migrate_timeout;
+        ctx->tried = 0;
+    }
 
     rc = ngx_http_tokenring_admit(ctx);
 

@@ -166,6 +166,26 @@ test('one engine that is killed and comes back', () => disturbed({
   return k;
 }));
 
+test('killed before it has accepted a request: the next one gets it', async () => {
+  const stack = await Stack.start({ engine: CPU,
+    location: 'tokenring_migrate 3 timeout=60s;' });
+  stack.complaints = () => [];
+  try {
+    await stack.connected(1);
+    const want = await all(stack, 4);
+    stack.engine.signal('SIGSTOP');
+    const answers = all(stack, 4);
+    await sleep(300);
+    await stack.engine.kill();
+    await sleep(300); // nobody is there
+    await stack.engine.start();
+    assert.deepEqual(await answers, want);
+    await stack.idle();
+  } finally {
+    await stack.stop();
+  }
+});
+
 test('without tokenring_migrate, and beyond its moves, an error ends the stream',
   async () => {
     for (const location of ['', 'tokenring_migrate 0;',
