@@ -4,7 +4,8 @@
 #: make up          start the engine and NGINX on 127.0.0.1:8080 (PORT=);
 #:                  logs and state are in build/run (PREFIX=); a Redis of
 #:                  its own (REDIS=HOST:PORT for another, none); the KV
-#:                  cache is compressed (POLICY=diffkv; full does not)
+#:                  cache is compressed (POLICY=diffkv; full does not);
+#:                  ENGINES=2: several, which the page can stop
 #: make down        stop them
 #: make             build engine, command line and module into build/ (B=)
 #: make engine      one part: engine, cli, module, unit (the unit tests)

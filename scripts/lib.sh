@@ -77,6 +77,49 @@ stop() { # name, pid, signal, seconds
     fi
 }
 
+# Where the N-th engine of `make up` keeps a file: engine.pid, engine2.pid, ..
+state() { # number, ending
+    echo "$RUN/engine${1#1}.$2"
+}
+
+engine_socket() { # number
+    echo "$RUN/engine/engine${1#1}.sock"
+}
+
+# Starts the N-th engine, by COMMAND (setpriv ..) where there is one.
+launch() { # number, command..
+    local n=$1
+
+    shift
+    # A socket that a killed one left says nothing of this one.
+    rm -f "$(engine_socket "$n")"
+    setsid "$@" "$ENGINE" -c "$(state "$n" conf)" </dev/null \
+        >"$(state "$n" log)" 2>&1 &
+    echo $! >"$(state "$n" pid)"
+}
+
+# The pid of scripts/engines/watch.sh, where it runs.
+watching() {
+    local pid
+
+    pid=$(cat "$RUN/watch.pid" 2>/dev/null || true)
+    case "$pid" in '' | *[!0-9]*) return 1 ;; esac
+    tr '\0' ' ' 2>/dev/null <"/proc/$pid/cmdline" \
+        | grep -qF "$ROOT/scripts/engines/watch.sh" || return 1
+    echo "$pid"
+}
+
+# With what it began and has not ended: an engine that it would start later.
+stop_watching() {
+    local pid
+
+    if pid=$(watching); then
+        kill -TERM -- "-$pid" 2>/dev/null || true
+        gone "$pid" 5 || true
+    fi
+    rm -f "$RUN/watch.pid"
+}
+
 last_words() { # title, file
     [ -s "$2" ] || return 0
     printf -- '--- last lines of %s (%s)\n' "$1" "$2" >&2

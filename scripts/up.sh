@@ -6,7 +6,8 @@
 # where make was given PREFIX=.  A Redis of its own keeps what outlives a
 # connection, at a socket in the state directory: REDIS=HOST:PORT is another one,
 # REDIS=none does without.  POLICY=diffkv, of the KV cache; requests may choose full,
-# diffkv and uniform as well.  Called by root, the engine runs as ENGINE_USER=nobody (or
+# diffkv and uniform as well.  ENGINES=2 (to 8) engines, where streams survive the
+# loss of theirs, and the page at / stops one to show it.  Called by root, the engine runs as ENGINE_USER=nobody (or
 # tokenring, where packages have made that user).
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR
@@ -17,6 +18,7 @@ WAIT=${WAIT:-60}
 REDIS=${REDIS:-own}
 REDIS_SERVER=$(PATH=$PATH:/usr/sbin command -v redis-server || true)
 POLICY=${POLICY:-diffkv}
+ENGINES=${ENGINES:-1}
 
 [ -x "$ENGINE" ] || fail "$ENGINE is not built: run make"
 [ -f "$MODULE" ] || fail "$MODULE is not built: run make module"
@@ -30,6 +32,7 @@ if [ "$REDIS" = own ] && [ -z "$REDIS_SERVER" ]; then
     REDIS=none
 fi
 case "$POLICY" in *[!A-Za-z0-9.:=,/+_-]*) fail "POLICY=$POLICY is no policy" ;; esac
+case "$ENGINES" in [1-8]) ;; *) fail "ENGINES=$ENGINES is not 1 to 8" ;; esac
 case "$PORT" in '' | *[!0-9]*) fail "PORT=$PORT is not a number" ;; esac
 
 mkdir -p "$RUN/temp" "$RUN/engine" "$RUN/redis"
@@ -41,22 +44,27 @@ case "$REDIS" in
     *) redis_at=$REDIS ;;
 esac
 
-# The engine's settings are the shipped ones but for the paths.
-write_engine_conf() {
-    local policy others=''
+# The engine's settings are the shipped ones but for the paths; several share the
+# cores.
+write_engine_conf() { # number, mode of its socket
+    local policy others='' cores
 
     for policy in full diffkv uniform; do
         [ "$policy" = "$POLICY" ] || others="$others${others:+ }$policy"
     done
-    cat >"$RUN/engine.conf.new" <<CONF
+    cores=$(($(nproc) / ENGINES))
+    cat >"$(state "$1" conf).new" <<CONF
 # Written by scripts/up.sh; conf/engine.conf explains every setting.
+name main${1#1}
 model $MODEL
-socket $RUN/engine/engine.sock
-socket_mode $1
+socket $(engine_socket "$1")
+socket_mode $2
 kv_policy $POLICY
 kv_policies "$others"
 ${redis_at:+redis $redis_at}
 CONF
+    [ "$ENGINES" -eq 1 ] \
+        || echo "threads $((cores > 0 ? cores : 1))" >>"$(state "$1" conf).new"
 }
 
 # conf/nginx.conf and conf/tokenring.conf, as shipped, moved into build/run.
@@ -73,14 +81,43 @@ write_nginx_conf() {
             -e "s|/var/lib/nginx/|$RUN/temp/|g" \
             "$ROOT/conf/nginx.conf"
     } >"$RUN/nginx.conf.new"
-    sed -e "s|/run/tokenring/main.sock|$RUN/engine/engine.sock|" \
-        -e "s|listen 127.0.0.1:8080|listen 127.0.0.1:$PORT|" \
-        -e "s|/usr/share/tokenring/dashboard|$RUN/dashboard|" \
-        -e "s|/usr/share/tokenring/page|$RUN/page|" \
-        -e "s|/var/log/nginx/|$RUN/nginx-|g" \
-        ${redis_at:+-e "s|#  *tokenring_redis 127.0.0.1:6379;|tokenring_redis $redis_at;|"} \
-        ${redis_at:+-e "s|#  *tokenring_resumable on;|tokenring_resumable on;|"} \
-        "$ROOT/conf/tokenring.conf" >"$RUN/tokenring.conf"
+    {
+        [ "$ENGINES" -eq 1 ] || cat "$ROOT/scripts/engines/stop.conf"
+        sed -e "s|/run/tokenring/main.sock|$RUN/engine/engine.sock|" \
+            -e "s|listen 127.0.0.1:8080|listen 127.0.0.1:$PORT|" \
+            -e "s|/usr/share/tokenring/dashboard|$RUN/dashboard|" \
+            -e "s|/usr/share/tokenring/page|$RUN/page|" \
+            -e "s|/var/log/nginx/|$RUN/nginx-|g" \
+            ${redis_at:+-e "s|#  *tokenring_redis 127.0.0.1:6379;|tokenring_redis $redis_at;|"} \
+            "$ROOT/conf/tokenring.conf" | if [ "$ENGINES" -eq 1 ]; then
+                # Streams that are kept in Redis do not move to another engine.
+                sed ${redis_at:+-e "s|#  *tokenring_resumable on;|tokenring_resumable on;|"}
+            else
+                several_engines
+            fi
+    } >"$RUN/tokenring.conf"
+}
+
+# The shipped configuration with the other engines behind the name, streams that
+# move, and what the page's buttons ask.
+several_engines() {
+    local n
+
+    for n in $(seq 2 "$ENGINES"); do
+        echo "tokenring_engine main unix:$(engine_socket "$n");"
+    done >"$RUN/engines.conf"
+    for n in $(seq "$ENGINES"); do
+        cat <<CONF
+    location = /engines/$n/stop {
+        access_log $RUN/engines-stop.log engines_stop if=\$engines_stop;
+        if (\$engines_stop = "") { return 403; }
+        return 204;
+    }
+CONF
+    done >"$RUN/engines-stop.conf"
+    sed -e "/^tokenring_engine main /r $RUN/engines.conf" \
+        -e "s|^\( *\)tokenring_pass main;|&\n\1tokenring_migrate 3;|" \
+        -e "/^server {/r $RUN/engines-stop.conf"
 }
 
 # The pages' files where the workers can read them: a checkout may be closed.
@@ -89,6 +126,12 @@ for page in page dashboard; do
     cp -RL "$ROOT/$page" "$RUN/$page"
     chmod -R u=rwX,go=rX "$RUN/$page"
 done
+if [ "$ENGINES" -gt 1 ]; then
+    install -m 0644 "$ROOT"/scripts/engines/engines.{js,css} "$RUN/page"
+    sed -i -e 's|^</head>|<link rel="stylesheet" href="engines.css">\
+<script type="module" src="engines.js"></script>\
+&|' "$RUN/page/index.html"
+fi
 
 # Called by root, workers run as www-data and the engine as a user with no rights
 # at all, in the group of www-data so that both meet at the socket.  It owns
@@ -120,7 +163,9 @@ chmod 0750 "$RUN/engine" "$RUN/redis"
 ln -sfn engine/engine.sock "$RUN/engine.sock"
 
 show_logs() {
-    last_words "the engine's log" "$RUN/engine.log"
+    for n in $(seq "$ENGINES"); do
+        last_words "the engine's log" "$(state "$n" log)"
+    done
     last_words "nginx's error log" "$RUN/nginx-error.log"
     last_words "Redis's log" "$RUN/redis.log"
 }
@@ -163,45 +208,60 @@ then
     own_redis "$mode"
 fi
 
-# --- engine
-write_engine_conf "$mode"
-if pid=$(running "$RUN/engine.pid" "$ENGINE"); then
-    if ! cmp -s "$RUN/engine.conf" "$RUN/engine.conf.new" \
-        || [ "$ENGINE" -nt "$RUN/engine.conf" ]
-    then
+# --- engines
+stop_watching
+# Those of an earlier call that had more.
+for n in $(seq $((ENGINES + 1)) 8); do
+    if pid=$(running "$(state "$n" pid)" "$ENGINE"); then
+        stop "engine $n" "$pid" TERM 40
+    fi
+    rm -f "$(state "$n" pid)" "$(engine_socket "$n")"
+done
+
+# Left alone where it runs and is current.
+start_engine() { # number
+    local conf pid
+    conf=$(state "$1" conf)
+
+    if pid=$(running "$(state "$1" pid)" "$ENGINE"); then
+        if cmp -s "$conf" "$conf.new" && [ ! "$ENGINE" -nt "$conf" ]; then
+            rm -f "$conf.new"
+            return
+        fi
         step "Restarting the engine (pid $pid): it was rebuilt or reconfigured"
         stop engine "$pid" TERM 40
-        pid=
     fi
-else
-    pid=
-fi
-if [ -z "$pid" ]; then
-    mv "$RUN/engine.conf.new" "$RUN/engine.conf"
-    # A socket that a killed one left says nothing of this one.
-    rm -f "$RUN/engine/engine.sock"
-    setsid "${as[@]}" "$ENGINE" -c "$RUN/engine.conf" </dev/null \
-        >"$RUN/engine.log" 2>&1 &
-    engine=$!
-    echo "$engine" >"$RUN/engine.pid"
-    # It opens its socket when it is ready.
-    tries=$((WAIT * 20))
-    until [ -S "$RUN/engine/engine.sock" ]; do
+    mv "$conf.new" "$conf"
+    launch "$1" "${as[@]}"
+}
+
+# It opens its socket when it is ready.
+await_engine() { # number
+    local tries=$((WAIT * 20)) pid
+    pid=$(cat "$(state "$1" pid)")
+
+    until [ -S "$(engine_socket "$1")" ]; do
         tries=$((tries - 1))
-        if ! kill -0 "$engine" 2>/dev/null; then
+        if ! kill -0 "$pid" 2>/dev/null; then
             show_logs
             fail "the engine stopped while it was starting"
         fi
         if [ $tries -le 0 ]; then
             show_logs
-            kill "$engine" 2>/dev/null || true
+            kill "$pid" 2>/dev/null || true
             fail "the engine was not ready within $WAIT s"
         fi
         sleep 0.05
     done
-else
-    rm -f "$RUN/engine.conf.new"
-fi
+}
+
+for n in $(seq "$ENGINES"); do
+    write_engine_conf "$n" "$mode"
+    start_engine "$n"
+done
+for n in $(seq "$ENGINES"); do
+    await_engine "$n"
+done
 
 # --- nginx
 write_nginx_conf "$user"
@@ -234,6 +294,11 @@ else
     fi
 fi
 
+if [ "$ENGINES" -gt 1 ]; then
+    setsid "$ROOT/scripts/engines/watch.sh" "${as[@]}" </dev/null >/dev/null 2>&1 &
+    echo $! >"$RUN/watch.pid"
+fi
+
 # One of an earlier call that is not wanted any more.
 if [ "$REDIS" != own ] && [ -n "$REDIS_SERVER" ] \
     && pid=$(running "$RUN/redis.pid" "$REDIS_SERVER")
@@ -244,7 +309,9 @@ fi
 
 # --- health
 tries=$((WAIT * 10))
-until curl -fsS -m 2 -o /dev/null "$URL/health" 2>"$RUN/health.out"; do
+until curl -fsS -m 2 "$URL/health" 2>&1 | tee "$RUN/health.out" \
+    | grep -q "\"ready\":${ENGINES}[},]"
+do
     tries=$((tries - 1))
     if [ $tries -le 0 ]; then
         show_logs

@@ -16,6 +16,7 @@ const {
   ROOT, BUILD, MODULE, NGINX, freePort, alive, read, until, workerUser,
 } = require('../lib/stack');
 const { Redis } = require('../lib/redis');
+const { Browser, PHONE, when } = require('../lib/browser');
 const { request, post } = require('../lib/http');
 const { goldens, chat } = require('../lib/prompts');
 const OpenAI = require('openai');
@@ -164,6 +165,75 @@ test('up: the cache is compressed as POLICY= says, and requests may choose',
     const none = run('up.sh', { POLICY: 'a b' });
     assert.equal(none.status, 1);
     assert.match(none.text, /POLICY=a b is no policy/);
+  }));
+
+test('up ENGINES=2: the page stops an engine, and its stream goes on at the other',
+  { skip: !stock }, place(async ({ dir, env, run, pid }) => {
+    const url = `http://127.0.0.1:${env.PORT}`;
+    const out = run('up.sh', { ENGINES: '2', AWAY: '1' });
+    assert.equal(out.status, 0, out.text);
+    const ready = async (n) => until(async () => (await request(`${url}/health`))
+      .text.includes(`"sockets":2,"ready":${n}}`), `${n} engines`);
+    await ready(2);
+
+    // Only what the page itself sends: no other origin, nor a name that somebody
+    // else has pointed here.
+    const stop = (headers, method = 'POST') =>
+      request(`${url}/engines/1/stop`, { method, headers });
+    const here = `127.0.0.1:${env.PORT}`;
+    const first = pid('engine.pid');
+    for (const [headers, method] of [
+      [{}], [{ Origin: url }, 'GET'], [{ Origin: 'null' }],
+      [{ Origin: 'http://evil.example' }], [{ Origin: 'http://127.0.0.1:1' }],
+      [{ Host: 'evil.example', Origin: 'http://evil.example' }],
+      [{ Host: here, Origin: `http://${here}.evil.example` }],
+      [{ Host: here, Origin: `https://${here}` }],
+    ]) {
+      const refused = await stop(headers, method);
+      assert.equal(refused.status, 403, JSON.stringify(headers));
+    }
+    assert.equal(read(path.join(dir, 'run/engines-stop.log')), '');
+
+    const browser = await Browser.start();
+    try {
+      const page = await browser.open(`${url}/`, { viewport: PHONE });
+      await when(page, () => document.getElementById('model').value === 'pocket'
+        && document.querySelectorAll('.engine[data-state=idle]').length === 2);
+      await page.locator('#prompt').fill('Tell me a story about a fox named Tobin.');
+      await page.keyboard.press('Enter');
+      await page.locator('.engine[data-state=busy] button').click();
+      await when(page, () => document.querySelector('.engine[data-state=stopped]'));
+      await when(page, () => document.querySelector('.foot [data-again]'));
+      assert.equal(await page.locator('#log .alert').count(), 0);
+      assert.match(await page.locator('.answer').textContent(), /Tobin[^]{40}/);
+      await when(page, () =>
+        document.querySelectorAll('.engine[data-state=idle]').length === 2);
+      assert.deepEqual(page.complaints, []);
+      assert.deepEqual(page.foreign, []);
+    } finally {
+      await browser.stop();
+    }
+    assert.match(read(path.join(dir, 'run/engines-stop.log')),
+      /^\/engines\/[12]\/stop\n$/);
+
+    // Nothing stops the first one but a request.
+    const again = pid('engine.pid');
+    assert.equal((await stop({ Origin: url })).status, 204);
+    await until(() => !alive(again), 'its end');
+    await until(() => pid('engine.pid') !== again, 'the next one');
+    assert.notEqual(first, pid('engine.pid'));
+    await ready(2);
+
+    // One engine, as shipped: no button, and nothing that it could ask.
+    const second = pid('engine2.pid');
+    const watch = pid('watch.pid');
+    assert.equal(run('up.sh').status, 0);
+    assert.ok(!alive(second) && !alive(watch));
+    assert.doesNotMatch((await request(`${url}/`)).text, /engines/);
+    assert.equal((await request(`${url}/engines.js`)).status, 404);
+    const gone = await stop({ Origin: url });
+    assert.ok(gone.status === 404 || gone.status === 405, `${gone.status}`);
+    assert.match(run('up.sh', { ENGINES: '9' }).text, /ENGINES=9 is not 1 to 8/);
   }));
 
 test('up with a Redis: the dashboard shows the engine', { skip: !stock }, place(
