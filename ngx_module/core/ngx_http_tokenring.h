@@ -14,6 +14,7 @@
  *     _module.c     directives, configuration, life of the process [_conf.h]
  *     _engine_conf.c  tokenring_engine: names and sockets [_engine.h]
  *     _conn.c       connecting, handshake, loss, reconnecting [_engine.h]
+ *     _pulse.c      pings, health, engines that hang [_engine.h]
  *     _channel.c    doorbells, draining what the engine says
  *     _slot.c       the places of requests at an engine
  *     _handler.c    the content handler: routes [_request.h]

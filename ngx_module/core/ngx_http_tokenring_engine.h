@@ -13,7 +13,8 @@
  * connection owns its socket, its doorbells and the mapped memory.
  *
  *     _engine_conf.c  the directive tokenring_engine
- *     _conn.c         a connection, from connect() to its loss; its health
+ *     _conn.c         a connection, from connect() to its loss
+ *     _pulse.c        whether the engine lives, and takes requests
  *     _choose.c       which engine gets a request
  */
 
@@ -138,6 +139,7 @@ void ngx_http_tokenring_exit(ngx_http_tokenring_conn_t *conn);
  * again while requests are with the engine and nothing is heard */
 void ngx_http_tokenring_ping(ngx_http_tokenring_conn_t *conn);
 void ngx_http_tokenring_probe(ngx_http_tokenring_conn_t *conn);
+void ngx_http_tokenring_probe_event(ngx_event_t *ev);
 
 /* does it take requests?  *why is a literal; also refreshes conn->admission */
 ngx_uint_t ngx_http_tokenring_healthy(ngx_http_tokenring_conn_t *conn,

@@ -1,0 +1,192 @@
+/*
+ * Signs of life of an engine: pings, and whether it takes requests.
+ *
+ * A stopped engine keeps its socket and its status page.  So where nothing was
+ * heard for a while it is pinged: by whoever asks for its health, and twice a
+ * second while requests are with it.  An idle engine is not woken.
+ *
+ * One that hangs is left by those that it has not answered.
+ */
+
+#include "ngx_http_tokenring_channel.h"
+#include "ngx_http_tokenring_conf.h"
+#include "ngx_http_tokenring_request.h"
+#include "ngx_http_tokenring_slot.h"
+
+
+/* how long nothing is heard before the engine is pinged, ms; how long it may
+ * take for an answer */
+#define NGX_HTTP_TOKENRING_PROBE      500
+#define NGX_HTTP_TOKENRING_PONG       2000
+
+
+static ngx_uint_t ngx_http_tokenring_answers(ngx_http_tokenring_conn_t *conn,
+    ngx_msec_t stall);
+static void ngx_http_tokenring_leave(ngx_http_tokenring_conn_t *conn);
+
+
+void
+ngx_http_tokenring_ping(ngx_http_tokenring_conn_t *conn)
+{
+    if (conn->state != NGX_HTTP_TOKENRING_READY
+        || conn->broken
+        || !(conn->features & TR_FEATURE_PING)
+        || !tr_channel_loop_answers(&conn->map)
+        || !tr_channel_front_answers(&conn->map))
+    {
+        return;
+    }
+
+    conn->pinged = ngx_current_msec;
+
+    if (tr_channel_ping(&conn->map)) {
+        ngx_http_tokenring_ring(conn);
+    }
+}
+
+
+static ngx_uint_t
+ngx_http_tokenring_answers(ngx_http_tokenring_conn_t *conn, ngx_msec_t stall)
+{
+    ngx_msec_t  age;
+
+    if (!(conn->features & TR_FEATURE_PING)) {
+        return 1;
+    }
+
+    age = ngx_current_msec - conn->pinged;
+
+    return (tr_channel_front_answers(&conn->map)
+            || age < NGX_HTTP_TOKENRING_PONG)
+           && (tr_channel_loop_answers(&conn->map)
+               || age < ngx_max(stall, NGX_HTTP_TOKENRING_PONG));
+}
+
+
+void
+ngx_http_tokenring_probe(ngx_http_tokenring_conn_t *conn)
+{
+    if (!conn->probe.timer_set && (conn->features & TR_FEATURE_PING)) {
+        ngx_add_timer(&conn->probe, NGX_HTTP_TOKENRING_PROBE);
+    }
+}
+
+
+void
+ngx_http_tokenring_probe_event(ngx_event_t *ev)
+{
+    ngx_http_tokenring_conn_t  *conn;
+
+    conn = ev->data;
+
+    if (conn->state != NGX_HTTP_TOKENRING_READY
+        || conn->broken
+        || conn->outstanding == 0)
+    {
+        return;
+    }
+
+    if (ngx_current_msec - conn->heard >= NGX_HTTP_TOKENRING_PROBE) {
+        ngx_http_tokenring_ping(conn);
+    }
+
+    ngx_add_timer(&conn->probe, NGX_HTTP_TOKENRING_PROBE);
+
+    if (!tr_channel_front_answers(&conn->map)
+        && ngx_current_msec - conn->pinged >= NGX_HTTP_TOKENRING_PONG)
+    {
+        ngx_http_tokenring_leave(conn);
+    }
+}
+
+
+/* those that the engine has not answered at all go elsewhere, or fail */
+
+static void
+ngx_http_tokenring_leave(ngx_http_tokenring_conn_t *conn)
+{
+    uint32_t                   i, n;
+    ngx_http_tokenring_ctx_t  *ctx;
+
+    n = 0;
+
+    for (i = 0; i < conn->map.slots; i++) {
+        ctx = conn->slots[i].ctx;
+
+        if (ctx == NULL
+            || (ctx->state != NGX_HTTP_TOKENRING_QUEUED
+                && ctx->state != NGX_HTTP_TOKENRING_STARVED))
+        {
+            continue;
+        }
+
+        ngx_http_tokenring_fail(ctx, TR_ERR_CLOSED,
+                                "The engine does not answer");
+        ngx_http_tokenring_slot_abandon(ctx);
+        ngx_http_tokenring_dirty(conn, ctx);
+        n++;
+    }
+
+    if (n) {
+        ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
+                      "tokenring: the engine does not answer, engine=%V "
+                      "socket=%V requests=%uD", &conn->engine->name,
+                      &conn->addr.name, n);
+
+        ngx_http_tokenring_flush_dirty(conn);
+    }
+}
+
+
+/*
+ * Does the engine accept requests?  Answered from its status page alone.  An
+ * idle engine makes no steps, so only one that has work can be stalled.
+ */
+
+ngx_uint_t
+ngx_http_tokenring_healthy(ngx_http_tokenring_conn_t *conn, ngx_msec_t stall,
+    const char **why)
+{
+    uint64_t                now;
+    tr_status_admission_t  *a;
+
+    if (conn->state != NGX_HTTP_TOKENRING_READY || conn->broken) {
+        *why = "not connected";
+        return 0;
+    }
+
+    a = &conn->admission;
+    (void) tr_status_read(conn->page, a);
+
+    if (!ngx_http_tokenring_answers(conn, stall)) {
+        *why = "not answering";
+        return 0;
+    }
+
+    if (a->state == TR_ENGINE_LOADING) {
+        *why = "loading";
+        return 0;
+    }
+
+    if (a->state == TR_ENGINE_DRAINING) {
+        *why = "draining";
+        return 0;
+    }
+
+    if (a->state != TR_ENGINE_READY) {
+        *why = "failed";
+        return 0;
+    }
+
+    now = ngx_http_tokenring_clock();
+
+    if (a->running && now > a->last_step_us
+        && now - a->last_step_us > (uint64_t) stall * 1000)
+    {
+        *why = "stalled";
+        return 0;
+    }
+
+    *why = "ready";
+    return 1;
+}
