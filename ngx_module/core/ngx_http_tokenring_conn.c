@@ -276,16 +276,7 @@ ngx_http_tokenring_socket_read(ngx_event_t *rev)
             conn->broken = "it sent data on the socket after the handshake";
 
         } else {
-            /*
-             * What the engine said before it was lost still counts.  It is
-             * read in one pass: space is returned at its end, so that an
-             * engine that goes on writing has us read no more than fits in the
-             * rings.
-             */
-
-            (void) ngx_http_tokenring_drain(conn, NGX_MAX_INT_T_VALUE);
-
-            ngx_http_tokenring_flush_dirty(conn);
+            ngx_http_tokenring_hear(conn);
         }
     }
 
@@ -306,6 +297,21 @@ ngx_http_tokenring_socket_read(ngx_event_t *rev)
     ngx_http_tokenring_count(engine_losses);
 
     ngx_http_tokenring_close(conn);
+}
+
+
+/*
+ * What the engine said before it was lost still counts.  It is read in one
+ * pass: space is returned at its end, so that an engine that goes on writing
+ * has us read no more than fits in the rings.
+ */
+
+void
+ngx_http_tokenring_hear(ngx_http_tokenring_conn_t *conn)
+{
+    (void) ngx_http_tokenring_drain(conn, NGX_MAX_INT_T_VALUE);
+
+    ngx_http_tokenring_flush_dirty(conn);
 }
 
 
@@ -353,8 +359,9 @@ ngx_http_tokenring_welcome(ngx_http_tokenring_conn_t *conn)
     conn->state = NGX_HTTP_TOKENRING_READY;
     conn->complaint = 0;
     conn->features = tr_features(welcome.features);
-    conn->pinged = 0;
+    conn->pinged = ngx_current_msec;
     conn->heard = ngx_current_msec;
+    conn->missed = 0;
 
     ngx_del_timer(conn->sock->write);
 

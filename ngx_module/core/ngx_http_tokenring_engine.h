@@ -68,6 +68,7 @@ struct ngx_http_tokenring_conn_s {
     ngx_event_t                     probe;       /* while requests are there */
     ngx_msec_t                      pinged;      /* the last time */
     ngx_msec_t                      heard;       /* the last record, or news */
+    ngx_uint_t                      missed;      /* probes without a pong */
 
     tr_channel_map_t                map;
     tr_ring_producer_t              requests;
@@ -131,6 +132,9 @@ void ngx_http_tokenring_close(ngx_http_tokenring_conn_t *conn);
  * why is a literal, for the log */
 void ngx_http_tokenring_break(ngx_http_tokenring_conn_t *conn,
     const char *why);
+
+/* takes what it has said until now; any request may have ended */
+void ngx_http_tokenring_hear(ngx_http_tokenring_conn_t *conn);
 
 /* the process ends: nobody is told, nothing is tried again */
 void ngx_http_tokenring_exit(ngx_http_tokenring_conn_t *conn);

@@ -5,11 +5,13 @@
  * heard for a while it is pinged: by whoever asks for its health, and twice a
  * second while requests are with it.  An idle engine is not woken.
  *
- * One that hangs is left by those that it has not answered.
+ * One that hangs is left by those that it has not answered.  Where others can
+ * go on elsewhere, too, it is fenced: its channel is closed.
  */
 
 #include "ngx_http_tokenring_channel.h"
 #include "ngx_http_tokenring_conf.h"
+#include "ngx_http_tokenring_metrics.h"
 #include "ngx_http_tokenring_request.h"
 #include "ngx_http_tokenring_slot.h"
 
@@ -19,9 +21,14 @@
 #define NGX_HTTP_TOKENRING_PROBE      500
 #define NGX_HTTP_TOKENRING_PONG       2000
 
+/* how often one is pinged that is heard: its step loop may hang all the same */
+#define NGX_HTTP_TOKENRING_PULSE      2000
+
 
 static ngx_uint_t ngx_http_tokenring_answers(ngx_http_tokenring_conn_t *conn,
     ngx_msec_t stall);
+static ngx_uint_t ngx_http_tokenring_hangs(ngx_http_tokenring_conn_t *conn);
+static void ngx_http_tokenring_fence(ngx_http_tokenring_conn_t *conn);
 static void ngx_http_tokenring_leave(ngx_http_tokenring_conn_t *conn);
 
 
@@ -83,20 +90,88 @@ ngx_http_tokenring_probe_event(ngx_event_t *ev)
         || conn->broken
         || conn->outstanding == 0)
     {
+        conn->missed = 0;
         return;
     }
 
-    if (ngx_current_msec - conn->heard >= NGX_HTTP_TOKENRING_PROBE) {
+    /* in turns of ours: a worker that was stopped, too, blames nobody */
+
+    conn->missed = tr_channel_front_answers(&conn->map) ? 0 : conn->missed + 1;
+
+    if (ngx_current_msec - conn->heard >= NGX_HTTP_TOKENRING_PROBE
+        || ngx_current_msec - conn->pinged >= NGX_HTTP_TOKENRING_PULSE)
+    {
         ngx_http_tokenring_ping(conn);
     }
 
     ngx_add_timer(&conn->probe, NGX_HTTP_TOKENRING_PROBE);
 
-    if (!tr_channel_front_answers(&conn->map)
-        && ngx_current_msec - conn->pinged >= NGX_HTTP_TOKENRING_PONG)
-    {
+    if (ngx_http_tokenring_hangs(conn)) {
+        ngx_http_tokenring_fence(conn);
+        return;
+    }
+
+    if (conn->missed >= NGX_HTTP_TOKENRING_PONG / NGX_HTTP_TOKENRING_PROBE) {
         ngx_http_tokenring_leave(conn);
     }
+}
+
+
+/*
+ * Does the engine hang, with requests that need not wait until it goes on, but
+ * can move (_migrate.c)?  Its frontend thread is given two seconds, its step
+ * loop tokenring_stall_timeout.
+ */
+
+static ngx_uint_t
+ngx_http_tokenring_hangs(ngx_http_tokenring_conn_t *conn)
+{
+    uint32_t                   i;
+    ngx_msec_t                 age;
+    ngx_uint_t                 mute;
+    ngx_http_tokenring_ctx_t  *ctx;
+
+    if (conn->missed == 0 && tr_channel_loop_answers(&conn->map)) {
+        return 0;
+    }
+
+    mute = (conn->missed >= NGX_HTTP_TOKENRING_PONG / NGX_HTTP_TOKENRING_PROBE);
+    age = ngx_current_msec - conn->pinged;
+
+    for (i = 0; i < conn->map.slots; i++) {
+        ctx = conn->slots[i].ctx;
+
+        if (ctx && ctx->movable && ctx->moves < ctx->conf->migrate
+            && (mute || age >= ngx_max(ctx->conf->stall_timeout,
+                                       NGX_HTTP_TOKENRING_PONG)))
+        {
+            return 1;
+        }
+    }
+
+    return 0;
+}
+
+
+/*
+ * Its channel is closed: whatever it does when it goes on, nobody hears it, and
+ * it ends the requests that it finds without a worker.  Ours are at other
+ * engines by then.
+ */
+
+static void
+ngx_http_tokenring_fence(ngx_http_tokenring_conn_t *conn)
+{
+    ngx_http_tokenring_hear(conn);
+
+    ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
+                  "tokenring: channel closed, engine=%V socket=%V "
+                  "requests=%ui: the engine does not answer",
+                  &conn->engine->name, &conn->addr.name, conn->outstanding);
+
+    ngx_http_tokenring_count(engine_losses);
+
+    ngx_http_tokenring_close(conn);
 }
 
 

@@ -1,7 +1,8 @@
 /*
  * An engine that does what a test asks: correct, slow, dead or hostile.
  *
- *     fake_engine SOCKET [--refuse | --mute | --full | --draining | --stalled]
+ *     fake_engine SOCKET [--refuse | --mute | --full | --draining | --stalled |
+ *                         --stuck]
  *
  * It speaks the channel (include/tokenring) and computes nothing.  What happens
  * to a request is in its body, which is searched, not parsed:
@@ -32,7 +33,8 @@
  *                  hostile_flood also ends the process, 20 s later at most
  *
  * On the command line: --refuse answers every HELLO with another version,
- * --mute never answers, the others show that state on the status page.
+ * --mute never answers, --stuck has a step loop that answers no ping, the others
+ * show that state on the status page.
  * One thread, no allocation after a channel is made; it ends on SIGTERM.
  */
 #include "fake_engine.h"
@@ -49,7 +51,7 @@ static fake_channel_t channels[CHANNELS];
 static tr_status_page_t *page;
 static int status_fd;
 static uint8_t *scratch;
-static bool refuse, mute;
+static bool refuse, mute, stuck;
 static uint32_t refused; /* replays, since one was accepted */
 static bool left;        /* one request of "leaves" has its error */
 volatile sig_atomic_t fake_stopping;
@@ -490,7 +492,7 @@ channel_run(fake_channel_t *c, uint32_t *running)
             take_submit(c, &rec);
         }
     }
-    if (tr_channel_pinged(&c->map)) {
+    if (tr_channel_pinged(&c->map) && !stuck) {
         tr_channel_pong(&c->map);
     }
     for (w = 0; w < c->map.slots / 64; w++) {
@@ -594,13 +596,14 @@ main(int argc, char **argv)
 
     if (argc < 2) {
         fprintf(stderr, "usage: fake_engine SOCKET [--refuse | --mute | "
-                        "--full | --draining | --stalled]\n");
+                        "--full | --draining | --stalled | --stuck]\n");
         return 2;
     }
     signal(SIGTERM, on_signal);
     signal(SIGINT, on_signal);
     refuse = strcmp(mode, "--refuse") == 0;
     mute = strcmp(mode, "--mute") == 0;
+    stuck = strcmp(mode, "--stuck") == 0;
     if (strcmp(mode, "--draining") == 0) {
         state = TR_ENGINE_DRAINING;
     }
