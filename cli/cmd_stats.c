@@ -5,7 +5,8 @@
  * memory: the engine is not asked and not disturbed.  On a terminal the picture
  * is redrawn in place; elsewhere every interval gives one line, or one JSON
  * object with --json.  Latencies are percentiles of the page's histograms over
- * the last interval (over the engine's life with --once).
+ * the last interval (over the engine's life with --once).  With --tenants it is
+ * NGINX that is asked (stats_tenants.c).
  */
 #include <jansson.h>
 #include <stdio.h>
@@ -20,6 +21,7 @@
 #include "options.h"
 #include "ring_client.h"
 #include "stats.h"
+#include "stats_tenants.h"
 #include "terminal.h"
 
 static const char *const histogram_names[TR_STATS_HISTOGRAMS] = {
@@ -33,12 +35,14 @@ static const char *const histogram_titles[TR_STATS_HISTOGRAMS] = {
 static struct {
     const char *engine;
     double interval;
-    bool once, json;
+    const char *url;
+    tr_option_list_t headers;
+    bool once, json, tenants;
     tr_ring_client_t *client;
     tr_status_card_t card;
     bool redraw;
     unsigned width; /* of the terminal, 0: none */
-} g = { .interval = 1 };
+} g = { .interval = 1, .url = "http://127.0.0.1:8080" };
 
 static tr_option_t options[] = {
     { "engine", 'e', TR_OPTION_TEXT, &g.engine, "SOCKET",
@@ -49,15 +53,25 @@ static tr_option_t options[] = {
       "print once, with figures since the engine started", 0, 0, NULL, false },
     { "json", 0, TR_OPTION_FLAG, &g.json, NULL, "JSON, one object a line", 0, 0,
       NULL, false },
+    { "tenants", 't', TR_OPTION_FLAG, &g.tenants, NULL,
+      "what each tenant has used, as NGINX counts it", 0, 0, NULL, false },
+    { "url", 'u', TR_OPTION_TEXT, &g.url, "URL",
+      "--tenants: of NGINX (default http://127.0.0.1:8080), or of its metrics",
+      0, 0, NULL, false },
+    { "header", 0, TR_OPTION_LIST, &g.headers, "LINE",
+      "--tenants: HTTP header to send, may be repeated", 0, 0, NULL, false },
     { NULL, 0, TR_OPTION_GROUP, NULL, NULL, NULL, 0, 0, NULL, false }
 };
 
 const tr_command_t tr_stats_command = {
-    "tokenring stats [options] [--engine SOCKET]",
+    "tokenring stats [options] [--engine SOCKET | --tenants]",
     "Shows what a running engine does: model, load, speed, latencies, KV\n"
-    "cache.  It reads the engine's status page and costs the engine nothing.",
+    "cache.  It reads the engine's status page and costs the engine nothing.\n"
+    "With --tenants, what each tenant has used: requests, those refused, "
+    "tokens.",
     "  tokenring stats --engine build/run/engine.sock\n"
-    "  tokenring stats -e /run/tokenring/main.sock --once --json",
+    "  tokenring stats -e /run/tokenring/main.sock --once --json\n"
+    "  tokenring stats --tenants --once",
     options
 };
 
@@ -536,6 +550,10 @@ tr_cmd_stats(int argc, char **argv)
 
     if (tr_options_only(&tr_stats_command, argc, argv, &rc) != 0) {
         return rc;
+    }
+    if (g.tenants) {
+        return tr_stats_tenants(&(tr_stats_tenants_t){
+            g.url, &g.headers, g.interval, g.once, g.json });
     }
     given = g.engine;
     g.engine = tr_engine_socket(given, path);

@@ -9,7 +9,9 @@ const { test } = require('node:test');
 const assert = require('node:assert/strict');
 const fs = require('node:fs');
 const OpenAI = require('openai');
-const { Stack, until, sleep } = require('../lib/stack');
+const path = require('node:path');
+const { execFile } = require('node:child_process');
+const { Stack, BUILD, until, sleep } = require('../lib/stack');
 const { post, request, stream } = require('../lib/http');
 
 const NULL = { backend: 'null', null_rate: 500, kv_memory: '64m' };
@@ -437,6 +439,52 @@ test('shown tenants: who is refused takes no row', withPlans(`
   assert.equal((await ask('few-a')).status, 429);
   assert.deepEqual(await counted(stack, 124), { other: 120, stranger7: 2,
     'few-a': 2 });
+}));
+
+const stats = (...args) => new Promise((resolve) => {
+  execFile(path.join(BUILD, 'bin/tokenring'), ['stats', '--tenants', ...args],
+    (error, out, err) => resolve({ status: error ? error.code : 0, out, err }));
+});
+
+test('shown tenants: tokenring stats has them', withPlans(`
+  tokenring_tenants zone=shown:1m shown;
+  tokenring_plan few requests=1/h;`, async (stack, ask) => {
+  for (const key of ['few-a', 'few-a', 'say "hi\\"']) await ask(key);
+  assert.equal((await ask('z', { max_tokens: 9, n: 2 })).status, 200);
+  const counts = await counted(stack, 4);
+  assert.equal(counts['few-a'], 2);
+  const all = await told(stack);
+  const json = await stats('--url', `${stack.url}/`, '--once', '--json');
+  assert.equal(json.status, 0, json.err);
+  const { tenants, time } = JSON.parse(json.out);
+  assert.ok(Math.abs(time - Date.now() / 1000) < 600);
+  assert.equal(tenants[0].name, 'z', 'who used most comes first');
+  assert.equal(tenants[0].completion_tokens, 18);
+  assert.ok(tenants.some((t) => t.name === 'say "hi\\"'), json.out);
+  const escaped = (name) => name.replace(/["\\]/g, '\\$&');
+  assert.deepEqual(Object.fromEntries(tenants.map(({ name, ...t }) => {
+    assert.equal(t.completion_tokens_per_s, null);
+    delete t.completion_tokens_per_s;
+    return [escaped(name), t];
+  })), all);
+
+  const text = await stats('--url', `${stack.url}/metrics`, '-1');
+  const rows = text.out.trim().split('\n').map((row) => row.split(/  +/));
+  assert.deepEqual(rows[0], ['tenant', 'requests', 'refused', 'prompt tokens',
+    'answer tokens']);
+  assert.deepEqual(rows.find((row) => row[0] === 'few-a'), ['few-a', '2', '1',
+    `${all['few-a'].prompt_tokens}`, '2']);
+
+  const wrong = await stats('--url', `${stack.url}/health`, '-1');
+  assert.equal(wrong.status, 1);
+  assert.match(wrong.err, /\/health\/metrics answered 404, expected 200/);
+  stack.configure({ http: stack.options.http.replace('1m shown', '1m') });
+  await stack.reload();
+  const none = await until(async () => {
+    const r = await stats('--url', stack.url, '-1');
+    return r.status === 1 && r;
+  }, 'the new configuration');
+  assert.match(none.err, /shows no tenants: tokenring_tenants .* shown; is what/);
 }));
 
 test('shown tenants: a location without tenants has the row without a name',
