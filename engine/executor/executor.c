@@ -135,25 +135,6 @@ tr_executor_policy_name(const tr_executor_policy_t *p)
     return strstr(p->given, "alpha_file") != NULL ? p->policy->name : p->given;
 }
 
-/* Kernels for GPUs know no tokens in front of a window's ring. */
-static tr_status_t
-check_sinks(const tr_executor_t *e, const tr_config_t *config, tr_error_t *err)
-{
-    for (uint32_t i = 0; i < e->n_policies; i++) {
-        const tr_kv_policy_t *p = e->policies[i].policy;
-
-        if (strcmp(config->backend, "cuda") == 0
-            && tr_kv_rule_sinks(&p->rule, UINT32_MAX) != 0) {
-            return tr_error_set(err, TR_ERR_UNSUPPORTED,
-                                i == 0 ? "kv_policy" : "kv_policies",
-                                "backend cuda: KV policy %s: sinks=%u,"
-                                " expected 0",
-                                p->name, p->sinks);
-        }
-    }
-    return TR_OK;
-}
-
 /* Prefixes are reused where answers may then differ, too. */
 static bool
 reuses_compressed(const tr_config_t *config)
@@ -180,7 +161,7 @@ tr_executor_open_policies(tr_executor_t *e, const tr_config_t *config,
     for (uint32_t i = 0; i < e->n_policies && reuses_compressed(config); i++) {
         tr_kv_policy_position(e->policies[i].policy);
     }
-    return rc == TR_OK ? check_sinks(e, config, err) : rc;
+    return rc;
 }
 
 /* ---- levels ------------------------------------------------------------- */

@@ -641,8 +641,9 @@ int tr_cuda_kv_moves(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                      const tr_rows_t *rows, bool beside, uint32_t *refused);
 
 /* One slot's pages on their way to another pool.  They go in the order of
- * heads; of a head, its uncompressed pages, its window's (of min(base, window)
- * slots), its tiers' in order: as the host's cache takes and gives them. */
+ * heads; of a head, its uncompressed pages, its window's (of min(base, sinks +
+ * window) slots), its tiers' in order: as the host's cache takes and gives
+ * them. */
 typedef struct {
     int32_t slot;
     uint32_t uncompressed_pages; /* of every head; from entry 0 of its row */
@@ -755,7 +756,7 @@ size_t tr_cuda_sample_work(const tr_device_props_t *d, uint32_t rows,
 /* ---- the table ----------------------------------------------------------- */
 
 /* Changes with the order or the signature of any entry. */
-#define TR_DEVICE_VERSION 14u
+#define TR_DEVICE_VERSION 15u
 
 /* All entries, in the order of the table. */
 /* clang-format off */

@@ -315,10 +315,11 @@ entries(const swap_t *a, const tr_kv_view_t *kv, uint32_t head, uint32_t *out)
     for (uint32_t i = 0; i < a->swap.uncompressed_pages; i++) {
         out[n++] = i;
     }
-    pages = q->window == 0
-                ? 0
-                : manager_ceil(q->base < q->window ? q->base : q->window,
-                               kv->layout[q->window_layout].tokens);
+    pages = q->window == 0 ? 0
+                           : manager_ceil(q->base < q->sinks + q->window
+                                              ? q->base
+                                              : q->sinks + q->window,
+                                          kv->layout[q->window_layout].tokens);
     for (uint32_t i = 0; i < pages; i++) {
         out[n++] = kv->at_window + i;
     }

@@ -174,9 +174,9 @@ run_slots(const generic_head_t *h, uint32_t run, const tr_kv_layout_t **l)
     }
     if (run == RUN_WINDOW) {
         *l = &h->a->layout[q->window_layout];
-        return q->window == 0 || q->base <= q->window_from ? 0
-               : q->base < q->window                       ? q->base
-                                                           : q->window;
+        return tr_kv_windowed(q) == 0           ? 0
+               : q->base < q->sinks + q->window ? q->base
+                                                : q->sinks + q->window;
     }
     *l = &h->a->layout[run < q->n_tiers ? q->tier_layout[run] : 0];
     return run < q->n_tiers ? h->count[run] : 0;
@@ -250,10 +250,13 @@ head_tile(const generic_head_t *h, uint32_t i, generic_tile_t *t)
         t->used = below < TILE_TOKENS ? t->used >> below << below : 0;
     }
     for (uint32_t k = 0; run == RUN_WINDOW && k < n; k++) {
-        uint32_t age = (t->index + k + q->window - q->window_from % q->window)
+        uint32_t at = t->index + k - q->sinks; /* in the ring */
+        uint32_t age = (at + q->window
+                        - (q->window_from - q->sinks) % q->window)
                        % q->window;
 
-        if (age >= q->base - q->window_from) { /* a free slot of the ring */
+        if (t->index + k >= q->sinks
+            && age >= q->base - q->window_from) { /* a free slot of the ring */
             t->used &= ~(1u << k);
         }
     }

@@ -278,8 +278,15 @@ decode_entry(const tr_kv_view_t &kv, uint32_t segment, uint32_t i)
     return segment % 2 == 0 ? at + i : at + len - 1 - i;
 }
 
-/* Position of the token in ring slot i of the window: the last one below base
- * that is i modulo the ring. */
+/* Sinks of a head's sequence: the entries in front of its ring. */
+static __device__ __forceinline__ uint32_t
+decode_sinks(const tr_kv_view_t &kv, const decode_head_t *h)
+{
+    return kv.seq[h->head / (kv.layers * kv.kv_heads)].sinks;
+}
+
+/* Position of the token at entry i of the ring: the last one below base that is
+ * there.  As many sinks come off base as off i. */
 static __device__ __forceinline__ uint32_t
 decode_window_position(uint32_t base, uint32_t window, uint32_t i)
 {

@@ -147,8 +147,9 @@ existing(const decode_args_t &a, uint32_t head, uint32_t segment,
     if (segment == SEG_WINDOW && here) {
         const decode_head_t *h = a.work.head + head;
 
-        here = decode_window_position(h->base, h->window, token + lane)
-               >= h->window_from;
+        here = token + lane < decode_sinks(a.kv, h)
+               || decode_window_position(h->base, h->window, token + lane)
+                      >= h->window_from;
     }
     return __ballot_sync(TR_ALL_LANES, here);
 }

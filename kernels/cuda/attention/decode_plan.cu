@@ -202,8 +202,8 @@ describe(const plan_args_t &a, uint32_t layer, uint32_t i, decode_head_t &h)
         h.tokens[l] = l < s.n_tiers ? tokens : 0;
         h.layout[l] = l < s.n_tiers ? s.tier_layout[l] : 0;
     }
-    h.tokens[SEG_WINDOW] = s.base > s.window_from && s.window > 0
-                               ? min(s.base, s.window)
+    h.tokens[SEG_WINDOW] = tr_kv_windowed(&s) > 0
+                               ? min(s.base, s.sinks + s.window)
                                : 0;
     h.layout[SEG_WINDOW] = s.window_layout;
     h.tokens[SEG_UNCOMPRESSED] = n >= s.base ? n - s.base + 1 : 0;

@@ -148,14 +148,17 @@ compute_positions(const decode_args_t &a, const decode_left_t &left,
     const uint32_t base = h->base, window = h->window, from = h->window_from;
     const uint32_t token = tile_of(a, w) * w.layout(a).tile
                            + threadIdx.x % 2 * 4;
+    const bool ring = w.segment() == SEG_WINDOW;
+    const uint32_t sinks = ring ? decode_sinks(a.kv, h) : 0;
 
 #pragma unroll
     for (uint32_t i = 0; i < LANE_TOKENS; i++) {
         uint32_t at = token + i / 4 * 8 + i % 4, position = base + at;
 
-        if (w.segment() == SEG_WINDOW && (x.exist >> i & 1)) {
-            position = decode_window_position(base, window, at);
-            if (position < from) {
+        if (ring && (x.exist >> i & 1)) {
+            position = at < sinks ? at
+                                  : decode_window_position(base, window, at);
+            if (at >= sinks && position < from) {
                 x.exist &= ~(1u << i);
             }
         }

@@ -178,14 +178,15 @@ window_leave(const append_t *t)
 
     if (tile) {
         for (uint32_t i = t->w.lane; i < m->leaves; i += t->w.lanes) {
-            t->smem->from[i] = window_place(t, (m->leave_pos + i)
-                                                   % t->seq->window);
+            t->smem->from[i] = window_place(
+                t, tr_kv_window_entry(t->seq, m->leave_pos + i));
         }
         lanes_sync(t->w);
         tile_move(t->w, to, t->smem);
     }
     for (uint32_t i = 0; i < m->leaves; i++) {
-        place_t from = window_place(t, (m->leave_pos + i) % t->seq->window);
+        place_t from = window_place(t, tr_kv_window_entry(t->seq,
+                                                          m->leave_pos + i));
 
         to = tier_place(t, tier, m->index + i);
         if (!tile) {
@@ -199,10 +200,12 @@ window_leave(const append_t *t)
 TR_DEVICE void
 window_enter(const append_t *t)
 {
-    uint32_t window = t->seq->window, slot = t->pos % window;
-    place_t p = window_place(t, slot);
-    /* where the page's slots end, and how long ago the last was written: when
-     * that has left the window, the page is new or as good as new */
+    uint32_t window = t->seq->window;
+    uint32_t slot = (t->pos - t->seq->sinks) % window;
+    place_t p = window_place(t, tr_kv_window_entry(t->seq, t->pos));
+    /* of a page without sinks: where the page's slots end, and how long ago the
+     * last was written: when that has left the window, the page is new or as
+     * good as new */
     uint32_t end = slot - p.at + p.layout->tokens;
     uint32_t ago;
 

@@ -118,10 +118,12 @@ seq_valid(const tr_kv_layout_t *layout, uint32_t n_layouts,
     }
     return ok
            && (seq->window == 0
-               || (seq->window_layout != 0 && seq->window_layout < n_layouts
-                   && !layout[seq->window_layout].level.by_channel
-                   && seq->base - seq->window_from <= seq->window
-                   && seq->window_from <= seq->base));
+                   ? seq->sinks == 0
+                   : (seq->window_layout != 0 && seq->window_layout < n_layouts
+                      && !layout[seq->window_layout].level.by_channel
+                      && seq->base - seq->window_from <= seq->window
+                      && seq->sinks <= seq->window_from
+                      && seq->window_from <= seq->base));
 }
 
 /* May n tokens of layout `from` (NULL: new) go to tier `to`, from `index`? */
@@ -180,7 +182,7 @@ token_valid(const append_t *t)
 
     return t->seq->window == 0
                ? m->leaves == 1 && target_valid(t, NULL, m->to, m->index, 1)
-               : window_has(t, t->pos % t->seq->window);
+               : window_has(t, tr_kv_window_entry(t->seq, t->pos));
 }
 
 TR_DEVICE bool
@@ -205,7 +207,7 @@ move_valid(const append_t *t)
         return false;
     }
     for (uint32_t i = 0; i < m->leaves; i++) {
-        if (!window_has(t, (m->leave_pos + i) % window)) {
+        if (!window_has(t, tr_kv_window_entry(t->seq, m->leave_pos + i))) {
             return false;
         }
     }

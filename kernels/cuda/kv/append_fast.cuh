@@ -42,7 +42,7 @@ fast_target(const append_t *t, place_t *p)
         }
         p->layout = &a->layout[seq->window_layout];
         ok = fast_layout(p->layout);
-        slot = t->pos % seq->window;
+        slot = tr_kv_window_entry(seq, t->pos);
         entry = len;
         len = a->kv.at_pair[0] - len;
     }
@@ -54,6 +54,7 @@ fast_target(const append_t *t, place_t *p)
     p->page = tr_kv_page_at(&a->kv, id);
     p->at = slot - page * p->layout->tokens;
     if (t->pos < seq->base && p->at == 0) { /* new? as window_enter has it */
+        slot -= seq->sinks;                 /* of the ring */
         end = slot + p->layout->tokens;
         end = end < seq->window ? end : seq->window;
         ok = t->pos - seq->window_from >= slot + 1 + seq->window - end;

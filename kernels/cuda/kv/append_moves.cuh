@@ -78,7 +78,7 @@ moves_new(const append_t *t)
 {
     const tr_kv_view_t *kv = &t->a->kv;
     const tr_kv_seq_t *seq = t->seq;
-    uint32_t page = t->pos % seq->window
+    uint32_t page = tr_kv_window_entry(seq, t->pos)
                     / t->a->layout[seq->window_layout].tokens;
     bool has = page < kv->at_pair[0] - kv->at_window;
     int32_t id = t->table[has ? kv->at_window + page : 0];
@@ -114,7 +114,7 @@ moves_place(const append_t *t, uint32_t which)
                               && m->candidate_from < seq->n_tiers
                           ? seq->tier_layout[m->candidate_from]
                           : seq->window_layout];
-    slot = window ? f.index % seq->window : f.index;
+    slot = window ? tr_kv_window_entry(seq, f.index) : f.index;
     page = slot / l->tokens;
     f.at.layout = l;
     f.at.at = slot - page * l->tokens;

@@ -90,8 +90,7 @@ compress_open(compress_t *c, const compress_args_t *a, uint32_t j, uint32_t h)
     for (uint32_t l = 0; l < c->from->n_tiers; l++) {
         tiered += c->have[l];
     }
-    c->windowed = c->from->window > 0 ? c->from->base - c->from->window_from
-                                      : 0;
+    c->windowed = tr_kv_windowed(c->from);
     if (tiered + c->windowed + c->job->n_uncompressed > c->job->dest_len
         || tiered + c->windowed + c->job->n_uncompressed > a->max_len) {
         return false;
@@ -118,8 +117,8 @@ source_place(const compress_t *c, uint32_t i, uint32_t *position, float *score)
         p.layout = &c->a->layout[c->from->tier_layout[l]];
         entry = tr_kv_tier_entry(kv, l, p.at / p.layout->tokens);
     } else if (i < c->tiered + c->windowed) {
-        *position = c->from->window_from + (i - c->tiered);
-        p.at = *position % c->from->window;
+        *position = tr_kv_windowed_position(c->from, i - c->tiered);
+        p.at = tr_kv_window_entry(c->from, *position);
         p.layout = &c->a->layout[c->from->window_layout];
         entry = kv->at_window + p.at / p.layout->tokens;
     } else {

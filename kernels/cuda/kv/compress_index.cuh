@@ -19,10 +19,12 @@ source_target(const compress_t *c, uint32_t i)
     int8_t dest = c->dest[i];
 
     if (i >= c->tiered && to->window > 0) {
-        uint32_t first = c->windowed > 0 ? c->from->window_from : c->from->base;
+        uint32_t at = i - c->tiered;
+        uint32_t position = at < c->windowed
+                                ? tr_kv_windowed_position(c->from, at)
+                                : c->from->base + (at - c->windowed);
 
-        if ((dest == TR_KV_WINDOW)
-            != (first + (i - c->tiered) >= to->window_from)) {
+        if ((dest == TR_KV_WINDOW) != tr_kv_in_window(to, position)) {
             return TARGETS + 1;
         }
     }
@@ -78,7 +80,7 @@ tiers_have(block_t b, const compress_t *c, const int32_t *table,
     return ok;
 }
 
-/* Positions [window_from, base) of a ring. */
+/* Sinks, and positions [window_from, base) of a ring. */
 TR_DEVICE bool
 window_complete(block_t b, const compress_t *c, const int32_t *table,
                 const tr_kv_seq_t *seq)
@@ -86,16 +88,18 @@ window_complete(block_t b, const compress_t *c, const int32_t *table,
     const tr_kv_view_t *kv = &c->a->kv;
     uint32_t n = seq->base - seq->window_from, first, turn, tokens, len;
 
-    if (seq->window == 0 || n == 0) {
+    if (tr_kv_windowed(seq) == 0) {
         return true;
     }
-    first = seq->window_from % seq->window;
+    first = (seq->window_from - seq->sinks) % seq->window;
     turn = first + n > seq->window ? first + n - seq->window : 0;
+    first += seq->sinks;
     tokens = c->a->layout[seq->window_layout].tokens;
     len = kv->at_pair[0] - kv->at_window;
     return part_has(b, table + kv->at_window, 1, len, tokens, first,
                     first + n - turn)
-           & part_has(b, table + kv->at_window, 1, len, tokens, 0, turn);
+           & part_has(b, table + kv->at_window, 1, len, tokens, 0,
+                      seq->sinks + turn);
 }
 
 /* Counts the lane's sources by target; false: one is not allowed. */
@@ -133,7 +137,7 @@ targets_valid(block_t b, const compress_t *c, const index_smem_t *smem)
     }
     return ok
            && (to->window == 0
-               || smem->total[TR_KV_TIERS_MAX] == to->base - to->window_from);
+               || smem->total[TR_KV_TIERS_MAX] == tr_kv_windowed(to));
 }
 
 /* Head h of job j. */

@@ -91,20 +91,36 @@ tier_tile(const compress_t *c, warp_t w, tile_smem_t *smem, side_t side,
     tile_fill(w, to, n, side, smem);
 }
 
-/* Does a page of the new ring hold tokens? */
+/* Does a page of the new window hold tokens? */
 TR_DEVICE bool
 ring_page_used(const tr_kv_seq_t *to, uint32_t tokens, uint32_t page)
 {
-    uint32_t first = to->window_from % to->window;
+    uint32_t first = (to->window_from - to->sinks) % to->window;
     uint32_t n = to->base - to->window_from, at = page * tokens, end;
 
+    if (at < to->sinks) {
+        return true;
+    }
+    at -= to->sinks;
     end = at + tokens < to->window ? at + tokens : to->window;
     /* slots [first, first + n), and what of them is beyond the ring's end */
     return n > 0
            && ((at < first + n && end > first) || at + to->window < first + n);
 }
 
-/* Tile i of the ring. */
+/* How many tokens of the window come before the one that entry `at` has, or
+ * would have. */
+TR_DEVICE uint32_t
+window_age(const tr_kv_seq_t *to, uint32_t at)
+{
+    uint32_t first = (to->window_from - to->sinks) % to->window;
+
+    return at < to->sinks
+               ? at
+               : to->sinks + (at - to->sinks + to->window - first) % to->window;
+}
+
+/* Tile i of the window. */
 TR_DEVICE void
 window_tile(const compress_t *c, warp_t w, tile_smem_t *smem, side_t side,
             uint32_t i)
@@ -113,8 +129,7 @@ window_tile(const compress_t *c, warp_t w, tile_smem_t *smem, side_t side,
     const tr_kv_layout_t *layout = &c->a->layout[to->window_layout];
     uint32_t tiles = page_tiles(layout), page = i / tiles;
     uint32_t at = page * layout->tokens + i % tiles * 16, n;
-    uint32_t used = to->base - to->window_from;
-    uint32_t first = c->windowed > 0 ? c->from->window_from : c->from->base;
+    uint32_t used = tr_kv_windowed(to);
     place_t dest = { NULL, layout, at % layout->tokens };
 
     if (!ring_page_used(to, layout->tokens, page)) {
@@ -126,19 +141,22 @@ window_tile(const compress_t *c, warp_t w, tile_smem_t *smem, side_t side,
     n = (page + 1) * layout->tokens - at;
     n = n < 16 ? n : 16;
     for (uint32_t k = w.lane; k < n; k += w.lanes) {
-        uint32_t age = (at + k + to->window - to->window_from % to->window)
-                       % to->window;
-        uint32_t position = to->window_from + age;
+        uint32_t age = window_age(to, at + k), position, source;
         place_t p = dest;
         float score;
 
         p.at += k;
         smem->token.from[k].page = NULL;
-        if (at + k >= to->window || age >= used) {
+        if (at + k >= to->sinks + to->window || age >= used) {
             continue;
         }
-        smem->token.from[k] = source_place(c, c->tiered + (position - first),
-                                           &position, &score);
+        position = tr_kv_windowed_position(to, age);
+        source = position < c->from->sinks ? position
+                 : position < c->from->base
+                     ? c->from->sinks + position - c->from->window_from
+                     : c->windowed + position - c->from->base;
+        smem->token.from[k] = source_place(c, c->tiered + source, &position,
+                                           &score);
         if (side == VALUE) {
             token_put_stats(p, score, position);
         }
@@ -171,7 +189,8 @@ head_tile_move(const compress_t *c, warp_t w, tile_smem_t *smem, side_t side,
         return false;
     }
     l = &c->a->layout[c->to->window_layout];
-    tiles = (c->to->window + l->tokens - 1) / l->tokens * page_tiles(l);
+    tiles = (c->to->sinks + c->to->window + l->tokens - 1) / l->tokens
+            * page_tiles(l);
     if (i >= tiles) {
         return false;
     }

@@ -42,7 +42,7 @@ part_pages(const swap_args_t &a, uint32_t h, uint32_t part, uint32_t *entry,
         *entry = kv->at_window;
         if (seq->window > 0) {
             tokens = a.tokens[seq->window_layout];
-            n = min(seq->base, seq->window);
+            n = min(seq->base, seq->sinks + seq->window);
         }
     } else if (part - 2 < seq->n_tiers) {
         uint32_t l = part - 2;

@@ -101,7 +101,7 @@ fill(case_t *c, uint32_t s, int32_t *entry, uint32_t layout, uint32_t t,
     put_marks(l, page, t, position);
 }
 
-/* Where a sequence's tokens are: tiered positions are [0, window_from). */
+/* Where a sequence's tokens are: tiered positions are [sinks, window_from). */
 static void
 choose_sequence(case_t *c, uint32_t s)
 {
@@ -122,6 +122,8 @@ choose_sequence(case_t *c, uint32_t s)
             && !b->plan.layout[q->window_layout].level.by_channel) {
             q->window = 1 + random_below(60);
             q->base += random_below(q->window + 1);
+            q->sinks = random_below(2) ? random_below(40) : 0;
+            q->sinks = q->sinks < q->window_from ? q->sinks : q->window_from;
         }
     }
     if (kind == 0 || kind == 3) {
@@ -151,7 +153,7 @@ fill_head(case_t *c, uint32_t s, uint32_t h)
     const tr_kv_seq_t *q = &b->seq[s];
     int32_t *row = fixture_row(b, s, h);
     uint32_t *count = b->count + fixture_head(b, s, h) * TR_KV_TIERS_MAX;
-    uint32_t position = 0, per, others = q->window_from;
+    uint32_t position = q->sinks, per, others = q->window_from - q->sinks;
 
     others -= others > 0 && q->window == 0; /* the last is the query's own */
     for (uint32_t l = 0; l < q->n_tiers; l++) {
@@ -173,10 +175,13 @@ fill_head(case_t *c, uint32_t s, uint32_t h)
                  q->tier_layout[l], i % per, at);
         }
     }
-    for (uint32_t p = q->window_from; q->window && p < q->base; p++) {
+    for (uint32_t k = 0; k < tr_kv_windowed(q); k++) {
+        uint32_t p = tr_kv_windowed_position(q, k);
+        uint32_t i = tr_kv_window_entry(q, p);
+
         per = b->plan.layout[q->window_layout].tokens;
-        fill(c, s, row + b->host.at_window + p % q->window / per,
-             q->window_layout, p % q->window % per, p);
+        fill(c, s, row + b->host.at_window + i / per, q->window_layout, i % per,
+             p);
     }
     per = b->plan.layout[0].tokens;
     for (uint32_t i = 0; i < b->uncompressed[s]; i++) {
@@ -191,13 +196,14 @@ fill_head(case_t *c, uint32_t s, uint32_t h)
     }
 }
 
-/* The ring's pages below min(base, window) are there, used or not. */
+/* The window's pages below min(base, sinks + window) are there, used or not. */
 static void
 ring_pages(case_t *c, uint32_t s, uint32_t h)
 {
     fixture_t *b = &c->fixture;
     const tr_kv_seq_t *q = &b->seq[s];
-    uint32_t slots = q->base < q->window ? q->base : q->window;
+    uint32_t most = q->sinks + q->window;
+    uint32_t slots = q->window == 0 ? 0 : q->base < most ? q->base : most;
     uint32_t per = b->plan.layout[q->window_layout].tokens;
 
     for (uint32_t i = 0; i < (slots + per - 1) / per; i++) {

@@ -37,6 +37,7 @@ choose_shape(cache_shape_t *w, uint32_t round)
     w->max_tier = 1 + random_below(random_below(3) == 0 ? 1500 : 200);
     w->max_uncompressed = 1 + random_below(random_below(3) == 0 ? 1500 : 200);
     w->max_window = random_below(100);
+    w->max_sinks = random_below(2) ? random_below(40) : 0;
     w->wild = random_below(2) == 0;
     if (random_below(12) == 0) { /* a head of hundreds of parts and of rows */
         w->kv_heads = 1;

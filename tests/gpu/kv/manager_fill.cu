@@ -57,7 +57,7 @@ fill_kernel(const __grid_constant__ tr_kv_manager_t m)
     fill_run(m, row, 0, 0, 1, m.slot[slot].tokens - q->base, salt);
     if (q->window != 0) {
         fill_run(m, row, q->window_layout, m.view.at_window, 1,
-                 min(q->base, q->window), salt + 1);
+                 min(q->base, q->sinks + q->window), salt + 1);
     }
     for (uint32_t l = 0; l < q->n_tiers; l++) {
         fill_run(m, row, q->tier_layout[l], tr_kv_tier_entry(&m.view, l, 0),

@@ -150,7 +150,8 @@ static fixture_place_t
 fixture_windowed(const tr_kv_view_t *v, const tr_kv_seq_t *q,
                  const int32_t *row, uint32_t pos)
 {
-    uint32_t tokens = v->layout[q->window_layout].tokens, at = pos % q->window;
+    uint32_t tokens = v->layout[q->window_layout].tokens;
+    uint32_t at = tr_kv_window_entry(q, pos);
 
     return fixture_place(v, row, q->window_layout, v->at_window + at / tokens,
                          at % tokens);
@@ -265,9 +266,11 @@ fixture_compress(const tr_stream_t *stream, const tr_kv_view_t *v,
                                      count);
             }
         }
-        for (i = q->window_from; i < q->base; i++) {
+        for (i = 0; i < tr_kv_windowed(q); i++) {
+            uint32_t pos = tr_kv_windowed_position(q, i);
+
             fixture_compress_one(v, c, to, *dest++,
-                                 fixture_windowed(v, q, row, i), i, false,
+                                 fixture_windowed(v, q, row, pos), pos, false,
                                  count);
         }
         for (i = 0; i < c->n_uncompressed; i++) {
@@ -363,8 +366,10 @@ fixture_attend_head(const tr_kv_cache_t *kv, int32_t slot, uint32_t head,
         v->candidate[manager_head(&kv->m, slot, head) * TR_KV_TIERS_MAX + l] =
             best;
     }
-    for (uint32_t i = q->window_from; i < q->base && q->window != 0; i++) {
-        fixture_add(fixture_windowed(v, q, row, i).score, fixture_more());
+    for (uint32_t i = 0; i < tr_kv_windowed(q); i++) {
+        uint32_t pos = tr_kv_windowed_position(q, i);
+
+        fixture_add(fixture_windowed(v, q, row, pos).score, fixture_more());
     }
     for (uint32_t i = 0; i < uncompressed; i++) {
         fixture_place_t p = fixture_place(v, row, 0, i / v->layout[0].tokens,

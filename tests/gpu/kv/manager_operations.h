@@ -220,7 +220,7 @@ fixture_sources(const fixture_t *w, const tr_kv_job_t *j, uint32_t head)
     for (uint32_t l = 0; l < j->from.n_tiers; l++) {
         n += count[l];
     }
-    return n + (j->from.window != 0 ? j->from.base - j->from.window_from : 0);
+    return n + tr_kv_windowed(&j->from);
 }
 
 /* Some prompts at once that are complete, or end early. */
@@ -488,6 +488,7 @@ fixture_tally(fixture_t *w)
                          && t->uncompressed == s->uncompressed
                          && t->out == s->out && t->base == q->base
                          && t->window_from == q->window_from
+                         && t->sinks == q->sinks
                          && memcmp(t->tiered, tiered, sizeof(tiered)) == 0
                          && memcmp(t->edge, edge, sizeof(edge)) == 0,
                      "slot %u: %u tokens, tally %u", i, s->tokens, t->tokens);

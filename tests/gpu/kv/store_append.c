@@ -299,7 +299,7 @@ choose_moves(fixture_t *b, uint32_t s)
         if (q->window > 0) {
             fixture_page(b,
                          row + b->host.at_window
-                             + pos % q->window
+                             + tr_kv_window_entry(q, pos)
                                    / b->plan.layout[q->window_layout].tokens,
                          q->window_layout);
         }
@@ -343,7 +343,7 @@ spoil(fixture_t *b, uint32_t s, size_t head)
         break;
     case 4:
         if (q->window > 0) { /* no page for the token */
-            uint32_t slot = (q->base - 1) % q->window;
+            uint32_t slot = tr_kv_window_entry(q, q->base - 1);
 
             row[b->host.at_window
                 + slot / b->plan.layout[q->window_layout].tokens] = -1;

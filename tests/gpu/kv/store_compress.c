@@ -28,13 +28,19 @@ choose_target(const fixture_t *b, uint32_t s, tr_kv_seq_t *to)
     to->window_layout = (uint8_t) (from->window > 0 ? from->window_layout
                                                     : 1 + random_below(levels));
     if (to->window == 0 || b->plan.layout[to->window_layout].level.by_channel) {
-        to->window = 0;
+        to->window = to->sinks = 0;
         to->window_from = to->base;
         return;
     }
     n = to->base - first;
     n = n < to->window ? n : to->window;
     to->window_from = to->base - (random_below(3) ? n : random_below(n + 1));
+    if (from->base == 0) {
+        n = random_below(2) ? random_below(40) : 0;
+        to->sinks = n < to->window_from ? n : to->window_from;
+    } else if (random_below(4) == 0) { /* some are judged after all */
+        to->sinks = random_below(from->sinks + 1);
+    }
 }
 
 /* Layout of source i of a head. */
@@ -50,7 +56,7 @@ source_layout(const fixture_t *b, uint32_t s, const uint32_t *have, uint32_t i,
         }
         i -= have[*tier];
     }
-    if (from->window > 0 && i < from->base - from->window_from) {
+    if (i < tr_kv_windowed(from)) {
         return from->window_layout;
     }
     return 0;
@@ -63,23 +69,25 @@ choose_dest(const fixture_t *b, uint32_t s, uint32_t h, const tr_kv_seq_t *to,
 {
     const tr_kv_seq_t *from = &b->seq[s];
     const uint32_t *have = b->count + fixture_head(b, s, h) * TR_KV_TIERS_MAX;
-    uint32_t tiered = 0, all, pos, keep = random_below(3), drop;
+    uint32_t tiered = 0, windowed = tr_kv_windowed(from), all;
+    uint32_t keep = random_below(3), drop;
 
     for (uint32_t l = 0; l < from->n_tiers; l++) {
         tiered += have[l];
     }
-    pos = from->window > 0 ? from->window_from : from->base;
-    all = tiered + to->base - pos;
+    all = tiered + windowed + to->base - from->base;
     drop = random_below(2) ? 0 : random_below(100);
     memset(count, 0, 4 * TR_KV_TIERS_MAX);
     for (uint32_t i = 0; i < all; i++) {
         uint32_t tier, layout = source_layout(b, s, have, i, &tier);
         uint32_t want = keep ? (tier + keep) % to->n_tiers
                              : random_below(to->n_tiers);
+        uint32_t at = i - tiered, pos; /* of those that are in no tier */
 
         dest[i] = TR_KV_NOWHERE;
-        if (to->window > 0 && i >= tiered
-            && pos + (i - tiered) >= to->window_from) {
+        pos = at < windowed ? tr_kv_windowed_position(from, at)
+                            : from->base + at - windowed;
+        if (to->window > 0 && i >= tiered && tr_kv_in_window(to, pos)) {
             dest[i] = TR_KV_WINDOW;
         } else if (random_below(100) >= drop
                    && store_goes(b, layout, to->tier_layout[want])) {
@@ -117,11 +125,11 @@ target_pages(fixture_t *b, const tr_kv_seq_t *to, int32_t *row,
             fixture_page(b, row + tr_kv_tier_entry(&b->host, l, i), layout);
         }
     }
-    for (uint32_t p = to->window_from; to->window && p < to->base; p++) {
+    for (uint32_t k = 0; k < tr_kv_windowed(to); k++) {
         uint32_t per = b->plan.layout[to->window_layout].tokens;
+        uint32_t i = tr_kv_window_entry(to, tr_kv_windowed_position(to, k));
 
-        fixture_page(b, row + b->host.at_window + p % to->window / per,
-                     to->window_layout);
+        fixture_page(b, row + b->host.at_window + i / per, to->window_layout);
     }
 }
 
@@ -292,7 +300,7 @@ refuse_compress(fixture_t *b, uint32_t s, const job_t *good)
 static bool
 job_needs_pages(const fixture_t *b, const job_t *j)
 {
-    if (j->to.window > 0 && j->to.window_from < j->to.base) {
+    if (tr_kv_windowed(&j->to) > 0) {
         return true;
     }
     for (uint32_t h = 0; h < b->host.layers * b->host.kv_heads; h++) {

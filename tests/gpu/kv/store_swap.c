@@ -24,9 +24,10 @@ slot_entries(fixture_t *b, uint32_t s, uint32_t uncompressed_pages,
             entry[n++] = row + i;
         }
         if (q->window > 0) {
-            uint32_t slots = q->base < q->window ? q->base : q->window;
+            uint32_t slots = q->sinks + q->window;
             uint32_t per = b->plan.layout[q->window_layout].tokens;
 
+            slots = q->base < slots ? q->base : slots;
             for (uint32_t i = 0; i < (slots + per - 1) / per; i++) {
                 entry[n++] = row + b->host.at_window + i;
                 fixture_page(b, entry[n - 1], q->window_layout);

@@ -315,8 +315,8 @@ test_policies(void **state)
     snprintf(c.kv_policy, sizeof(c.kv_policy), "full");
     snprintf(c.kv_policies, sizeof(c.kv_policies), "%s",
              chosen != NULL ? chosen
-                            : "diffkv:alpha_high=1,alpha_low=0.02 static "
-                              "uniform kivi quest:budget=48");
+                            : "diffkv:alpha_high=1,alpha_low=0.02 "
+                              "static:sinks=4 uniform kivi quest:budget=48");
     a = open_with(&c);
     snprintf(c.backend, sizeof(c.backend), "cuda");
     b = open_with(&c);

@@ -291,34 +291,6 @@ exactly_max_tokens(void **state)
     close(fd);
 }
 
-/* What only one backend can do is refused by name by the other. */
-static void
-sinks_are_the_cpus(void **state)
-{
-    tr_executor_t e = { .layers = 2, .kv_heads = 2, .head_dim = 64 };
-    tr_config_t c;
-    tr_error_t err;
-
-    (void) state;
-    tr_config_defaults(&c);
-    snprintf(c.backend, sizeof(c.backend), "cuda");
-    snprintf(c.kv_policies, sizeof(c.kv_policies),
-             "streamingllm:sinks=4 diffkv:sinks=4");
-    assert_int_equal(tr_executor_open_policies(&e, &c, &err),
-                     TR_ERR_UNSUPPORTED);
-    assert_string_equal(err.param, "kv_policies");
-    assert_string_equal(err.text,
-                        "backend cuda: KV policy diffkv: sinks=4, expected 0");
-    while (e.n_policies > 0) {
-        tr_kv_policy_free(e.policies[--e.n_policies].policy);
-    }
-    snprintf(c.backend, sizeof(c.backend), "cpu");
-    assert_int_equal(tr_executor_open_policies(&e, &c, &err), TR_OK);
-    while (e.n_policies > 0) {
-        tr_kv_policy_free(e.policies[--e.n_policies].policy);
-    }
-}
-
 int
 main(void)
 {
@@ -330,7 +302,6 @@ main(void)
         cmocka_unit_test(trace_is_kept),
         cmocka_unit_test(refused),
         cmocka_unit_test(exactly_max_tokens),
-        cmocka_unit_test(sinks_are_the_cpus),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

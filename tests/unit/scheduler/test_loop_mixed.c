@@ -168,6 +168,7 @@ main(void)
         MIXED("h2o:budget=0.3"),
         MIXED("streamingllm:recent=48"),
         MIXED("diffkv:alpha_high=1,alpha_low=0.02"),
+        MIXED("static:sinks=4,window_level=16/16"),
         MIXED("quest:budget=64,from=0"),
         cmocka_unit_test(somebody_made_way),
     };
