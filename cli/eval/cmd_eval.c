@@ -20,6 +20,7 @@ static struct {
 
 static tr_option_t options[] = {
     TR_EVAL_OPTIONS(g.eval),
+    TR_EVAL_REUSE_OPTIONS(g.eval),
     TR_EVAL_TEXT_OPTIONS(g.eval),
     TR_EVAL_ROW("The policies", 0, TR_OPTION_GROUP, NULL, NULL, NULL, 0, 0),
     TR_EVAL_ROW("policy", 'p', TR_OPTION_LIST, &g.policies, "SPEC",
@@ -90,6 +91,12 @@ list_json(const tr_option_list_t *list)
     return a;
 }
 
+static const char *const *
+labels(const tr_eval_session_t *s)
+{
+    return (const char *const *) s->engine.label;
+}
+
 /* What was asked, so that the figures can be made again. */
 static json_t *
 run_json(const tr_eval_session_t *s, int argc, char **argv)
@@ -107,6 +114,9 @@ run_json(const tr_eval_session_t *s, int argc, char **argv)
     json_object_set_new(root, "answers",
                         json_integer((json_int_t) s->results.n_jobs));
     json_object_set_new(root, "keep_turns", json_boolean(g.eval.keep_turns));
+    json_object_set_new(root, "shared_prefix",
+                        json_boolean(g.eval.shared_prefix));
+    json_object_set_new(root, "regenerate", json_boolean(g.eval.regenerate));
     json_object_set_new(root, "resumed", json_integer(s->found));
     json_object_set_new(root, "seconds", json_real(p->seconds));
     json_object_set_new(root, "prompt_tokens",
@@ -127,7 +137,7 @@ write_json(const tr_eval_session_t *s, int argc, char **argv)
         return -1;
     }
     root = run_json(s, argc, argv);
-    tr_eval_json(&s->results, s->engine.label, root);
+    tr_eval_json(&s->results, labels(s), root);
     rc = json_dumpf(root, f, JSON_INDENT(1) | JSON_REAL_PRECISION(6));
     json_decref(root);
     fputc('\n', f);
@@ -140,7 +150,7 @@ report(const tr_eval_session_t *s, int argc, char **argv)
     int rc = 0;
 
     /* JSON on standard output is alone there */
-    tr_eval_print(&s->results, s->engine.label,
+    tr_eval_print(&s->results, labels(s),
                   g.json != NULL && strcmp(g.json, "-") == 0 ? stderr : stdout);
     if (g.json != NULL) {
         rc |= write_json(s, argc, argv);
@@ -151,7 +161,7 @@ report(const tr_eval_session_t *s, int argc, char **argv)
         if (f == NULL) {
             return -1;
         }
-        tr_eval_plot(&s->results, s->engine.label,
+        tr_eval_plot(&s->results, labels(s),
                      g.title != NULL ? g.title : "Right answers over KV memory",
                      f);
         rc |= close_output(f, g.svg);
@@ -169,6 +179,16 @@ check_options(void)
         return tr_usage_error(&tr_eval_command,
                               "give cases (-c FILE) or a text "
                               "(--perplexity TEXT)");
+    }
+    if (g.eval.keep_turns + g.eval.shared_prefix + g.eval.regenerate > 1) {
+        return tr_usage_error(&tr_eval_command,
+                              "give one of --keep-turns, --shared-prefix and "
+                              "--regenerate");
+    }
+    if (g.eval.text != NULL && (g.eval.shared_prefix || g.eval.regenerate)) {
+        return tr_usage_error(&tr_eval_command,
+                              "--shared-prefix and --regenerate ask questions: "
+                              "leave out --perplexity");
     }
     if (g.policies.n == 0) {
         g.policies.item[g.policies.n++] = "full";

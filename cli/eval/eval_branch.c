@@ -17,9 +17,8 @@ is_text(const branch_t *f)
 
 /* ---- begin and end ------------------------------------------------------ */
 
-/* A turn of at most `limit` tokens begins. */
-static tr_status_t
-start_turn(driver_t *d, branch_t *f, uint32_t turn, uint32_t limit)
+tr_status_t
+tr_branch_start(driver_t *d, branch_t *f, uint32_t turn, uint32_t limit)
 {
     f->turn = turn;
     f->limit = limit;
@@ -38,13 +37,41 @@ start_turn(driver_t *d, branch_t *f, uint32_t turn, uint32_t limit)
     return TR_OK;
 }
 
+uint64_t
+tr_branch_charge(const driver_t *d, uint32_t policy, uint32_t len)
+{
+    uint64_t pages = tr_kv_pages_for(d->kv, d->e->policy[policy], len);
+
+    /* a block that was cut in each head, beside the one that it is cut from */
+    return pages
+           + (d->e->reused[policy] ? (uint64_t) d->e->layers * d->e->kv_heads
+                                   : 0);
+}
+
+/* The prompt, which its prefix has computed. */
+static tr_status_t
+fork_prompt(driver_t *d, branch_t *f)
+{
+    prefix_t *t = f->prefix;
+    tr_status_t rc;
+
+    f->state = BRANCH_COMPRESS;
+    f->len = f->prompt;
+    tr_kv_prompt(d->kv, f->slot, f->len);
+    rc = tr_kv_fork(d->kv, t->prompt, f->slot, f->len);
+    if (rc == TR_OK && !is_text(f)) {
+        f->out[f->n_out++] = t->first.token;
+    }
+    return rc;
+}
+
 tr_status_t
 tr_branch_begin(driver_t *d, prefix_t *t, uint32_t policy)
 {
-    uint32_t len = t->len[t->turn], i;
-    uint64_t charge = tr_kv_pages_for(d->kv, d->e->policy[policy], t->longest);
+    uint64_t charge = tr_branch_charge(d, policy, t->longest);
     tr_status_t rc;
     branch_t *f;
+    uint32_t i;
 
     for (i = 0; i < d->n_branches && d->branches[i].state != BRANCH_FREE; i++) {
     }
@@ -56,24 +83,30 @@ tr_branch_begin(driver_t *d, prefix_t *t, uint32_t policy)
     if (f->slot < 0) {
         return TR_AGAIN;
     }
-    tr_kv_prompt(d->kv, f->slot, len);
-    rc = tr_kv_fork(d->kv, t->prompt, f->slot, len);
-    if (rc != TR_OK) {
-        tr_kv_close(d->kv, f->slot);
-        return rc;
-    }
-    f->state = BRANCH_COMPRESS;
+    f->state = BRANCH_FREE;
     f->prefix = t;
     f->policy = policy;
-    f->len = f->prompt = len;
+    f->prompt = t->len[t->turn];
+    f->reused = 0;
+    f->leaves = false;
+    rc = tr_branch_start(d, f, t->turn, t->limit[t->turn]);
+    if (rc == TR_OK && d->e->reused[policy]) {
+        rc = tr_reuse_begin(d, f);
+    }
+    if (rc == TR_OK && f->state != BRANCH_PROMPT) {
+        rc = fork_prompt(d, f);
+    }
+    if (rc != TR_OK) {
+        tr_kv_close(d->kv, f->slot);
+        free(f->next.data);
+        f->next = (tr_ids_t){ 0 };
+        f->state = BRANCH_FREE;
+        return rc;
+    }
     f->charge = charge;
     d->charged += charge;
     t->n_branches++;
-    rc = start_turn(d, f, t->turn, t->limit[t->turn]);
-    if (rc == TR_OK && !is_text(f)) {
-        f->out[f->n_out++] = t->first.token;
-    }
-    return rc;
+    return TR_OK;
 }
 
 void
@@ -82,7 +115,9 @@ tr_branch_end(driver_t *d, branch_t *f)
     if (f->state == BRANCH_FREE) {
         return;
     }
-    tr_kv_close(d->kv, f->slot);
+    if (f->slot >= 0) {
+        tr_kv_close(d->kv, f->slot);
+    }
     d->charged -= f->charge;
     f->prefix->n_branches--;
     free(f->next.data);
@@ -151,6 +186,7 @@ record(driver_t *d, branch_t *f)
     }
     r.prompt_tokens = f->prompt;
     r.tokens = f->n_out;
+    r.reused = f->reused;
     r.kv_ratio = f->bytes / f->full_bytes;
     r.high = f->high / f->steps;
     r.low = f->low / f->steps;
@@ -262,14 +298,18 @@ next_turn(driver_t *d, branch_t *f)
     f->prompt = f->len + f->next.len;
     tr_kv_prompt(d->kv, f->slot, f->prompt);
     f->state = BRANCH_PROMPT;
-    return start_turn(d, f, turn, f->prefix->limit[turn]);
+    return tr_branch_start(d, f, turn, f->prefix->limit[turn]);
 }
 
 static tr_status_t
 finish(driver_t *d, branch_t *f)
 {
-    tr_status_t rc = record(d, f);
+    tr_status_t rc;
 
+    if (f->leaves) {
+        return tr_reuse_again(d, f);
+    }
+    rc = record(d, f);
     if (rc == TR_OK && d->run->keep_turns
         && f->turn + 1 < f->prefix->task->n_turns) {
         return next_turn(d, f);

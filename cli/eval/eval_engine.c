@@ -65,6 +65,9 @@ hash_settings(uint64_t hash, const tr_config_t *c)
     if (!c->kv_equalise) {
         hash = tr_fnv1a_64(hash, "as it is", 8);
     }
+    if (strcmp(c->kv_reuse, "no") == 0) { /* then levels are as small */
+        hash = tr_fnv1a_64(hash, c->kv_reuse, strlen(c->kv_reuse));
+    }
     if (strcmp(c->kv_rotate, "off") != 0) {
         hash = tr_fnv1a_64(hash, c->kv_rotate, strlen(c->kv_rotate));
     }
@@ -117,6 +120,9 @@ configure(tr_eval_engine_t *e, const tr_eval_engine_options_t *o,
     if (rc == TR_OK) {
         rc = tr_config_set(c, "--kv-memory", "kv_memory",
                            o->kv_memory ? o->kv_memory : "2g", err);
+    }
+    if (rc == TR_OK && o->reuse) {
+        rc = tr_config_set(c, "--set", "kv_reuse", "yes", err);
     }
     snprintf(number, sizeof(number), "%lld", (long long) o->threads);
     if (rc == TR_OK) {
@@ -177,17 +183,46 @@ bound_by_rope(tr_eval_engine_t *e, const tr_recipe_t *r)
 }
 
 static tr_status_t
+add_policy(tr_eval_engine_t *e, const char *spec, bool reused, tr_error_t *err)
+{
+    uint32_t i = e->n_policies;
+    tr_kv_source_t source;
+    tr_status_t rc;
+
+    rc = tr_kv_policy_open(e->config.model, spec, e->layers, e->kv_heads,
+                           e->head_dim, &e->policy[i], &source, err);
+    if (rc != TR_OK) {
+        return rc;
+    }
+    e->n_policies++;
+    e->reused[i] = reused;
+    if (tr_executor_reuses_compressed(&e->config)) {
+        tr_kv_policy_position(e->policy[i]);
+    }
+    if (asprintf(&e->label[i], "%s%s", spec, reused ? ", reused" : "") < 0
+        || asprintf(&e->spec[i], "%s%s", e->policy[i]->spec,
+                    reused ? ", reused" : "")
+               < 0) {
+        return tr_error_set(err, TR_ERR_NOMEM, "", "out of memory");
+    }
+    rc = tr_kv_policy_plan(e->policy[i], e->head_dim, e->max_len, &e->plan[i]);
+    return rc == TR_OK ? rc
+                       : tr_error_set(err, rc, "policy",
+                                      "%.200s: no page fits its levels", spec);
+}
+
+static tr_status_t
 read_policies(tr_eval_engine_t *e, const char *const *specs, uint32_t n,
-              tr_error_t *err)
+              bool reuse, tr_error_t *err)
 {
     tr_model_config_t m;
     tr_status_t rc = tr_model_config_load(e->config.model,
                                           e->config.ignore_config, &m, err);
 
-    if (rc == TR_OK && n > TR_EVAL_POLICIES_MAX) {
+    if (rc == TR_OK && n > TR_EVAL_POLICIES_MAX / (reuse ? 2 : 1)) {
         rc = tr_error_set(err, TR_ERR_INVALID, "policy",
                           "%u policies, expected at most %u", n,
-                          TR_EVAL_POLICIES_MAX);
+                          TR_EVAL_POLICIES_MAX / (reuse ? 2 : 1));
     }
     if (rc == TR_OK && !slides(e, specs, n)) {
         tr_recipe_bound(&m.recipe);
@@ -203,19 +238,9 @@ read_policies(tr_eval_engine_t *e, const char *const *specs, uint32_t n,
                          : m.recipe.max_positions;
     }
     for (uint32_t i = 0; i < n && rc == TR_OK; i++) {
-        tr_kv_source_t source;
-
-        rc = tr_kv_policy_open(e->config.model, specs[i], e->layers,
-                               e->kv_heads, e->head_dim, &e->policy[i], &source,
-                               err);
-        if (rc == TR_OK) {
-            e->label[e->n_policies++] = specs[i];
-            rc = tr_kv_policy_plan(e->policy[i], m.recipe.head_dim, e->max_len,
-                                   &e->plan[i]);
-            if (rc != TR_OK) {
-                tr_error_set(err, rc, "policy",
-                             "%.200s: no page fits its levels", specs[i]);
-            }
+        rc = add_policy(e, specs[i], false, err);
+        if (rc == TR_OK && reuse) {
+            rc = add_policy(e, specs[i], true, err);
         }
     }
     return rc;
@@ -244,7 +269,7 @@ tr_eval_engine_open(const tr_eval_engine_options_t *o, const char *const *specs,
         }
     }
     if (rc == TR_OK) {
-        rc = read_policies(e, specs, n, err);
+        rc = read_policies(e, specs, n, o->reuse, err);
     }
     if (rc == TR_OK) {
         e->model_hash = hash_model(e->config.model);
@@ -261,6 +286,8 @@ tr_eval_engine_close(tr_eval_engine_t *e)
     tr_eval_engine_stop(e);
     for (uint32_t i = 0; i < e->n_policies; i++) {
         tr_kv_policy_free(e->policy[i]);
+        free(e->label[i]);
+        free(e->spec[i]);
     }
     if (e->scratch != NULL) {
         tr_tokenizer_scratch_free(e->scratch);
@@ -396,6 +423,15 @@ tr_eval_engine_start(tr_eval_engine_t *e, const bool *wanted, tr_error_t *err)
 
     take_policies(e, wanted);
     rc = tr_executor_open(&e->config, &e->x, err);
+    for (uint32_t i = 0; i < e->n_policies && rc == TR_OK; i++) {
+        if (e->running[i] && e->reused[i]
+            && !tr_kv_reuses(e->x->kv, e->policy[i])) {
+            rc = tr_error_set(err, TR_ERR_UNSUPPORTED, "policy",
+                              "prefixes are not reused under %.200s here: leave"
+                              " it out, or --shared-prefix and --regenerate",
+                              e->policy[i]->spec);
+        }
+    }
     if (rc != TR_OK) {
         tr_eval_engine_stop(e);
     }

@@ -35,7 +35,10 @@ typedef struct {
     uint32_t max_len;    /* of a sequence, as model and configuration say */
     uint32_t layers, kv_heads, head_dim;
 
-    const char *label[TR_EVAL_POLICIES_MAX]; /* as given, borrowed */
+    /* as given, and as the policy says it: where prefixes are reused with a word
+     * of that */
+    char *label[TR_EVAL_POLICIES_MAX], *spec[TR_EVAL_POLICIES_MAX];
+    bool reused[TR_EVAL_POLICIES_MAX];
     tr_kv_policy_t *policy[TR_EVAL_POLICIES_MAX];
     tr_page_plan_t plan[TR_EVAL_POLICIES_MAX]; /* with this policy alone */
     uint32_t n_policies;
@@ -52,10 +55,11 @@ typedef struct {
     const char *kv_memory;       /* as in the configuration, or NULL */
     int64_t threads;             /* 0: all cores */
     int64_t batch;               /* answers at once */
+    bool reuse; /* each policy once more, behind cached prefixes */
     bool verbose;
 } tr_eval_engine_options_t;
 
-/* specs: borrowed for the engine's life. */
+/* specs: borrowed for the call. */
 tr_status_t tr_eval_engine_open(const tr_eval_engine_options_t *options,
                                 const char *const *specs, uint32_t n,
                                 tr_eval_engine_t *e, tr_error_t *err);

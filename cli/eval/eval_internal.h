@@ -15,7 +15,7 @@ typedef enum {
     BRANCH_FREE,
     BRANCH_COMPRESS, /* its prompt is cached, the policy has yet to see it */
     BRANCH_DECODE,
-    BRANCH_PROMPT /* keep_turns: the next message */
+    BRANCH_PROMPT /* keep_turns: the next message; reuse: what is not cached */
 } branch_state_t;
 
 typedef struct {
@@ -29,9 +29,11 @@ typedef struct {
 
     int32_t *out; /* [out_cap] the answer's tokens; a text's are the task's */
     uint32_t n_out, out_cap, limit;
-    tr_ids_t next; /* keep_turns: tokens of the prompt not yet cached */
+    tr_ids_t next; /* PROMPT: its tokens that were not cached */
     uint32_t next_at;
     tr_sampled_t sampled;
+    bool leaves;     /* this answer is only to be in the cache */
+    uint32_t reused; /* tokens that it began with */
 
     uint32_t steps;
     double bytes, full_bytes, high, low, pruned, nll, seconds;
@@ -42,6 +44,7 @@ struct prefix {
     const tr_eval_task_t *task;
     uint32_t group;     /* what its policies observe */
     tr_ids_t ids;       /* of the last turn's prompt */
+    tr_ids_t other;     /* of a question about the same document; or none */
     uint32_t *len;      /* [n_turns] prompt of each turn: a prefix of ids */
     uint32_t *limit;    /* [n_turns] */
     bool *fits;         /* [n_turns] */
@@ -83,7 +86,8 @@ typedef struct {
     uint32_t n_items, rows, max_items, max_rows;
     uint32_t turn_of; /* separate: the policy that decodes */
     bool prompts_last;
-    char *text; /* of an answer */
+    uint64_t clock; /* of what is cached */
+    char *text;     /* of an answer */
     size_t text_cap;
 } driver_t;
 
@@ -107,8 +111,28 @@ void tr_prefix_end(driver_t *d, prefix_t *t);
 tr_status_t tr_eval_encode(driver_t *d, const json_t *messages, uint32_t n,
                            tr_ids_t *out);
 
+/* The prompt of a turn: its messages, or the case's text as it is. */
+tr_status_t tr_eval_encode_turn(driver_t *d, const tr_eval_case_t *c,
+                                uint32_t turn, tr_ids_t *out);
+
+/* eval_reuse.c */
+
+/* Which of the task's neighbours asks about the same document: t->other. */
+tr_status_t tr_reuse_choose(driver_t *d, prefix_t *t);
+/* The branch's slot was just opened, for a policy whose prefixes are reused. */
+tr_status_t tr_reuse_begin(driver_t *d, branch_t *f);
+/* It has answered what is to be cached, and asks again. */
+tr_status_t tr_reuse_again(driver_t *d, branch_t *f);
+
 /* eval_branch.c */
 
+/* A turn of at most `limit` tokens begins. */
+tr_status_t tr_branch_start(driver_t *d, branch_t *f, uint32_t turn,
+                            uint32_t limit);
+
+/* Pages to set aside for an answer of this policy, len tokens with its
+ * prompt. */
+uint64_t tr_branch_charge(const driver_t *d, uint32_t policy, uint32_t len);
 /* An answer to turn t->turn by this policy; TR_AGAIN: no room now. */
 tr_status_t tr_branch_begin(driver_t *d, prefix_t *t, uint32_t policy);
 tr_status_t tr_branch_advance(driver_t *d, branch_t *f, bool *moved);

@@ -58,9 +58,9 @@ tr_eval_encode(driver_t *d, const json_t *messages, uint32_t n, tr_ids_t *out)
                                    &in, out, d->err);
 }
 
-/* The prompt of a turn: its messages, or the case's text as it is. */
-static tr_status_t
-encode_turn(driver_t *d, const tr_eval_case_t *c, uint32_t turn, tr_ids_t *out)
+tr_status_t
+tr_eval_encode_turn(driver_t *d, const tr_eval_case_t *c, uint32_t turn,
+                    tr_ids_t *out)
 {
     if (c->prompt == NULL) {
         return tr_eval_encode(d, c->messages, c->turns[turn].n_messages, out);
@@ -98,9 +98,9 @@ encode_case(driver_t *d, prefix_t *t)
     tr_ids_t ids = { 0 };
     tr_status_t rc;
 
-    rc = encode_turn(d, c, c->n_turns - 1, &t->ids);
+    rc = tr_eval_encode_turn(d, c, c->n_turns - 1, &t->ids);
     for (uint32_t i = 0; i < c->n_turns && rc == TR_OK; i++) {
-        rc = encode_turn(d, c, i, &ids);
+        rc = tr_eval_encode_turn(d, c, i, &ids);
         if (rc == TR_OK
             && (ids.len > t->ids.len
                 || memcmp(ids.data, t->ids.data, ids.len * sizeof(int32_t))
@@ -116,7 +116,7 @@ encode_case(driver_t *d, prefix_t *t)
         }
     }
     free(ids.data);
-    return rc;
+    return rc == TR_OK ? tr_reuse_choose(d, t) : rc;
 }
 
 static tr_status_t
@@ -256,6 +256,9 @@ charge_branches(driver_t *d, prefix_t *t)
     uint32_t longest = 0;
 
     for (uint32_t i = 0; i < t->task->n_turns; i++) {
+        if (t->other.len != 0 && t->other.len + t->limit[i] > longest) {
+            longest = t->other.len + t->limit[i];
+        }
         if (t->len[i] + t->limit[i] > longest && t->fits[i]) {
             longest = t->len[i] + t->limit[i];
         }
@@ -263,7 +266,7 @@ charge_branches(driver_t *d, prefix_t *t)
     t->longest = longest;
     for (uint32_t p = 0; p < d->e->n_policies; p++) {
         uint64_t n = d->e->running[p] && d->group[p] == t->group
-                         ? tr_kv_pages_for(d->kv, d->e->policy[p], longest)
+                         ? tr_branch_charge(d, p, longest)
                          : 0;
 
         t->branch_charge = n > t->branch_charge ? n : t->branch_charge;
@@ -324,6 +327,7 @@ tr_prefix_end(driver_t *d, prefix_t *t)
 {
     close_slots(d, t);
     free(t->ids.data);
+    free(t->other.data);
     free(t->len);
     free(t->limit);
     free(t->fits);

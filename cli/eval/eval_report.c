@@ -80,6 +80,7 @@ tr_eval_summary(const tr_eval_results_t *r, uint32_t policy, const char *family,
         out->low += one->low;
         out->pruned += one->pruned;
         out->tokens += one->tokens;
+        out->reused += (double) one->reused / (one->prompt_tokens + 1e-9);
         seconds += one->seconds;
         if (base->done && !base->skipped) {
             tr_pairs_add(&pairs, j->case_index + 1u, base->right, one->right);
@@ -90,6 +91,7 @@ tr_eval_summary(const tr_eval_results_t *r, uint32_t policy, const char *family,
     out->high /= out->n;
     out->low /= out->n;
     out->pruned /= out->n;
+    out->reused /= out->n;
     out->tokens_per_s = seconds > 0 ? (double) out->tokens / seconds : NAN;
     tr_pairs_share(&own, &out->accuracy_low, &out->accuracy_high);
     tr_pairs_interval(&pairs, &out->diff);
@@ -128,6 +130,7 @@ tr_eval_overall(const tr_eval_results_t *r, uint32_t policy,
         out->high += c.high;
         out->low += c.low;
         out->pruned += c.pruned;
+        out->reused += c.reused;
         seconds += (double) c.tokens / c.tokens_per_s; /* NaN stays */
         out->diff.diff += c.diff.diff;
         down += square(c.diff.diff - c.diff.low);
@@ -140,6 +143,7 @@ tr_eval_overall(const tr_eval_results_t *r, uint32_t policy,
     out->high /= with;
     out->low /= with;
     out->pruned /= with;
+    out->reused /= with;
     out->tokens_per_s = (double) out->tokens / seconds;
     out->accuracy_low = out->accuracy - sqrt(below) / with;
     out->accuracy_high = out->accuracy + sqrt(above) / with;
@@ -222,13 +226,24 @@ print_diff(const tr_paired_t *d, bool first, FILE *f)
     fprintf(f, "  %-24s", text);
 }
 
+static bool
+any_reused(const tr_eval_results_t *r)
+{
+    for (uint32_t i = 0; i < r->n_jobs * r->n_policies; i++) {
+        if (r->records[i].reused != 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static void
 print_overall(const tr_eval_results_t *r, const char *const *labels, FILE *f)
 {
-    fprintf(f, "\n%-*s %8s  %-16s  %-24s %8s %6s %6s %6s %9s\n",
+    fprintf(f, "\n%-*s %8s  %-16s  %-24s %8s %6s %6s %6s %9s%s\n",
             LABEL_WIDTH + 4, "all families", "right %", "[95%]",
             "difference [95%]", "kv_ratio", "high %", "low %", "gone %",
-            "tokens/s");
+            "tokens/s", any_reused(r) ? " reused %" : "");
     for (uint32_t p = 0; p < r->n_policies; p++) {
         tr_eval_cell_t c;
         char range[32] = "-";
@@ -247,6 +262,9 @@ print_overall(const tr_eval_results_t *r, const char *const *labels, FILE *f)
         print_number(c.low, 100, 6, 1, f);
         print_number(c.pruned, 100, 6, 1, f);
         print_number(c.tokens_per_s, 1, 9, 1, f);
+        if (any_reused(r)) {
+            print_number(c.reused, 100, 8, 1, f);
+        }
         fprintf(f, "\n");
     }
 }
@@ -381,6 +399,7 @@ cell_json(const tr_eval_cell_t *c)
                                   number(c->pruned)));
     json_object_set_new(o, "tokens", json_integer((json_int_t) c->tokens));
     json_object_set_new(o, "tokens_per_s", number(c->tokens_per_s));
+    json_object_set_new(o, "reused", number(c->reused));
     return o;
 }
 

@@ -26,7 +26,8 @@ typedef struct {
     double accuracy, kv_ratio, high, low, pruned; /* NaN for n = 0 */
     double accuracy_low, accuracy_high;           /* 95% */
     double tokens_per_s;                          /* NaN: not told apart */
-    tr_paired_t diff;                             /* to policy 0 */
+    double reused;    /* share of the prompts' tokens */
+    tr_paired_t diff; /* to policy 0 */
 } tr_eval_cell_t;
 
 /* Of a text: windows instead of turns. */

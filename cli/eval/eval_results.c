@@ -91,7 +91,7 @@ static bool
 read_record(const json_t *line, tr_eval_record_t *out)
 {
     const json_t *right = json_object_get(line, "right");
-    double prompt, tokens;
+    double prompt, tokens, reused;
 
     *out = (tr_eval_record_t){ .done = true };
     if (!json_is_boolean(right) || !number(line, "prompt_tokens", &prompt)
@@ -106,6 +106,9 @@ read_record(const json_t *line, tr_eval_record_t *out)
     }
     out->right = json_is_true(right);
     out->skipped = json_is_true(json_object_get(line, "skipped"));
+    if (number(line, "reused", &reused) && reused <= prompt) {
+        out->reused = (uint32_t) reused;
+    }
     out->prompt_tokens = (uint32_t) prompt;
     out->tokens = (uint32_t) tokens;
     return true;
@@ -218,7 +221,7 @@ tr_eval_results_set(tr_eval_results_t *r, uint32_t job, uint32_t policy,
     snprintf(key, sizeof(key), "%016" PRIx64,
              r->keys[(size_t) job * r->n_policies + policy]);
     line = json_pack("{s:s, s:s, s:I, s:I, s:I, s:s, s:b, s:I, s:I, s:f, s:f, "
-                     "s:f, s:f, s:f, s:f}",
+                     "s:f, s:f, s:f, s:f, s:I}",
                      "key", key, "family", j->family, "difficulty",
                      (json_int_t) j->difficulty, "case",
                      (json_int_t) j->case_index, "turn", (json_int_t) j->turn,
@@ -227,7 +230,7 @@ tr_eval_results_set(tr_eval_results_t *r, uint32_t job, uint32_t policy,
                      "tokens", (json_int_t) record->tokens, "kv_ratio",
                      record->kv_ratio, "high", record->high, "low", record->low,
                      "pruned", record->pruned, "seconds", record->seconds,
-                     "nll", record->nll);
+                     "nll", record->nll, "reused", (json_int_t) record->reused);
     if (line != NULL && record->skipped) {
         json_object_set_new(line, "skipped", json_true());
     }

@@ -21,6 +21,7 @@ typedef struct {
     bool done, right;
     bool skipped; /* does not fit the model's length: in no average */
     uint32_t prompt_tokens, tokens; /* tokens: answered */
+    uint32_t reused; /* of the prompt, taken over from the cache */
     double kv_ratio; /* bytes over 16-bit bytes, each summed over steps */
     double high, low, pruned;
     double seconds; /* of the answer's own steps; 0: not told apart */

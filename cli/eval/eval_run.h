@@ -19,6 +19,9 @@
  * message is computed on top of the compressed cache and the model's own
  * answer, then compressed itself.
  *
+ * reuse: policies that are `reused` (eval_engine.h) answer behind a cached prefix
+ * (eval_reuse.c), and those that are not, as ever.
+ *
  * A text (perplexity): the first part of a window is the prompt, and the text
  * itself is the answer, token by token under the compressed cache.  The
  * likelihood of every token but the first counts.
@@ -30,10 +33,17 @@
 #include "eval_engine.h"
 #include "eval_results.h"
 
+typedef enum {
+    TR_EVAL_NO_REUSE,
+    TR_EVAL_SHARED,    /* another question about the same document was there */
+    TR_EVAL_REGENERATE /* an answer goes on from its middle */
+} tr_eval_reuse_t;
+
 /* A case, or a window of a text. */
 typedef struct {
-    const tr_eval_case_t *c; /* NULL: a text */
-    const int32_t *ids;      /* text: prompt and what follows */
+    const tr_eval_case_t *c;            /* NULL: a text */
+    const tr_eval_case_t *neighbour[2]; /* in front and behind, or NULL */
+    const int32_t *ids;                 /* text: prompt and what follows */
     uint32_t n_prompt, n_ids;
     uint32_t first_job, n_turns; /* its jobs in the results */
 } tr_eval_task_t;
@@ -50,8 +60,9 @@ typedef struct {
     const tr_eval_task_t *tasks;
     uint32_t n_tasks;
     bool keep_turns;
-    bool separate;       /* one policy a step, for tokens/s */
-    uint32_t max_tokens; /* of an answer whose case does not say */
+    tr_eval_reuse_t reuse; /* not with keep_turns, nor of texts */
+    bool separate;         /* one policy a step, for tokens/s */
+    uint32_t max_tokens;   /* of an answer whose case does not say */
     /* Every half second and at the end; NULL: none. */
     void (*progress)(const tr_eval_progress_t *p, bool last);
     tr_eval_progress_t state; /* begin with zeros; adds up over runs */

@@ -121,9 +121,13 @@ make_tasks(tr_eval_session_t *s, tr_error_t *err)
     for (size_t i = 0; i < s->cases.n; i++) {
         const tr_eval_case_t *c = &s->cases.items[i];
 
-        s->tasks[s->n_tasks++] = (tr_eval_task_t){ .c = c,
-                                                   .first_job = jobs,
-                                                   .n_turns = c->n_turns };
+        s->tasks[s->n_tasks++] = (tr_eval_task_t){
+            .c = c,
+            .neighbour = { i > 0 ? c - 1 : NULL,
+                           i + 1 < s->cases.n ? c + 1 : NULL },
+            .first_job = jobs,
+            .n_turns = c->n_turns
+        };
         jobs += c->n_turns;
     }
     for (uint32_t i = 0; i < s->n_windows; i++) {
@@ -143,6 +147,22 @@ hash_policy(uint64_t hash, const tr_kv_policy_t *p)
     if (p->alpha_of != NULL) { /* a file's contents, which may change */
         hash = tr_fnv1a_64(hash, p->alpha_of,
                            2 * sizeof(double) * p->layers_of * p->kv_heads_of);
+    }
+    return hash;
+}
+
+/* What makes an answer of a policy whose prefixes are reused another one. */
+static uint64_t
+hash_reuse(uint64_t hash, const tr_eval_options_t *o, const tr_eval_task_t *t)
+{
+    if (o->regenerate) {
+        return tr_fnv1a_64(hash, "regenerate", 10);
+    }
+    hash = tr_fnv1a_64(hash, "shared", 6);
+    for (int i = 0; i < 2; i++) {
+        if (t->neighbour[i] != NULL) {
+            hash = tr_fnv1a_64(hash, &t->neighbour[i]->hash, sizeof(uint64_t));
+        }
     }
     return hash;
 }
@@ -177,7 +197,8 @@ hash_task(tr_eval_session_t *s, const tr_eval_options_t *o, uint32_t index)
         };
         for (uint32_t p = 0; p < r->n_policies; p++) {
             r->keys[(size_t) job * r->n_policies + p] = hash_policy(
-                hash, s->engine.policy[p]);
+                s->engine.reused[p] ? hash_reuse(hash, o, t) : hash,
+                s->engine.policy[p]);
         }
     }
 }
@@ -200,7 +221,7 @@ prepare(tr_eval_session_t *s, const tr_eval_options_t *o, tr_error_t *err)
         hash_task(s, o, i);
     }
     for (uint32_t p = 0; p < s->results.n_policies; p++) {
-        s->results.policies[p] = s->engine.policy[p]->spec;
+        s->results.policies[p] = s->engine.spec[p];
     }
     return o->resume == NULL
                ? TR_OK
@@ -263,6 +284,9 @@ run_all(tr_eval_session_t *s, const tr_eval_options_t *o, tr_error_t *err)
                           .tasks = s->tasks,
                           .n_tasks = s->n_tasks,
                           .keep_turns = o->keep_turns,
+                          .reuse = o->shared_prefix ? TR_EVAL_SHARED
+                                   : o->regenerate  ? TR_EVAL_REGENERATE
+                                                    : TR_EVAL_NO_REUSE,
                           .separate = o->separate,
                           .max_tokens = (uint32_t) o->max_tokens,
                           .progress = progress };
@@ -289,6 +313,8 @@ tr_eval_session_run(tr_eval_session_t *s, const tr_eval_options_t *o,
                                          .kv_memory = o->kv_memory,
                                          .threads = o->threads,
                                          .batch = o->batch,
+                                         .reuse = o->shared_prefix
+                                                  || o->regenerate,
                                          .verbose = o->verbose };
     tr_status_t rc = tr_eval_engine_open(&options, specs, n, &s->engine, err);
 

@@ -14,7 +14,7 @@ typedef struct {
     const char *kv_memory, *resume, *text;
     int64_t threads, batch, limit, max_tokens;
     int64_t window, prefix, windows; /* of the text, in tokens; how many */
-    bool keep_turns, separate, verbose;
+    bool keep_turns, shared_prefix, regenerate, separate, verbose;
 } tr_eval_options_t;
 
 #define TR_EVAL_DEFAULTS                               \
@@ -63,6 +63,16 @@ typedef struct {
                     "has",                                                    \
                     0, 0)
 
+#define TR_EVAL_REUSE_OPTIONS(o)                                              \
+    TR_EVAL_ROW("shared-prefix", 0, TR_OPTION_FLAG, &(o).shared_prefix, NULL, \
+                "each policy also behind a cached document, about which the " \
+                "case before or behind asks, too",                            \
+                0, 0),                                                        \
+        TR_EVAL_ROW("regenerate", 0, TR_OPTION_FLAG, &(o).regenerate, NULL,   \
+                    "each policy also going on from the middle of its "       \
+                    "answer, as it is cached",                                \
+                    0, 0)
+
 #define TR_EVAL_TEXT_OPTIONS(o)                                            \
     TR_EVAL_ROW("perplexity", 0, TR_OPTION_TEXT, &(o).text, "TEXT",        \
                 "measure how well a text file is predicted", 0, 0),        \
@@ -94,7 +104,7 @@ typedef struct {
 tr_status_t tr_eval_session_cases(const tr_eval_options_t *options,
                                   tr_eval_cases_t *cases, tr_error_t *err);
 
-/* Opens, reads, runs.  specs: borrowed for the session's life.  On failure the
+/* Opens, reads, runs.  specs: borrowed for the call.  On failure the
  * session has what is done so far (results may be reported when
  * results.n_jobs is not 0); close it in any case. */
 tr_status_t tr_eval_session_run(tr_eval_session_t *s,

@@ -135,9 +135,8 @@ tr_executor_policy_name(const tr_executor_policy_t *p)
     return strstr(p->given, "alpha_file") != NULL ? p->policy->name : p->given;
 }
 
-/* Prefixes are reused where answers may then differ, too. */
-static bool
-reuses_compressed(const tr_config_t *config)
+bool
+tr_executor_reuses_compressed(const tr_config_t *config)
 {
     return strcmp(config->kv_reuse, "yes") == 0
            && strcmp(config->backend, "cpu") == 0;
@@ -158,8 +157,10 @@ tr_executor_open_policies(tr_executor_t *e, const tr_config_t *config,
         rc = add_policy(e, config->model, "kv_policies", at, n, err);
         at += n;
     }
-    for (uint32_t i = 0; i < e->n_policies && reuses_compressed(config); i++) {
-        tr_kv_policy_position(e->policies[i].policy);
+    if (tr_executor_reuses_compressed(config)) {
+        for (uint32_t i = 0; i < e->n_policies; i++) {
+            tr_kv_policy_position(e->policies[i].policy);
+        }
     }
     return rc;
 }
@@ -307,7 +308,8 @@ tr_executor_cache_config(const tr_executor_t *e, const tr_config_t *config,
                              .memory = config->kv_memory,
                              .swap_memory = config->swap_memory,
                              .reuse = strcmp(config->kv_reuse, "no") != 0,
-                             .reuse_compressed = reuses_compressed(config),
+                             .reuse_compressed = tr_executor_reuses_compressed(
+                                 config),
                              .guard = e->guard,
                              .policies = e->kv_policies,
                              .n_policies = e->n_policies };

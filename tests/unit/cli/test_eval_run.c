@@ -3,7 +3,7 @@
  * sequence alone does that is prefilled, compressed and decoded under the same
  * policy, with whatever others it shared a prompt and batches, and is said to
  * take the memory that this sequence takes in an engine of that policy; kept
- * turns and texts, likewise.
+ * turns, texts and answers behind a cached prefix, likewise.
  *
  * The cases expect something that the model never says, because the results
  * file keeps the text of wrong answers.
@@ -171,6 +171,7 @@ typedef struct {
     uint32_t pos; /* tokens that are cached */
     tr_ids_t ids; /* its prompt; then the answer, too */
     char text[100000];
+    uint32_t n_out;           /* tokens of the text */
     double bytes, full_bytes; /* summed over decode steps */
     double high, low, pruned, steps;
 } alone_t;
@@ -251,6 +252,7 @@ answer(alone_t *a, uint32_t limit)
     size_t len = 0;
 
     a->bytes = a->full_bytes = a->high = a->low = a->pruned = a->steps = 0;
+    a->n_out = 0;
     tr_sampler_init(&sampler, &greedy, 0, e->x->vocab, NULL, NULL, 0, NULL, 0);
     prefill(a, &sampler, &out);
     tr_detok_init(&detok, true);
@@ -265,6 +267,7 @@ answer(alone_t *a, uint32_t limit)
                                  .out = &out };
 
         remember(a, token);
+        a->n_out++;
         len += tr_detok_push(&detok, e->tokenizer, token, a->text + len, 1000);
         if (++n == limit) {
             break;
@@ -454,6 +457,191 @@ test_kept_turns_are_one_cache(void **state)
     unlink(results);
 }
 
+/* ---- behind a cached prefix --------------------------------------------- */
+
+static const char *const reused_specs[] = {
+    "full", "uniform:levels=4/2", "diffkv:alpha_high=2,alpha_low=0,window=16"
+};
+
+#define N_REUSED (sizeof(reused_specs) / sizeof(reused_specs[0]))
+
+/* Two questions about one text, and one about nothing. */
+static void
+write_questions(char *path)
+{
+    static const char *const questions[] = { "Name the third word.",
+                                             "Repeat this list backwards.",
+                                             NULL };
+    FILE *f;
+    int fd;
+
+    strcpy(path, "/tmp/tr-test-eval.XXXXXX");
+    fd = mkstemp(path);
+    f = fdopen(fd, "w");
+    assert_non_null(f);
+    for (int i = 0; i < 3; i++) {
+        char text[1000];
+        json_t *one;
+
+        if (questions[i] != NULL) {
+            snprintf(text, sizeof(text), "%s\n%s\n%s\n\n%s", words, words,
+                     words, questions[i]);
+        } else {
+            snprintf(text, sizeof(text), "What is 34 + 57?");
+        }
+        one = json_pack("{s:s, s:i, s:[o], s:s}", "family", "asked",
+                        "max_tokens", (int) TOKENS, "messages",
+                        message("user", text, ""), "expected", "zzz");
+        assert_int_equal(json_dumpf(one, f, JSON_COMPACT), 0);
+        json_decref(one);
+        fputc('\n', f);
+    }
+    fclose(f);
+}
+
+/* a->slot, just opened, begins with what is kept of a->ids. */
+static void
+adopt(alone_t *a, uint32_t p)
+{
+    static const tr_prefix_key_t key = { 3, "me" };
+    tr_kv_cache_t *kv = a->e->x->kv;
+    tr_kv_found_t found;
+
+    tr_kv_find(kv, a->e->policy[p], &key, a->ids.data,
+               a->ids.len != 0 ? a->ids.len - 1 : 0, &found);
+    a->pos = found.tokens;
+    assert_int_equal(tr_kv_adopt(kv, a->slot, &key, &found), TR_OK);
+}
+
+/* What case c says under policy p, behind what `first` left there; regenerate:
+ * from the middle of that. */
+static void
+compare_reused(tr_eval_session_t *s, const char *path, uint32_t c, uint32_t p,
+               uint32_t first, bool regenerate)
+{
+    static alone_t a, b;
+    const tr_eval_case_t *cases = s->cases.items;
+    tr_eval_record_t *r = tr_eval_at(&s->results, s->tasks[c].first_job, p);
+    tr_kv_cache_t *kv = s->engine.x->kv;
+    uint32_t n;
+    char *reply;
+
+    a = (alone_t){ .e = &s->engine };
+    b = (alone_t){ .e = &s->engine };
+    a.slot = tr_kv_open(kv, s->engine.policy[p]);
+    adopt(&a, p);
+    encode(&s->engine, cases[first].messages, 1, &a.ids);
+    n = a.ids.len;
+    answer(&a, TOKENS);
+    tr_kv_keep(kv, a.slot, a.ids.data, a.pos, true);
+    tr_kv_close(kv, a.slot);
+
+    b.slot = tr_kv_open(kv, s->engine.policy[p]);
+    encode(&s->engine, cases[c].messages, 1, &b.ids);
+    if (regenerate) { /* an end token counts */
+        uint32_t half = (a.n_out + (a.n_out < TOKENS)) / 2;
+
+        for (uint32_t i = 0; i < half; i++) {
+            remember(&b, a.ids.data[n + i]);
+        }
+    }
+    adopt(&b, p);
+    assert_int_equal(r->reused, b.pos);
+    assert_true(b.pos >= 32);
+    n = b.ids.len - n;
+    answer(&b, regenerate ? TOKENS - n : TOKENS);
+    tr_kv_close(kv, b.slot);
+    reply = reply_of(path, c, 0, s->engine.spec[p]);
+    n = (uint32_t) strlen(reply);
+    if (strlen(b.text) > n || strcmp(reply + n - strlen(b.text), b.text) != 0
+        || (!regenerate && strlen(b.text) != n)) {
+        fail_msg("case %u %s: \"%s\", alone \"%s\"", c, s->engine.label[p],
+                 reply, b.text);
+    }
+    assert_true(near(r->kv_ratio, b.bytes / b.full_bytes));
+    free(reply);
+    free(a.ids.data);
+    free(b.ids.data);
+    tr_kv_expire(kv, UINT64_MAX);
+}
+
+static void
+answers_behind_a_prefix(bool regenerate)
+{
+    char cases[40], results[48];
+    bool wanted[TR_EVAL_POLICIES_MAX] = { false };
+    tr_eval_session_t s = { 0 };
+    tr_eval_options_t o;
+    tr_error_t err;
+
+    write_questions(cases);
+    snprintf(results, sizeof(results), "%s.r", cases);
+    o = options(cases, results);
+    o.shared_prefix = !regenerate;
+    o.regenerate = regenerate;
+    if (tr_eval_session_run(&s, &o, reused_specs, N_REUSED, &err) != TR_OK) {
+        fail_msg("%s", err.text);
+    }
+    assert_int_equal(s.results.n_policies, 2 * N_REUSED);
+    for (uint32_t p = 0; p < 2 * N_REUSED; p += 2) {
+        assert_int_equal(tr_eval_at(&s.results, 0, p)->reused, 0);
+        assert_true(regenerate
+                    || tr_eval_at(&s.results, 2, p + 1)->reused == 0);
+        memset(wanted, 0, sizeof(wanted));
+        wanted[p + 1] = true;
+        assert_int_equal(tr_eval_engine_start(&s.engine, wanted, &err), TR_OK);
+        compare_reused(&s, results, 0, p + 1, regenerate ? 0 : 1, regenerate);
+        compare_reused(&s, results, 1, p + 1, regenerate ? 1 : 0, regenerate);
+        assert_true(tr_kv_sound(s.engine.x->kv));
+        tr_eval_engine_stop(&s.engine);
+    }
+    for (uint32_t c = 0; c < 3; c++) { /* full: nothing is lost */
+        char *plain = reply_of(results, c, 0, s.engine.spec[0]);
+        char *behind = reply_of(results, c, 0, s.engine.spec[1]);
+
+        assert_string_equal(plain, behind);
+        free(plain);
+        free(behind);
+    }
+    tr_eval_session_close(&s);
+    unlink(cases);
+    unlink(results);
+}
+
+static void
+test_a_shared_prefix_is_what_another_question_left(void **state)
+{
+    (void) state;
+    answers_behind_a_prefix(false);
+}
+
+static void
+test_an_answer_goes_on_from_its_cached_middle(void **state)
+{
+    (void) state;
+    answers_behind_a_prefix(true);
+}
+
+static void
+test_what_forgets_has_no_prefix(void **state)
+{
+    static const char *const forgets[] = { "full", "h2o:budget=0.5" };
+    char cases[40];
+    tr_eval_session_t s = { 0 };
+    tr_eval_options_t o;
+    tr_error_t err;
+
+    (void) state;
+    write_questions(cases);
+    o = options(cases, NULL);
+    o.regenerate = true;
+    assert_int_equal(tr_eval_session_run(&s, &o, forgets, 2, &err),
+                     TR_ERR_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "h2o"));
+    tr_eval_session_close(&s);
+    unlink(cases);
+}
+
 static void
 test_a_small_cache_serves_one_after_another_or_says_so(void **state)
 {
@@ -551,6 +739,9 @@ main(void)
         cmocka_unit_test(
             test_a_small_cache_serves_one_after_another_or_says_so),
         cmocka_unit_test(test_a_text_is_scored_token_by_token),
+        cmocka_unit_test(test_a_shared_prefix_is_what_another_question_left),
+        cmocka_unit_test(test_an_answer_goes_on_from_its_cached_middle),
+        cmocka_unit_test(test_what_forgets_has_no_prefix),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
