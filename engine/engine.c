@@ -13,6 +13,7 @@
 #include "engine.h"
 
 #include "engine_internal.h"
+#include "crash.h"
 #include "gpu_meter.h"
 
 #include <signal.h>
@@ -384,6 +385,7 @@ tr_engine_start(const tr_config_t *config, tr_engine_t **out, tr_error_t *err)
         rc = open_status(e, err);
     }
     if (rc == TR_OK) {
+        tr_crash_tell(e->status);
         start_meter(e);
         rc = start_threads(e, err);
     }
@@ -458,6 +460,7 @@ tr_engine_stop(tr_engine_t *e)
         close(e->wake_fd);
     }
     if (e->status != NULL) {
+        tr_crash_tell(NULL);
         tr_status_unmap(e->status);
         close(e->status_fd);
     }

@@ -22,6 +22,7 @@
 #define PUBLISH_LEAST_US 2000u   /* between two publications */
 #define PUBLISH_MOST_US 100000u  /* while requests are running */
 #define FLUSH_US 500000u         /* for the last answers, at the end */
+#define HELD_US 50000u           /* between two looks at who is held */
 
 enum { RUN, DRAIN, HURRY };
 
@@ -236,6 +237,9 @@ turn(tr_frontend_t *f)
     tr_connection_t **at = &f->connections, *c;
     bool more = false;
 
+    if (f->env.held) {
+        tr_suspects_release(&f->env, f->connections);
+    }
     while ((c = *at) != NULL) {
         more |= tr_connection_turn(c);
         if (c->state == TR_CONNECTION_CLOSING && c->n_requests == 0) {
@@ -270,6 +274,9 @@ next_deadline(const tr_frontend_t *f)
     }
     if (f->accept_again_us != 0 && f->accept_again_us < next) {
         next = f->accept_again_us;
+    }
+    if (f->env.held && f->env.now_us + HELD_US < next) {
+        next = f->env.now_us + HELD_US;
     }
     if (f->env.draining && f->drain_deadline_us < next) {
         next = f->drain_deadline_us;

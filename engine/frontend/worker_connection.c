@@ -426,7 +426,7 @@ abort_requests(tr_connection_t *c)
             continue;
         }
         if ((s->request->submit_flags & TR_SUBMIT_DETACH)
-            && s->state != TR_SLOT_GATHERING) {
+            && (s->state != TR_SLOT_GATHERING || s->request->held_us != 0)) {
             tr_connection_detach(c, s);
             continue;
         }

@@ -16,7 +16,8 @@
  * record that ends it: gathered here, parsed by the request parser, waiting to
  * be answered, then run by the step loop, which sends its output itself
  * (response_writer.h).  worker_connection_requests.c is the way in,
- * worker_connection_replies.c answers; fleet.c is `tokenring drain`.
+ * worker_connection_replies.c answers; fleet.c is `tokenring drain`, suspects.c
+ * lets requests join alone.
  */
 #ifndef TR_WORKER_CONNECTION_H
 #define TR_WORKER_CONNECTION_H
@@ -78,12 +79,15 @@ typedef struct {
     size_t laid_out;      /* bytes of arenas, of all requests past the parser */
     uint64_t outstanding; /* tokens (tr_status_admission_t) */
     uint64_t kv_tokens;   /* as last published */
-    uint64_t answer_tokens; /* of a choice, average of late, times 16 */
-    uint32_t inside;        /* requests of all connections, in any state */
-    bool draining;          /* the process ends */
-    bool refusing;          /* `tokenring drain`: nothing new, no hurry */
-    bool leaving;           /* refusing, and then the process ends */
-    bool drain_changed;     /* one of these changed: to be published */
+    uint64_t answer_tokens;    /* of a choice, average of late, times 16 */
+    uint32_t inside;           /* requests of all connections, in any state */
+    const tr_request_t *alone; /* who joins alone (suspects.c); NULL: nobody */
+    uint32_t suspects;         /* held, at least */
+    bool held;                 /* somebody may be */
+    bool draining;             /* the process ends */
+    bool refusing;             /* `tokenring drain`: nothing new, no hurry */
+    bool leaving;              /* refusing, and then the process ends */
+    bool drain_changed;        /* one of these changed: to be published */
     bool wake_loop; /* commands changed or space came free in this turn */
 } tr_frontend_env_t;
 
@@ -190,6 +194,8 @@ void tr_connection_reap(tr_request_t *over);
 void tr_connection_end(tr_connection_t *c, tr_request_slot_t *s);
 /* The client of this slot's request, which goes on without, has left. */
 void tr_connection_detach(tr_connection_t *c, tr_request_slot_t *s);
+/* All of it is here: on to the request parser, or held (suspects.c). */
+void tr_connection_submit(tr_connection_t *c, tr_request_slot_t *s);
 /* Cancels the request with this event_id; false: it is not of this
  * connection. */
 bool tr_connection_cancel(tr_connection_t *c, uint64_t event_id);
@@ -212,6 +218,18 @@ tr_connection_outstanding(const tr_frontend_env_t *env)
     return env->outstanding > env->kv_tokens ? env->outstanding
                                              : env->kv_tokens;
 }
+
+/* ---- suspects.c --------------------------------------------------------- */
+
+/* Must r wait, since others may be why an engine ends, or it may be?  Else it
+ * starts now. */
+bool tr_suspects_hold(tr_frontend_env_t *env, tr_request_t *r);
+/* Those that are held and may start now, of all connections. */
+void tr_suspects_release(tr_frontend_env_t *env, tr_connection_t *connections);
+/* The loop has a place for r, or r is over: it is named no longer. */
+void tr_suspects_parsed(tr_frontend_env_t *env, tr_request_t *r);
+/* r is over. */
+void tr_suspects_end(tr_frontend_env_t *env, const tr_request_t *r);
 
 /* ---- worker_connection_replies.c
  * ----------------------------------------------------- */

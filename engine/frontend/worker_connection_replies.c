@@ -237,6 +237,7 @@ static void
 submit(tr_connection_t *c, tr_request_t *r)
 {
     tr_events_show(c->env->events);
+    tr_suspects_parsed(c->env, r);
     tr_loop_submit(c->env->loop, r);
 }
 

@@ -53,6 +53,8 @@ tr_connection_end(tr_connection_t *c, tr_request_slot_t *s)
     c->env->laid_out -= s->laid_out;
     s->laid_out = 0;
     tr_connection_uncharge_tokens(c, s);
+    tr_suspects_parsed(c->env, s->request);
+    tr_suspects_end(c->env, s->request);
     tr_request_free(s->request);
     s->request = NULL;
     s->state = TR_SLOT_FREE;
@@ -245,9 +247,8 @@ make_room(tr_connection_t *c, tr_request_slot_t *s, size_t need)
     return TR_OK;
 }
 
-/* All parts are here: on to the request parser. */
-static void
-submit(tr_connection_t *c, tr_request_slot_t *s)
+void
+tr_connection_submit(tr_connection_t *c, tr_request_slot_t *s)
 {
     tr_request_t *r = s->request;
 
@@ -256,8 +257,13 @@ submit(tr_connection_t *c, tr_request_slot_t *s)
     if (s->state != TR_SLOT_GATHERING) {
         return; /* it was aborted */
     }
+    if (tr_suspects_hold(c->env, r)) {
+        return;
+    }
     s->state = TR_SLOT_PARSING;
+    r->fresh = tr_status_fresh_set(&c->env->status->counters, r->name);
     if (tr_request_parser_submit(c->env->parser, r) != TR_OK) {
+        tr_suspects_parsed(c->env, r);
         s->state = TR_SLOT_GATHERING;
         tr_error_set(&r->error, TR_ERR_QUEUE_FULL, "",
                      "Too many requests are "
@@ -315,7 +321,7 @@ gather(tr_connection_t *c, tr_request_slot_t *s, const char *bytes, size_t n,
         r->body_len += n;
     }
     if (!more) {
-        submit(c, s);
+        tr_connection_submit(c, s);
     }
     return TR_OK;
 }
@@ -366,6 +372,8 @@ make_request(tr_connection_t *c, uint64_t id, const tr_wire_submit_t *head)
     r->tenant = head->tenant;
     r->share = head->share < TR_SUBMIT_SHARE_MAX ? head->share
                                                  : TR_SUBMIT_SHARE_MAX;
+    r->name = tr_completion_name(head->completion);
+    r->charges = head->charges;
     memcpy(r->kv_key.bytes, head->cache_key, sizeof(head->cache_key));
     r->kv_key.len = sizeof(head->cache_key);
     r->writer = &c->writer;

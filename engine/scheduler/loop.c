@@ -671,6 +671,12 @@ tr_loop_outstanding(tr_loop_t *l)
     return atomic_load(&l->outstanding);
 }
 
+uint32_t
+tr_loop_queued(tr_loop_t *l)
+{
+    return atomic_load(&l->queued);
+}
+
 tr_request_t *
 tr_loop_stop(tr_loop_t *l)
 {

@@ -76,6 +76,9 @@ void tr_loop_snapshot(tr_loop_t *l, tr_status_admission_t *out);
 /* Frontend thread: requests inside (queued or running). */
 uint32_t tr_loop_outstanding(tr_loop_t *l);
 
+/* Frontend thread: those of them that were never scheduled. */
+uint32_t tr_loop_queued(tr_loop_t *l);
+
 /* Frontend thread: ends the thread after the current step and frees the loop.
  * Requests still inside end with ERROR TR_ERR_DRAINING as far as their rings
  * have room; all of them, and those that were over, come back (given), linked

@@ -63,8 +63,18 @@ tr_loop_last_record(tr_loop_t *l, tr_request_t *r)
 }
 
 void
+tr_loop_settle(tr_loop_t *l, tr_request_t *r)
+{
+    tr_status_fresh_clear(l->counters, r->fresh);
+    r->fresh = 0;
+    atomic_store(&r->settled, 1);
+    l->news |= r->charges != 0; /* others may wait for that */
+}
+
+void
 tr_loop_forget(tr_loop_t *l, tr_request_t *r)
 {
+    tr_loop_settle(l, r);
     assert(l->n_requests != 0); /* each request leaves once */
     r->next = l->leaving;
     l->leaving = r;

@@ -106,6 +106,9 @@ uint64_t tr_loop_now(void); /* CLOCK_MONOTONIC, us */
 void tr_request_append(tr_request_list_t *l, tr_request_t *r);
 void tr_request_unlink(tr_request_list_t *l, tr_request_t *r);
 
+/* r has sampled enough to be no reason why the process might end, or is over. */
+void tr_loop_settle(tr_loop_t *l, tr_request_t *r);
+
 /* From here on the frontend thread owns r, as soon as the step is shown. */
 void tr_loop_forget(tr_loop_t *l, tr_request_t *r);
 

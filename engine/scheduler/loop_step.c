@@ -21,6 +21,7 @@ tr_loop_scheduled(tr_loop_t *l, tr_request_t *r, uint64_t now)
         return;
     }
     r->scheduled_us = now;
+    r->fresh = tr_status_fresh_set(l->counters, r->name);
     tr_emit_started(&l->emit, r, now);
     atomic_fetch_sub(&l->queued, 1);
     if (r->migrations != 0) { /* counted where it began */
@@ -186,6 +187,9 @@ tr_loop_token(tr_loop_t *l, tr_sequence_t *q, const tr_sampled_t *sampled,
     uint16_t reason;
 
     r->completion_tokens++;
+    if (r->completion_tokens == r->replayed + TR_STATUS_FRESH_TOKENS) {
+        tr_loop_settle(l, r);
+    }
     r->last_token_us = now;
     if (r->first_token_us == 0) {
         r->first_token_us = now;

@@ -139,6 +139,8 @@ struct tr_request {
     uint16_t submit_flags;
     uint64_t tenant;              /* of the SUBMIT: whose it is, 0: nobody's */
     uint32_t share;               /* of its tenant, 0: 1 */
+    uint64_t name;                /* on the status page while it starts */
+    uint32_t charges;             /* engines that crashed when it started */
     tr_response_writer_t *writer; /* borrowed: outlives the request */
     void *owner;                  /* the frontend thread's own */
     tr_arena_t arena;
@@ -205,6 +207,13 @@ struct tr_request {
     uint64_t event_id;
     bool events_lost, events_lost_told; /* a record of it did not fit */
     bool events_closed;                 /* its last record was told */
+
+    /* its place on the page, of whoever owns it; and: it has sampled enough
+     * here, or is over (by the step loop) */
+    uint32_t fresh;
+    _Atomic uint32_t settled;
+    uint64_t held_us; /* frontend thread: since when (suspects.c), 0: it was
+                       * never held */
 
     uint64_t arrival_us;       /* CLOCK_MONOTONIC, first SUBMIT part */
     tr_request_t *prev, *next; /* list of whoever owns it now */

@@ -39,6 +39,7 @@ enum tr_log_level {
     X(TR_ERR_CANCELLED, -13, 499, BAD, "request_cancelled", INFO)           \
     X(TR_ERR_NO_REDIS, -14, 503, SERVER, "redis_unavailable", WARN)         \
     X(TR_ERR_MEDIA_TYPE, -15, 415, BAD, "unsupported_media_type", INFO)     \
+    X(TR_ERR_REFUSED, -16, 422, BAD, "request_refused", WARN)               \
     /* never sent to a client: files, memory, the other process */          \
     X(TR_ERR_IO, -20, 500, SERVER, "internal_error", ERROR)                 \
     X(TR_ERR_NOMEM, -21, 500, SERVER, "internal_error", ERROR)              \

@@ -24,10 +24,11 @@
 #include <tokenring/error.h>
 
 #define TR_STATUS_MAGIC 0x474e495254535452ull /* "RTSTRING" */
-#define TR_STATUS_VERSION 5u
+#define TR_STATUS_VERSION 6u
 #define TR_STATUS_LEVELS 12
 #define TR_STATUS_BUCKETS 28 /* below TR_STATUS_BOUNDS_US; one more is +Inf */
 #define TR_STATUS_RATIOS 14  /* below TR_STATUS_RATIO_BOUNDS; one more */
+#define TR_STATUS_FRESH 256  /* requests that are named while they start */
 #define TR_NAME_MAX 128
 
 #define TR_STATUS_GPU_USE 0x1u
@@ -154,7 +155,16 @@ typedef struct {
     _Atomic uint64_t kv_guard_prompts, kv_guard_over;
     _Atomic uint64_t kv_guard_keys, kv_guard_values; /* millionths */
     _Atomic uint64_t kv_guard_keys_bound, kv_guard_values_bound; /* the same */
+    /* Who may be why the process ends, for those who find the page after that:
+     * the names (tr_completion_name) of requests that are being parsed, or were
+     * scheduled and have sampled less than TR_STATUS_FRESH_TOKENS tokens here,
+     * 0: a free place; and the signal by which the process ended itself, such
+     * as SIGSEGV, 0: none. */
+    _Atomic uint64_t fresh[TR_STATUS_FRESH];
+    _Atomic uint64_t crashed;
 } tr_status_counters_t;
+
+#define TR_STATUS_FRESH_TOKENS 16u
 
 typedef struct {
     uint64_t magic;      /* TR_STATUS_MAGIC */
@@ -189,6 +199,16 @@ static inline void tr_status_card_copy(const tr_status_page_t *page,
 /* Engine: counts one latency, or one ratio. */
 static inline void tr_status_observe(tr_status_histogram_t *h, uint64_t us);
 static inline void tr_status_observe_ratio(tr_status_ratios_t *h, double ratio);
+
+/* Engine, any thread: names a request that starts; its place, from 1 on, or 0:
+ * it has no name (0), or all places are taken.  clear: it starts no longer. */
+static inline uint32_t tr_status_fresh_set(tr_status_counters_t *c,
+                                           uint64_t name);
+static inline void tr_status_fresh_clear(tr_status_counters_t *c,
+                                         uint32_t place);
+/* Those that are named now; their number. */
+static inline uint32_t tr_status_fresh(const tr_status_counters_t *c,
+                                       uint64_t out[TR_STATUS_FRESH]);
 
 #include <tokenring/status_inline.h>
 

@@ -142,4 +142,46 @@ tr_status_observe_ratio(tr_status_ratios_t *h, double ratio)
                               memory_order_relaxed);
 }
 
+static inline uint32_t
+tr_status_fresh_set(tr_status_counters_t *c, uint64_t name)
+{
+    uint32_t i;
+
+    for (i = 0; name != 0 && i < TR_STATUS_FRESH; i++) {
+        uint64_t none = 0;
+
+        if (atomic_load_explicit(&c->fresh[i], memory_order_relaxed) == 0
+            && atomic_compare_exchange_strong(&c->fresh[i], &none, name)) {
+            return i + 1;
+        }
+    }
+    return 0;
+}
+
+static inline void
+tr_status_fresh_clear(tr_status_counters_t *c, uint32_t place)
+{
+    if (place != 0) {
+        atomic_store_explicit(&c->fresh[place - 1], 0, memory_order_release);
+    }
+}
+
+static inline uint32_t
+tr_status_fresh(const tr_status_counters_t *c, uint64_t out[TR_STATUS_FRESH])
+{
+    /* C11 forgot the const in atomic_load */
+    tr_status_counters_t *p = (tr_status_counters_t *) (uintptr_t) c;
+    uint32_t i, n = 0;
+
+    for (i = 0; i < TR_STATUS_FRESH; i++) {
+        uint64_t name = atomic_load_explicit(&p->fresh[i],
+                                             memory_order_acquire);
+
+        if (name != 0) {
+            out[n++] = name;
+        }
+    }
+    return n;
+}
+
 #endif

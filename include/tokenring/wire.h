@@ -110,7 +110,7 @@ typedef struct {
     uint64_t tenant;     /* whose it is, hashed; 0: nobody's in particular */
     uint32_t share;      /* of the tenant beside others, up to
                            * TR_SUBMIT_SHARE_MAX; 0: 1 */
-    uint32_t reserved1;  /* 0 */
+    uint32_t charges;    /* engines that ended themselves while it started */
     uint64_t reserved2;  /* 0 */
     /* keyed hash of what may share a cache with it; 0: with anybody */
     uint8_t cache_key[TR_CACHE_KEY];
@@ -331,6 +331,9 @@ typedef struct {
 /* Each reads one payload of len bytes: TR_OK, or TR_ERR_PROTOCOL when a length
  * or a value is impossible.  submit_parse is for the first part; bytes: what
  * follows its head.  ids and tail may be NULL. */
+/* What a completion's id is called on a status page; 0: it is no such id. */
+static inline uint64_t tr_completion_name(const char id[TR_COMPLETION_LEN]);
+
 static inline tr_status_t tr_wire_submit_parse(const void *in, size_t len,
                                                tr_wire_submit_t *head,
                                                tr_wire_bytes_t *bytes);

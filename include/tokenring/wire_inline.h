@@ -90,6 +90,26 @@ tr_wire_submit_fits(const tr_wire_submit_t *head, size_t n)
 }
 
 /* First part of a SUBMIT; *bytes is what follows the head. */
+static inline uint64_t
+tr_completion_name(const char id[TR_COMPLETION_LEN])
+{
+    uint64_t name = 0;
+    unsigned i;
+
+    for (i = 0; i < 16; i++) {
+        char c = id[i];
+
+        if (c >= '0' && c <= '9') {
+            name = name << 4 | (uint64_t) (c - '0');
+        } else if (c >= 'a' && c <= 'f') {
+            name = name << 4 | (uint64_t) (c - 'a' + 10);
+        } else {
+            return 0;
+        }
+    }
+    return name;
+}
+
 static inline tr_status_t
 tr_wire_submit_parse(const void *in, size_t len, tr_wire_submit_t *head,
                      tr_wire_bytes_t *bytes)

@@ -21,6 +21,11 @@
 #define NGX_HTTP_TOKENRING_LOST                                               \
     "The engine was lost while it processed this request"
 
+/* and one that is why they die */
+#define NGX_HTTP_TOKENRING_REFUSED                                            \
+    "This request was being started when two engines stopped, and is not "    \
+    "started again."
+
 
 /* as OpenAI's: {"error":{...}}; code and param may be NULL; NGX_ERROR without
  * memory */

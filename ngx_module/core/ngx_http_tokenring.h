@@ -46,6 +46,7 @@
  *     _admit.c      an engine for a request, or a wait [_request.h]
  *     _retry.c      another engine for a request that lost its own [_body.h]
  *     _migrate.c    another engine for one that has begun [_body.h]
+ *     _suspects.c   requests that are why engines crash [_request.h]
  *
  * api/ has how answers are written:
  *

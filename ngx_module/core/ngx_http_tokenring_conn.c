@@ -520,8 +520,11 @@ ngx_http_tokenring_exit(ngx_http_tokenring_conn_t *conn)
 static void
 ngx_http_tokenring_lose_requests(ngx_http_tokenring_conn_t *conn)
 {
-    uint32_t                   i;
-    ngx_http_tokenring_ctx_t  *ctx;
+    uint32_t                        i;
+    ngx_http_tokenring_ctx_t       *ctx;
+    ngx_http_tokenring_suspects_t   suspects;
+
+    ngx_http_tokenring_suspects(conn, &suspects);
 
     for (i = 0; i < conn->map.slots; i++) {
         ctx = conn->slots[i].ctx;
@@ -533,6 +536,7 @@ ngx_http_tokenring_lose_requests(ngx_http_tokenring_conn_t *conn)
         conn->slots[i].ctx = NULL;
         ctx->conn = NULL;
 
+        ngx_http_tokenring_suspect(ctx, &suspects);
         ngx_http_tokenring_fail(ctx, TR_ERR_CLOSED,
                                 NGX_HTTP_TOKENRING_LOST);
         ngx_http_tokenring_dirty(conn, ctx);

@@ -77,6 +77,10 @@ static ngx_http_tokenring_gateway_t  ngx_http_tokenring_gateway[] = {
       "Requests that lost their engine and could not.",
       ngx_http_tokenring_gateway_counter(unmovable) },
 
+    { "tokenring_gateway_refused_total",
+      "Requests refused because engines crashed while they started them.",
+      ngx_http_tokenring_gateway_counter(refused) },
+
     { "tokenring_gateway_protocol_errors_total",
       "Channels closed because an engine broke the protocol.",
       ngx_http_tokenring_gateway_counter(protocol_errors) },

@@ -25,6 +25,16 @@ typedef struct {
 } ngx_http_tokenring_process_t;
 
 
+/* a body that is refused (_suspects.c); until: 0, or a time in seconds */
+
+#define NGX_HTTP_TOKENRING_REFUSED_BODIES  1024
+
+typedef struct {
+    uint64_t                        hash[2];
+    ngx_atomic_t                    until;
+} ngx_http_tokenring_refused_t;
+
+
 struct ngx_http_tokenring_shared_s {
     ngx_atomic_t                    requests[NGX_HTTP_TOKENRING_STATUSES];
     ngx_atomic_t                    engine_losses;
@@ -36,6 +46,10 @@ struct ngx_http_tokenring_shared_s {
     ngx_atomic_t                    unmovable;
     ngx_http_tokenring_process_t    processes[NGX_MAX_PROCESSES];
     ngx_atomic_t                    retries;
+    ngx_atomic_t                    refused;
+    ngx_atomic_t                    refused_until;  /* of all bodies */
+    ngx_http_tokenring_refused_t
+        refused_bodies[NGX_HTTP_TOKENRING_REFUSED_BODIES];
 };
 
 

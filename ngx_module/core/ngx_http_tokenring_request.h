@@ -9,6 +9,7 @@
  *     _handler.c    where a request begins: routes
  *     _admit.c      an engine for it, or a wait
  *     _record.c     what the engine's records do to it
+ *     _suspects.c   is it why engines crash?
  *     _request.c    what else ends it: hang-ups, timers
  */
 
@@ -24,6 +25,7 @@
 
 #include <tokenring/error.h>
 #include <tokenring/ring.h>
+#include <tokenring/status.h>
 #include <tokenring/wire.h>
 
 
@@ -305,6 +307,7 @@ struct ngx_http_tokenring_ctx_s {
     size_t                          charged; /* bytes, to the body memory */
     uint64_t                        tried;   /* bit: conn_bit() */
     ngx_uint_t                      moves;
+    ngx_uint_t                      charges; /* see _suspects.c */
     ngx_msec_t                      move_deadline;  /* to be accepted by */
     ngx_buf_t                      *replay;  /* block ahead of the body */
     size_t                          held;    /* bytes, of the worker's */
@@ -377,6 +380,27 @@ ngx_int_t ngx_http_tokenring_admit(ngx_http_tokenring_ctx_t *ctx);
 /* a handshake of the engine has ended, well or badly: those who wait are looked
  * at again, and may end */
 void ngx_http_tokenring_wake(ngx_http_tokenring_engine_t *engine);
+
+
+/* _suspects.c */
+
+typedef struct {
+    ngx_uint_t                      n;
+    uint64_t                        names[TR_STATUS_FRESH];
+} ngx_http_tokenring_suspects_t;
+
+/* who was being started when this connection's engine crashed; n is 0 if it has
+ * not.  Its status page is still mapped */
+void ngx_http_tokenring_suspects(ngx_http_tokenring_conn_t *conn,
+    ngx_http_tokenring_suspects_t *suspects);
+
+/* charges the request if it is one of them, and fails it with TR_ERR_REFUSED if
+ * it is known by now to be the reason */
+void ngx_http_tokenring_suspect(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_suspects_t *suspects);
+
+/* is its body, which is complete, that of one which was refused so? */
+ngx_uint_t ngx_http_tokenring_suspect_known(ngx_http_tokenring_ctx_t *ctx);
 
 
 /* _record.c */

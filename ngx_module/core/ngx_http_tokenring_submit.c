@@ -46,6 +46,16 @@ ngx_http_tokenring_body_send(ngx_http_tokenring_ctx_t *ctx)
             return NGX_OK;
         }
 
+        if (!ctx->request->reading_body
+            && ngx_http_tokenring_suspect_known(ctx))
+        {
+            ngx_http_tokenring_fail(ctx, TR_ERR_REFUSED,
+                                    NGX_HTTP_TOKENRING_REFUSED);
+            ngx_http_tokenring_slot_abandon(ctx);
+            ngx_http_tokenring_flush(ctx);
+            return NGX_DONE;
+        }
+
         rc = ngx_http_tokenring_body_put(ctx);
 
         if (rc == NGX_DONE) {
@@ -239,6 +249,7 @@ ngx_http_tokenring_body_head(ngx_http_tokenring_ctx_t *ctx,
     head->body_len = ngx_http_tokenring_body_len(ctx);
     head->model_len = (uint32_t) ctx->asked.len;
     head->received_us = ctx->start_us;
+    head->charges = (uint32_t) ctx->charges;
 
     if (ctx->moving) {
         head->replay_len = (uint32_t) ngx_buf_size(ctx->replay);
