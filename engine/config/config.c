@@ -147,7 +147,8 @@ static const setting_t settings[] = {
       "whether requests may set thresholds with kv_alpha_high, kv_alpha_low" },
     { "kv_reuse", KIND_CHOICE, AT(kv_reuse), "auto", 0, 0, "auto yes no",
       "whether what one request computed serves others that begin alike; auto: "
-      "where answers stay the same, yes: compressed prefixes, too" },
+      "where the KV policy allows it, yes: likewise, and the engine does not "
+      "start where none does" },
     { "cache_ttl", KIND_DURATION, AT(cache_ttl_us), "0", 0, S(31536000), NULL,
       "how long a prefix is kept after its last use; 0: until its room is "
       "wanted" },

@@ -138,7 +138,7 @@ tr_executor_policy_name(const tr_executor_policy_t *p)
 bool
 tr_executor_reuses_compressed(const tr_config_t *config)
 {
-    return strcmp(config->kv_reuse, "yes") == 0
+    return strcmp(config->kv_reuse, "no") != 0
            && strcmp(config->backend, "cpu") == 0;
 }
 

@@ -28,10 +28,16 @@
 /* A shorter prefix is computed sooner than found. */
 #define MIN_TOKENS 32u
 
+/* Where no policy can be cut, nothing is spent on it. */
 static bool
 can_keep(const tr_kv_config_t *c)
 {
-    return c->reuse && c->reuse_compressed && c->kernels != NULL;
+    bool cuts = false;
+
+    for (uint32_t i = 0; i < c->n_policies; i++) {
+        cuts = cuts || tr_kv_policy_cuts(c->policies[i]);
+    }
+    return cuts && c->reuse && c->reuse_compressed && c->kernels != NULL;
 }
 
 uint32_t
