@@ -24,6 +24,8 @@ typedef struct {
 } ngx_http_tokenring_list_t;
 
 
+static ngx_uint_t ngx_http_tokenring_list_known(
+    ngx_http_tokenring_list_t *list);
 static ngx_int_t ngx_http_tokenring_list_engines(
     ngx_http_tokenring_list_t *list);
 static ngx_int_t ngx_http_tokenring_list_names(
@@ -43,10 +45,8 @@ static ngx_int_t ngx_http_tokenring_policies(ngx_http_tokenring_text_t *t,
 ngx_int_t
 ngx_http_tokenring_models(ngx_http_request_t *r, ngx_str_t *id)
 {
-    ngx_int_t                    rc;
-    ngx_uint_t                   i, known;
-    ngx_http_tokenring_conn_t  **conns;
-    ngx_http_tokenring_list_t    list;
+    ngx_int_t                  rc;
+    ngx_http_tokenring_list_t  list;
 
     list.request = r;
     list.id = id;
@@ -77,15 +77,7 @@ ngx_http_tokenring_models(ngx_http_request_t *r, ngx_str_t *id)
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
-    conns = list.group->conns.elts;
-    known = 0;
-
-    for (i = 0; i < list.group->conns.nelts; i++) {
-        known |= list.models ? conns[i]->card.model[0] != '\0'
-                             : conns[i]->state == NGX_HTTP_TOKENRING_READY;
-    }
-
-    if (!known && list.names.nelts == 0) {
+    if (list.names.nelts == 0 && !ngx_http_tokenring_list_known(&list)) {
         return ngx_http_tokenring_send_error(r, TR_ERR_NO_ENGINE,
                                              "No engine is available");
     }
@@ -103,6 +95,28 @@ ngx_http_tokenring_models(ngx_http_request_t *r, ngx_str_t *id)
 
     return ngx_http_tokenring_send_body(r, NGX_HTTP_OK, "application/json",
                                         list.text);
+}
+
+
+/* has an engine said which model it has? */
+
+static ngx_uint_t
+ngx_http_tokenring_list_known(ngx_http_tokenring_list_t *list)
+{
+    ngx_uint_t                   i;
+    ngx_http_tokenring_conn_t  **conns;
+
+    conns = list->group->conns.elts;
+
+    for (i = 0; i < list->group->conns.nelts; i++) {
+        if (list->models ? conns[i]->card.model[0] != '\0'
+                         : conns[i]->state == NGX_HTTP_TOKENRING_READY)
+        {
+            return 1;
+        }
+    }
+
+    return 0;
 }
 
 

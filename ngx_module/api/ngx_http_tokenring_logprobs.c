@@ -241,6 +241,22 @@ ngx_http_tokenring_string(ngx_http_tokenring_text_t *out,
 }
 
 
+static ngx_int_t
+ngx_http_tokenring_skip_tops(tr_wire_bytes_t *left, ngx_uint_t n)
+{
+    tr_wire_top_t    top;
+    tr_wire_bytes_t  bytes;
+
+    while (n--) {
+        if (tr_wire_top_next(left, &top, &bytes) != TR_OK) {
+            return NGX_ERROR;
+        }
+    }
+
+    return NGX_OK;
+}
+
+
 /* one of the four arrays; each is one pass over the entries */
 
 static ngx_int_t
@@ -249,9 +265,8 @@ ngx_http_tokenring_column(ngx_http_tokenring_text_t *out,
 {
     uint64_t           offset;
     ngx_int_t          rc;
-    ngx_uint_t         i, n;
-    tr_wire_top_t      top;
-    tr_wire_bytes_t    left, bytes, skipped;
+    ngx_uint_t         n;
+    tr_wire_bytes_t    left, bytes;
     tr_wire_logprob_t  head;
 
     left.data = (char *) choice->logprobs.pos;
@@ -269,8 +284,6 @@ ngx_http_tokenring_column(ngx_http_tokenring_text_t *out,
             return NGX_ERROR;
         }
 
-        i = 0;
-
         switch (column) {
 
         case NGX_HTTP_TOKENRING_TOKENS:
@@ -283,7 +296,7 @@ ngx_http_tokenring_column(ngx_http_tokenring_text_t *out,
 
         case NGX_HTTP_TOKENRING_TOP_LOGPROBS:
             rc = ngx_http_tokenring_top_object(out, &left, &head, &bytes);
-            i = head.top;
+            head.top = 0;
             break;
 
         default: /* NGX_HTTP_TOKENRING_OFFSETS */
@@ -291,19 +304,15 @@ ngx_http_tokenring_column(ngx_http_tokenring_text_t *out,
             break;
         }
 
-        if (rc != NGX_OK) {
+        if (rc != NGX_OK
+            || ngx_http_tokenring_skip_tops(&left, head.top) != NGX_OK)
+        {
             return NGX_ERROR;
         }
 
         if (!(head.flags & TR_LOGPROB_HIDDEN)) {
             offset += ngx_http_tokenring_characters((u_char *) bytes.data,
                                                     bytes.len);
-        }
-
-        for ( /* void */ ; i < head.top; i++) {
-            if (tr_wire_top_next(&left, &top, &skipped) != TR_OK) {
-                return NGX_ERROR;
-            }
         }
     }
 

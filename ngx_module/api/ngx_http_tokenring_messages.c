@@ -27,6 +27,8 @@ static ngx_int_t ngx_http_tokenring_message_usage(
     ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_message_reason(
     ngx_http_tokenring_ctx_t *ctx, ngx_http_tokenring_choice_t *choice);
+static ngx_int_t ngx_http_tokenring_block_head(ngx_http_tokenring_ctx_t *ctx,
+    uint32_t index);
 static ngx_int_t ngx_http_tokenring_block_open(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_choice_t *choice, tr_wire_bytes_t *id,
     tr_wire_bytes_t *name);
@@ -334,6 +336,22 @@ ngx_http_tokenring_messages_end(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
+/* what stands in front of a block's object */
+
+static ngx_int_t
+ngx_http_tokenring_block_head(ngx_http_tokenring_ctx_t *ctx, uint32_t index)
+{
+    if (ctx->stream) {
+        return ngx_http_tokenring_printf(&ctx->out, 128,
+                   "event: content_block_start\n"
+                   "data: {\"type\":\"content_block_start\",\"index\":%uD,"
+                   "\"content_block\":", index);
+    }
+
+    return index ? ngx_http_tokenring_put(&ctx->out, ",") : NGX_OK;
+}
+
+
 /* id and name: of a call, which is a block from its beginning on */
 
 static ngx_int_t
@@ -352,18 +370,7 @@ ngx_http_tokenring_block_open(ngx_http_tokenring_ctx_t *ctx,
                   ? TR_ITEM_TEXT : items->kind;
     items->blocks++;
 
-    if (ctx->stream) {
-        if (ngx_http_tokenring_printf(out, 128,
-                   "event: content_block_start\n"
-                   "data: {\"type\":\"content_block_start\",\"index\":%uD,"
-                   "\"content_block\":", items->blocks - 1)
-            != NGX_OK)
-        {
-            return NGX_ERROR;
-        }
-
-    } else if (items->blocks > 1 && ngx_http_tokenring_put(out, ",") != NGX_OK)
-    {
+    if (ngx_http_tokenring_block_head(ctx, items->blocks - 1) != NGX_OK) {
         return NGX_ERROR;
     }
 

@@ -17,6 +17,8 @@
 
 static void ngx_http_tokenring_accepted_again(ngx_http_tokenring_ctx_t *ctx,
     const tr_wire_accepted_t *head);
+static void ngx_http_tokenring_accepted_head(ngx_http_tokenring_ctx_t *ctx,
+    const tr_wire_accepted_t *head);
 static ngx_uint_t ngx_http_tokenring_accepted_fits(
     ngx_http_tokenring_ctx_t *ctx, const tr_wire_accepted_t *head);
 static ngx_int_t ngx_http_tokenring_accepted_names(
@@ -49,18 +51,7 @@ ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
         return NGX_OK;
     }
 
-    ctx->prompt_tokens = head.prompt_tokens;
-    ctx->created = head.created;
-    ctx->stream = (head.flags & TR_ACCEPTED_STREAM) ? 1 : 0;
-    ctx->include_usage = (head.flags & TR_ACCEPTED_INCLUDE_USAGE) ? 1 : 0;
-    ctx->with_logprobs = (head.flags & TR_ACCEPTED_LOGPROBS) ? 1 : 0;
-    ctx->usage_stats = (head.flags & TR_ACCEPTED_USAGE_STATS) ? 1 : 0;
-
-    ngx_log_debug5(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
-                   "tokenring request: prompt tokens:%uL choices:%uD "
-                   "stream:%ud usage:%ud logprobs:%ud", ctx->prompt_tokens,
-                   head.choices, (u_int) ctx->stream,
-                   (u_int) ctx->include_usage, (u_int) ctx->with_logprobs);
+    ngx_http_tokenring_accepted_head(ctx, &head);
 
     if (ngx_http_tokenring_accepted_names(ctx, &model, &policy) != NGX_OK
         || ngx_http_tokenring_accepted_choices(ctx, &head) != NGX_OK)
@@ -117,6 +108,25 @@ ngx_http_tokenring_accepted_fits(ngx_http_tokenring_ctx_t *ctx,
            && !((head->flags & TR_ACCEPTED_LOGPROBS)
                 && endpoint->logprobs == NULL)
            && !((head->flags & TR_ACCEPTED_STREAM) && endpoint->end == NULL);
+}
+
+
+static void
+ngx_http_tokenring_accepted_head(ngx_http_tokenring_ctx_t *ctx,
+    const tr_wire_accepted_t *head)
+{
+    ctx->prompt_tokens = head->prompt_tokens;
+    ctx->created = head->created;
+    ctx->stream = (head->flags & TR_ACCEPTED_STREAM) ? 1 : 0;
+    ctx->include_usage = (head->flags & TR_ACCEPTED_INCLUDE_USAGE) ? 1 : 0;
+    ctx->with_logprobs = (head->flags & TR_ACCEPTED_LOGPROBS) ? 1 : 0;
+    ctx->usage_stats = (head->flags & TR_ACCEPTED_USAGE_STATS) ? 1 : 0;
+
+    ngx_log_debug5(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
+                   "tokenring request: prompt tokens:%uL choices:%uD "
+                   "stream:%ud usage:%ud logprobs:%ud", ctx->prompt_tokens,
+                   head->choices, (u_int) ctx->stream,
+                   (u_int) ctx->include_usage, (u_int) ctx->with_logprobs);
 }
 
 

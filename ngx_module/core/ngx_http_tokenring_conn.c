@@ -27,9 +27,13 @@
 
 
 static ngx_int_t ngx_http_tokenring_socket(ngx_http_tokenring_conn_t *conn);
+static ngx_int_t ngx_http_tokenring_socket_events(ngx_connection_t *c);
 static void ngx_http_tokenring_connected(ngx_event_t *wev);
 static void ngx_http_tokenring_socket_read(ngx_event_t *rev);
+static void ngx_http_tokenring_lost(ngx_http_tokenring_conn_t *conn);
 static void ngx_http_tokenring_welcome(ngx_http_tokenring_conn_t *conn);
+static void ngx_http_tokenring_ready(ngx_http_tokenring_conn_t *conn,
+    tr_welcome_t *welcome);
 static ngx_uint_t ngx_http_tokenring_refused(ngx_http_tokenring_conn_t *conn,
     tr_welcome_t *welcome);
 static void ngx_http_tokenring_complain(ngx_http_tokenring_conn_t *conn,
@@ -115,7 +119,6 @@ ngx_http_tokenring_connect(ngx_http_tokenring_conn_t *conn)
 static ngx_int_t
 ngx_http_tokenring_socket(ngx_http_tokenring_conn_t *conn)
 {
-    ngx_int_t          event;
     ngx_socket_t       s;
     ngx_connection_t  *c;
 
@@ -147,28 +150,14 @@ ngx_http_tokenring_socket(ngx_http_tokenring_conn_t *conn)
     c->number = ngx_atomic_fetch_add(ngx_connection_counter, 1);
     c->start_time = ngx_current_msec;
 
-    conn->sock = c;
-
-    if (ngx_add_conn) {
-        if (ngx_add_conn(c) == NGX_OK) {
-            return NGX_OK;
-        }
-
-    } else {
-        event = (ngx_event_flags & NGX_USE_CLEAR_EVENT) ? NGX_CLEAR_EVENT
-                                                        : NGX_LEVEL_EVENT;
-
-        if (ngx_add_event(c->read, NGX_READ_EVENT, event) == NGX_OK
-            && ngx_add_event(c->write, NGX_WRITE_EVENT, event) == NGX_OK)
-        {
-            return NGX_OK;
-        }
+    if (ngx_http_tokenring_socket_events(c) != NGX_OK) {
+        ngx_close_connection(c);
+        return NGX_ERROR;
     }
 
-    ngx_close_connection(c);
-    conn->sock = NULL;
+    conn->sock = c;
 
-    return NGX_ERROR;
+    return NGX_OK;
 
 failed:
 
@@ -178,6 +167,26 @@ failed:
     }
 
     return NGX_ERROR;
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_socket_events(ngx_connection_t *c)
+{
+    ngx_int_t  event;
+
+    if (ngx_add_conn) {
+        return ngx_add_conn(c);
+    }
+
+    event = (ngx_event_flags & NGX_USE_CLEAR_EVENT) ? NGX_CLEAR_EVENT
+                                                    : NGX_LEVEL_EVENT;
+
+    if (ngx_add_event(c->read, NGX_READ_EVENT, event) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    return ngx_add_event(c->write, NGX_WRITE_EVENT, event);
 }
 
 
@@ -280,6 +289,13 @@ ngx_http_tokenring_socket_read(ngx_event_t *rev)
         }
     }
 
+    ngx_http_tokenring_lost(conn);
+}
+
+
+static void
+ngx_http_tokenring_lost(ngx_http_tokenring_conn_t *conn)
+{
     if (conn->broken) {
         ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
                       "tokenring: channel closed, engine=%V socket=%V: %s",
@@ -356,23 +372,7 @@ ngx_http_tokenring_welcome(ngx_http_tokenring_conn_t *conn)
         goto failed;
     }
 
-    conn->state = NGX_HTTP_TOKENRING_READY;
-    conn->complaint = 0;
-    conn->features = tr_features(welcome.features);
-    conn->pinged = ngx_current_msec;
-    conn->heard = ngx_current_msec;
-    conn->missed = 0;
-
-    ngx_del_timer(conn->sock->write);
-
-    ngx_log_error(NGX_LOG_NOTICE, ngx_cycle->log, 0,
-                  "tokenring: connected, engine=%V socket=%V version=%uD "
-                  "slots=%uD", &conn->engine->name, &conn->addr.name,
-                  welcome.version, conn->map.slots);
-
-    ngx_http_tokenring_process_connected(conn, 1);
-
-    ngx_http_tokenring_wake(conn->engine);
+    ngx_http_tokenring_ready(conn, &welcome);
 
     return;
 
@@ -383,6 +383,30 @@ failed:
     }
 
     ngx_http_tokenring_close(conn);
+}
+
+
+static void
+ngx_http_tokenring_ready(ngx_http_tokenring_conn_t *conn,
+    tr_welcome_t *welcome)
+{
+    conn->state = NGX_HTTP_TOKENRING_READY;
+    conn->complaint = 0;
+    conn->features = tr_features(welcome->features);
+    conn->pinged = ngx_current_msec;
+    conn->heard = ngx_current_msec;
+    conn->missed = 0;
+
+    ngx_del_timer(conn->sock->write);
+
+    ngx_log_error(NGX_LOG_NOTICE, ngx_cycle->log, 0,
+                  "tokenring: connected, engine=%V socket=%V version=%uD "
+                  "slots=%uD", &conn->engine->name, &conn->addr.name,
+                  welcome->version, conn->map.slots);
+
+    ngx_http_tokenring_process_connected(conn, 1);
+
+    ngx_http_tokenring_wake(conn->engine);
 }
 
 

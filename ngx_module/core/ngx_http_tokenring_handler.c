@@ -39,8 +39,11 @@ static ngx_http_tokenring_route_e ngx_http_tokenring_route_request(
     ngx_http_request_t *r, ngx_str_t *id);
 static ngx_http_tokenring_route_e ngx_http_tokenring_route_models(
     ngx_str_t *id);
+static size_t ngx_http_tokenring_prefix_len(ngx_http_request_t *r);
 static size_t ngx_http_tokenring_version_at(u_char *p, size_t len);
 static ngx_int_t ngx_http_tokenring_list(ngx_http_request_t *r,
+    ngx_str_t *id);
+static ngx_int_t ngx_http_tokenring_stored(ngx_http_request_t *r,
     ngx_str_t *id);
 static ngx_int_t ngx_http_tokenring_prompt(ngx_http_request_t *r,
     ngx_uint_t endpoint);
@@ -51,6 +54,7 @@ static ngx_int_t ngx_http_tokenring_refuse_encoding(ngx_http_request_t *r,
     ngx_str_t *encoding);
 static ngx_int_t ngx_http_tokenring_complete(ngx_http_request_t *r,
     ngx_uint_t endpoint);
+static ngx_int_t ngx_http_tokenring_start(ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_nowhere(ngx_http_request_t *r);
 static ngx_int_t ngx_http_tokenring_refuse_method(ngx_http_request_t *r,
     ngx_str_t *allow, const char *message);
@@ -69,7 +73,6 @@ ngx_http_tokenring_handler(ngx_http_request_t *r)
 
     static ngx_str_t  get = ngx_string("GET, HEAD");
     static ngx_str_t  get_only = ngx_string("GET");
-    static ngx_str_t  request = ngx_string("GET, HEAD, DELETE");
 
     if (r != r->main) {
         ngx_log_error(NGX_LOG_ERR, r->connection->log, 0,
@@ -96,17 +99,7 @@ ngx_http_tokenring_handler(ngx_http_request_t *r)
                         (route == NGX_HTTP_TOKENRING_MODEL) ? &id : NULL);
 
     case NGX_HTTP_TOKENRING_REQUEST:
-
-        if (r->method == NGX_HTTP_DELETE) {
-            return ngx_http_tokenring_request_cancel(r, &id);
-        }
-
-        if (r->method & (NGX_HTTP_GET|NGX_HTTP_HEAD)) {
-            return ngx_http_tokenring_request_state(r, &id);
-        }
-
-        return ngx_http_tokenring_refuse_method(r, &request,
-                                       "This URL accepts only GET and DELETE");
+        return ngx_http_tokenring_stored(r, &id);
 
     case NGX_HTTP_TOKENRING_REQUEST_STREAM:
 
@@ -123,6 +116,26 @@ ngx_http_tokenring_handler(ngx_http_request_t *r)
     default: /* NGX_HTTP_TOKENRING_PROMPT */
         return ngx_http_tokenring_prompt(r, endpoint);
     }
+}
+
+
+/* a request whose state is in Redis */
+
+static ngx_int_t
+ngx_http_tokenring_stored(ngx_http_request_t *r, ngx_str_t *id)
+{
+    static ngx_str_t  allow = ngx_string("GET, HEAD, DELETE");
+
+    if (r->method == NGX_HTTP_DELETE) {
+        return ngx_http_tokenring_request_cancel(r, id);
+    }
+
+    if (r->method & (NGX_HTTP_GET|NGX_HTTP_HEAD)) {
+        return ngx_http_tokenring_request_state(r, id);
+    }
+
+    return ngx_http_tokenring_refuse_method(r, &allow,
+                                       "This URL accepts only GET and DELETE");
 }
 
 
@@ -277,8 +290,6 @@ static ngx_int_t
 ngx_http_tokenring_complete(ngx_http_request_t *r, ngx_uint_t endpoint)
 {
     ngx_int_t                     rc;
-    const char                   *why;
-    tr_status_t                   status;
     ngx_http_tokenring_ctx_t     *ctx;
     ngx_http_tokenring_group_t   *group;
     ngx_http_tokenring_models_t  *models;
@@ -298,17 +309,33 @@ ngx_http_tokenring_complete(ngx_http_request_t *r, ngx_uint_t endpoint)
     ctx->group = group;
     ctx->models = models;
 
+    rc = ngx_http_tokenring_start(ctx);
+
+    if (rc != NGX_DONE) {
+        ngx_http_tokenring_cleanup(ctx);
+    }
+
+    return rc;
+}
+
+
+/* NGX_DONE: the request goes on; what else it returns is its end */
+
+static ngx_int_t
+ngx_http_tokenring_start(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_int_t    rc;
+    const char  *why;
+    tr_status_t  status;
+
     status = ngx_http_tokenring_resumable_init(ctx, &why);
 
     if (status != TR_OK) {
         ngx_http_tokenring_fail(ctx, status, why);
-        rc = ngx_http_tokenring_send_failure(ctx);
-        ngx_http_tokenring_cleanup(ctx);
-        return rc;
+        return ngx_http_tokenring_send_failure(ctx);
     }
 
     if (ngx_http_tokenring_admit_tenant(ctx, &rc) != NGX_OK) {
-        ngx_http_tokenring_cleanup(ctx);
         return rc;
     }
 
@@ -323,26 +350,21 @@ ngx_http_tokenring_complete(ngx_http_request_t *r, ngx_uint_t endpoint)
     }
 
     if (rc == NGX_AGAIN && !ctx->routed) {
-        r->main->count++;
+        ctx->request->main->count++;
         return NGX_DONE;
     }
 
-    if (rc == NGX_OK || ctx->routed) {
-        rc = ngx_http_tokenring_body_read(ctx);
-
-        if (rc < NGX_HTTP_SPECIAL_RESPONSE) {
-            return NGX_DONE;
-        }
-
-        rc = ngx_http_tokenring_send_http_error(r, rc);
-
-    } else {
-        rc = ngx_http_tokenring_send_failure(ctx);
+    if (rc != NGX_OK && !ctx->routed) {
+        return ngx_http_tokenring_send_failure(ctx);
     }
 
-    ngx_http_tokenring_cleanup(ctx);
+    rc = ngx_http_tokenring_body_read(ctx);
 
-    return rc;
+    if (rc < NGX_HTTP_SPECIAL_RESPONSE) {
+        return NGX_DONE;
+    }
+
+    return ngx_http_tokenring_send_http_error(ctx->request, rc);
 }
 
 
@@ -357,41 +379,50 @@ ngx_http_tokenring_endpoint_of(ngx_http_request_t *r)
 }
 
 
+/* how much of the URI is the administrator's, and not the API's */
+
+static size_t
+ngx_http_tokenring_prefix_len(ngx_http_request_t *r)
+{
+    size_t                     n;
+    ngx_http_core_loc_conf_t  *clcf;
+
+    clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
+
+    if (clcf->exact_match || clcf->named || clcf->noname
+#if (NGX_PCRE)
+        || clcf->regex
+#endif
+        || clcf->name.len > r->uri.len
+        || ngx_strncmp(r->uri.data, clcf->name.data, clcf->name.len) != 0)
+    {
+        /* also for a URI that `rewrite ... break` moved out of its location */
+        return ngx_http_tokenring_version_at(r->uri.data, r->uri.len);
+    }
+
+    n = ngx_http_tokenring_version_at(clcf->name.data, clcf->name.len);
+
+    while (n && n == clcf->name.len && clcf->name.data[n - 1] == '/') {
+        n--;
+    }
+
+    return n;
+}
+
+
 /* endpoint: of a PROMPT; id: of a MODEL, a REQUEST or a REQUEST_STREAM */
 
 static ngx_http_tokenring_route_e
 ngx_http_tokenring_route(ngx_http_request_t *r, ngx_str_t *id,
     ngx_uint_t *endpoint)
 {
-    size_t                     n;
-    ngx_str_t                  path;
-    ngx_http_core_loc_conf_t  *clcf;
+    size_t     n;
+    ngx_str_t  path;
 
-    clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
+    n = ngx_http_tokenring_prefix_len(r);
 
-    path = r->uri;
-    n = path.len;
-
-    if (clcf->exact_match || clcf->named || clcf->noname
-#if (NGX_PCRE)
-        || clcf->regex
-#endif
-        || clcf->name.len > path.len
-        || ngx_strncmp(path.data, clcf->name.data, clcf->name.len) != 0)
-    {
-        /* also for a URI that `rewrite ... break` moved out of its location */
-        n = ngx_http_tokenring_version_at(path.data, path.len);
-
-    } else {
-        n = ngx_http_tokenring_version_at(clcf->name.data, clcf->name.len);
-
-        while (n && n == clcf->name.len && clcf->name.data[n - 1] == '/') {
-            n--;
-        }
-    }
-
-    path.data += n;
-    path.len -= n;
+    path.data = r->uri.data + n;
+    path.len = r->uri.len - n;
 
     if (path.len < sizeof("/v1/") - 1
         || ngx_strncmp(path.data, "/v1/", sizeof("/v1/") - 1) != 0)

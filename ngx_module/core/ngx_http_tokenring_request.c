@@ -26,6 +26,8 @@
 
 static ngx_uint_t ngx_http_tokenring_on_its_way(
     ngx_http_tokenring_ctx_t *ctx);
+static void ngx_http_tokenring_requeue(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_ctx_state_e state);
 static ngx_msec_t ngx_http_tokenring_limit(ngx_http_tokenring_ctx_t *ctx);
 static void ngx_http_tokenring_read_handler(ngx_http_request_t *r);
 static ngx_uint_t ngx_http_tokenring_socket_ended(ngx_connection_t *c,
@@ -112,7 +114,32 @@ ngx_http_tokenring_set_state(ngx_http_tokenring_ctx_t *ctx,
         ngx_debug_point();
     }
 
-    switch (from) {
+    ngx_http_tokenring_requeue(ctx, state);
+
+    if (from == state) {
+        /* it is one wait, however many handshakes fail in it */
+        return;
+    }
+
+    ctx->before = from;
+    ctx->state = state;
+
+    limit = ngx_http_tokenring_limit(ctx);
+
+    if (limit && !ctx->gone) {
+        ctx->deadline = ngx_current_msec + limit;
+        ngx_http_tokenring_arm(ctx);
+    }
+}
+
+
+/* the queue in which a request waits belongs to its state */
+
+static void
+ngx_http_tokenring_requeue(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_ctx_state_e state)
+{
+    switch (ctx->state) {
 
     case NGX_HTTP_TOKENRING_WAIT:
     case NGX_HTTP_TOKENRING_HELD:
@@ -137,21 +164,6 @@ ngx_http_tokenring_set_state(ngx_http_tokenring_ctx_t *ctx,
 
     default:
         break;
-    }
-
-    if (from == state) {
-        /* it is one wait, however many handshakes fail in it */
-        return;
-    }
-
-    ctx->before = from;
-    ctx->state = state;
-
-    limit = ngx_http_tokenring_limit(ctx);
-
-    if (limit && !ctx->gone) {
-        ctx->deadline = ngx_current_msec + limit;
-        ngx_http_tokenring_arm(ctx);
     }
 }
 

@@ -31,6 +31,8 @@
 
 
 static void ngx_http_tokenring_stream(ngx_http_tokenring_ctx_t *ctx);
+static ngx_int_t ngx_http_tokenring_stream_chunks(
+    ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_stream_out(ngx_http_tokenring_ctx_t *ctx,
     ngx_uint_t last);
 static void ngx_http_tokenring_whole(ngx_http_tokenring_ctx_t *ctx);
@@ -132,13 +134,9 @@ ngx_http_tokenring_finalize(ngx_http_tokenring_ctx_t *ctx, ngx_int_t rc)
 static void
 ngx_http_tokenring_stream(ngx_http_tokenring_ctx_t *ctx)
 {
-    ngx_int_t            rc;
-    ngx_uint_t           last;
-    ngx_http_request_t  *r;
+    ngx_int_t  rc;
 
-    r = ctx->request;
-
-    if (ctx->detach && !r->header_sent
+    if (ctx->detach && !ctx->request->header_sent
         && ctx->state < NGX_HTTP_TOKENRING_OVER
         && ngx_http_tokenring_begin(ctx) != NGX_OK)
     {
@@ -148,56 +146,84 @@ ngx_http_tokenring_stream(ngx_http_tokenring_ctx_t *ctx)
 
     while (!ctx->blocked) {
 
-        ngx_http_tokenring_out_take(ctx);
+        rc = ngx_http_tokenring_stream_chunks(ctx);
 
-        rc = ngx_http_tokenring_render_chunks(ctx);
-
-        if (rc == NGX_ERROR) {
-            ngx_http_tokenring_finalize(ctx, NGX_ERROR);
+        if (rc == NGX_DONE) {
             return;
         }
 
-        last = (rc == NGX_DONE);
-
-        if (rc == 0) {
-            ngx_http_tokenring_out_return(ctx);
+        if (rc == NGX_DECLINED) {
             break;
         }
-
-        if (!r->header_sent) {
-            rc = ngx_http_tokenring_stream_header(ctx);
-
-            if (rc == NGX_ERROR || rc > NGX_OK || r->header_only) {
-                ngx_http_tokenring_finalize(ctx, rc);
-                return;
-            }
-        }
-
-        rc = ngx_http_tokenring_stream_out(ctx, last);
-
-        if (last) {
-            ngx_http_tokenring_finalize(ctx, rc);
-            return;
-        }
-
-        if (rc == NGX_ERROR) {
-            ngx_http_tokenring_hang_up(ctx);
-            return;
-        }
-
-        if (ngx_http_tokenring_stream_slow(r, &ctx->buf, rc)) {
-            if (ngx_http_tokenring_block(ctx) != NGX_OK) {
-                ngx_http_tokenring_finalize(ctx, NGX_ERROR);
-                return;
-            }
-
-            break;
-        }
-
-        ngx_http_tokenring_out_return(ctx);
     }
 
     ngx_http_tokenring_resume(ctx);
+}
+
+
+/*
+ * As much as the output buffer takes.  NGX_DECLINED: there is nothing, or the
+ * client is slow; NGX_DONE: the request may be over.
+ */
+
+static ngx_int_t
+ngx_http_tokenring_stream_chunks(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_int_t            rc;
+    ngx_uint_t           last;
+    ngx_http_request_t  *r;
+
+    r = ctx->request;
+
+    ngx_http_tokenring_out_take(ctx);
+
+    rc = ngx_http_tokenring_render_chunks(ctx);
+
+    if (rc == NGX_ERROR) {
+        ngx_http_tokenring_finalize(ctx, NGX_ERROR);
+        return NGX_DONE;
+    }
+
+    last = (rc == NGX_DONE);
+
+    if (rc == 0) {
+        ngx_http_tokenring_out_return(ctx);
+        return NGX_DECLINED;
+    }
+
+    if (!r->header_sent) {
+        rc = ngx_http_tokenring_stream_header(ctx);
+
+        if (rc == NGX_ERROR || rc > NGX_OK || r->header_only) {
+            ngx_http_tokenring_finalize(ctx, rc);
+            return NGX_DONE;
+        }
+    }
+
+    rc = ngx_http_tokenring_stream_out(ctx, last);
+
+    if (last) {
+        ngx_http_tokenring_finalize(ctx, rc);
+        return NGX_DONE;
+    }
+
+    if (rc == NGX_ERROR) {
+        ngx_http_tokenring_hang_up(ctx);
+        return NGX_DONE;
+    }
+
+    if (ngx_http_tokenring_stream_slow(r, &ctx->buf, rc)) {
+        if (ngx_http_tokenring_block(ctx) != NGX_OK) {
+            ngx_http_tokenring_finalize(ctx, NGX_ERROR);
+            return NGX_DONE;
+        }
+
+        return NGX_DECLINED;
+    }
+
+    ngx_http_tokenring_out_return(ctx);
+
+    return NGX_OK;
 }
 
 

@@ -27,6 +27,9 @@ static void ngx_http_tokenring_body_head(ngx_http_tokenring_ctx_t *ctx,
     tr_wire_submit_t *head);
 static tr_status_t ngx_http_tokenring_body_part(ngx_http_tokenring_ctx_t *ctx,
     ngx_uint_t *last);
+static ngx_chain_t *ngx_http_tokenring_body_pieces(
+    ngx_http_tokenring_ctx_t *ctx, tr_ring_piece_t *pieces, unsigned *n,
+    size_t *room);
 static void ngx_http_tokenring_body_used(ngx_http_tokenring_ctx_t *ctx,
     size_t n);
 static ngx_int_t ngx_http_tokenring_body_load(ngx_http_tokenring_ctx_t *ctx);
@@ -279,16 +282,13 @@ ngx_http_tokenring_body_head(ngx_http_tokenring_ctx_t *ctx,
 static tr_status_t
 ngx_http_tokenring_body_part(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t *last)
 {
-    size_t               room, size, body;
-    uint16_t             flags;
-    unsigned             n;
-    ngx_chain_t         *cl;
-    tr_status_t          rc;
-    tr_ring_piece_t      pieces[NGX_HTTP_TOKENRING_PIECES];
-    tr_wire_submit_t     head;
-    ngx_http_request_t  *r;
-
-    r = ctx->request;
+    size_t            room, body;
+    uint16_t          flags;
+    unsigned          n;
+    ngx_chain_t      *rest;
+    tr_status_t       rc;
+    tr_ring_piece_t   pieces[NGX_HTTP_TOKENRING_PIECES];
+    tr_wire_submit_t  head;
 
     n = 0;
     room = tr_ring_max_payload(ctx->conn->map.request_capacity);
@@ -301,32 +301,17 @@ ngx_http_tokenring_body_part(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t *last)
         room -= pieces[n++].len;
     }
 
-    body = 0;
+    body = room;
+    rest = ngx_http_tokenring_body_pieces(ctx, pieces, &n, &room);
+    body -= room;
 
-    for (cl = ctx->body;
-         cl && !cl->buf->in_file && room && n < NGX_HTTP_TOKENRING_PIECES;
-         cl = cl->next)
-    {
-        size = ngx_min((size_t) (cl->buf->last - cl->buf->pos), room);
-
-        pieces[n].base = cl->buf->pos;
-        pieces[n++].len = size;
-
-        body += size;
-        room -= size;
-
-        if (size < (size_t) (cl->buf->last - cl->buf->pos)) {
-            break;
-        }
-    }
-
-    *last = (cl == NULL && !r->reading_body);
+    *last = (rest == NULL && !ctx->request->reading_body);
     flags = *last ? 0 : TR_FLAG_MORE;
 
     rc = tr_ring_put(&ctx->conn->requests, TR_RECORD_SUBMIT, flags, ctx->id,
                      pieces, n);
 
-    ngx_log_debug4(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
+    ngx_log_debug4(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
                    "tokenring body: into the ring, first:%d bytes:%uz "
                    "last:%ui rc:%d",
                    ctx->body_sent == NGX_HTTP_TOKENRING_NOTHING, body, *last,
@@ -340,6 +325,35 @@ ngx_http_tokenring_body_part(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t *last)
     }
 
     return rc;
+}
+
+
+/* what has arrived, n pieces and `room` bytes at most; returns what is left */
+
+static ngx_chain_t *
+ngx_http_tokenring_body_pieces(ngx_http_tokenring_ctx_t *ctx,
+    tr_ring_piece_t *pieces, unsigned *n, size_t *room)
+{
+    size_t        size;
+    ngx_chain_t  *cl;
+
+    for (cl = ctx->body;
+         cl && !cl->buf->in_file && *room && *n < NGX_HTTP_TOKENRING_PIECES;
+         cl = cl->next)
+    {
+        size = ngx_min((size_t) (cl->buf->last - cl->buf->pos), *room);
+
+        pieces[*n].base = cl->buf->pos;
+        pieces[(*n)++].len = size;
+
+        *room -= size;
+
+        if (size < (size_t) (cl->buf->last - cl->buf->pos)) {
+            break;
+        }
+    }
+
+    return cl;
 }
 
 

@@ -19,6 +19,8 @@
 
 
 static ngx_int_t ngx_http_tokenring_sse_client_header(ngx_http_request_t *r);
+static ngx_http_tokenring_sse_client_t *ngx_http_tokenring_sse_client_create(
+    ngx_http_request_t *r, ngx_http_tokenring_cache_t *cache);
 static ngx_int_t ngx_http_tokenring_sse_client_hello(
     ngx_http_tokenring_sse_client_t *client);
 static void ngx_http_tokenring_sse_client_cleanup(void *data);
@@ -32,6 +34,9 @@ static void ngx_http_tokenring_sse_client_more(
 static ngx_uint_t ngx_http_tokenring_sse_client_sparse(redisReply *entry,
     ngx_str_t *id);
 static void ngx_http_tokenring_sse_client_slice(void *data, redisReply *reply);
+static ngx_int_t ngx_http_tokenring_sse_client_history(
+    ngx_http_tokenring_sse_client_t *client, redisReply *reply,
+    ngx_str_t *id);
 static ngx_int_t ngx_http_tokenring_sse_client_samples(
     ngx_http_tokenring_sse_client_t *client, redisReply *reply,
     ngx_http_tokenring_text_t *samples, ngx_str_t *id);
@@ -45,7 +50,6 @@ ngx_http_tokenring_sse_client_open(ngx_http_request_t *r,
     ngx_http_tokenring_cache_t *cache)
 {
     ngx_int_t                         rc;
-    ngx_pool_cleanup_t               *pcln;
     ngx_http_cleanup_t               *cln;
     ngx_http_tokenring_sse_client_t  *client;
 
@@ -55,7 +59,7 @@ ngx_http_tokenring_sse_client_open(ngx_http_request_t *r,
         return rc;
     }
 
-    client = ngx_pcalloc(r->pool, sizeof(ngx_http_tokenring_sse_client_t));
+    client = ngx_http_tokenring_sse_client_create(r, cache);
     if (client == NULL) {
         return NGX_ERROR;
     }
@@ -65,26 +69,8 @@ ngx_http_tokenring_sse_client_open(ngx_http_request_t *r,
         return NGX_ERROR;
     }
 
-    /* HTTP/2 may still hold a part of a frame when the request is over */
-
-    pcln = ngx_pool_cleanup_add(r->pool, 0);
-    if (pcln == NULL) {
-        return NGX_ERROR;
-    }
-
-    pcln->handler = ngx_http_tokenring_sse_client_free;
-    pcln->data = client;
-
     ngx_log_debug0(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
                    "tokenring sse client: open");
-
-    client->request = r;
-    client->cache = cache;
-    client->history = NGX_HTTP_TOKENRING_CACHE_HISTORY;
-
-    if (r->args.len == 4 && ngx_strncmp(r->args.data, "hour", 4) == 0) {
-        client->history = NGX_HTTP_TOKENRING_CACHE_HOUR;
-    }
 
     ngx_http_tokenring_cache_start(cache);
     ngx_queue_insert_tail(&cache->clients, &client->queue);
@@ -103,6 +89,40 @@ ngx_http_tokenring_sse_client_open(ngx_http_request_t *r,
     ngx_http_tokenring_sse_client_send(client, 0);
 
     return NGX_DONE;
+}
+
+
+static ngx_http_tokenring_sse_client_t *
+ngx_http_tokenring_sse_client_create(ngx_http_request_t *r,
+    ngx_http_tokenring_cache_t *cache)
+{
+    ngx_pool_cleanup_t               *cln;
+    ngx_http_tokenring_sse_client_t  *client;
+
+    client = ngx_pcalloc(r->pool, sizeof(ngx_http_tokenring_sse_client_t));
+    if (client == NULL) {
+        return NULL;
+    }
+
+    /* HTTP/2 may still hold a part of a frame when the request is over */
+
+    cln = ngx_pool_cleanup_add(r->pool, 0);
+    if (cln == NULL) {
+        return NULL;
+    }
+
+    cln->handler = ngx_http_tokenring_sse_client_free;
+    cln->data = client;
+
+    client->request = r;
+    client->cache = cache;
+    client->history = NGX_HTTP_TOKENRING_CACHE_HISTORY;
+
+    if (r->args.len == 4 && ngx_strncmp(r->args.data, "hour", 4) == 0) {
+        client->history = NGX_HTTP_TOKENRING_CACHE_HOUR;
+    }
+
+    return client;
 }
 
 
@@ -352,11 +372,10 @@ ngx_http_tokenring_sse_client_slice(void *data, redisReply *reply)
 {
     ngx_http_tokenring_sse_client_t *client = data;
 
-    size_t                              from;
-    ngx_str_t                           id;
-    ngx_connection_t                   *c;
-    ngx_http_tokenring_text_t           samples, *t;
-    ngx_http_tokenring_cache_engine_t  *engine;
+    size_t                      from;
+    ngx_str_t                   id;
+    ngx_connection_t           *c;
+    ngx_http_tokenring_text_t  *t;
 
     client->call = NULL;
 
@@ -374,24 +393,8 @@ ngx_http_tokenring_sse_client_slice(void *data, redisReply *reply)
     c = client->request->connection;
     t = &client->out;
     from = ngx_http_tokenring_text_len(t);
-    engine = &client->cache->engines[client->engine];
 
-    ngx_memzero(&samples, sizeof(ngx_http_tokenring_text_t));
-    ngx_str_null(&id);
-
-    if (ngx_http_tokenring_sse_client_samples(client, reply, &samples, &id)
-        != NGX_OK
-        || ngx_http_tokenring_put(t,
-               "data: {\"type\":\"history\",\"engine\":\"")
-           != NGX_OK
-        || ngx_http_tokenring_json(t, engine->name.data, engine->name.len)
-           != NGX_OK
-        || ngx_http_tokenring_printf(t, 32, "\",\"samples\":[") != NGX_OK
-        || ngx_http_tokenring_append(t, samples.pos,
-                                     ngx_http_tokenring_text_len(&samples))
-           != NGX_OK
-        || ngx_http_tokenring_append(t, "]}\n\n", 4) != NGX_OK)
-    {
+    if (ngx_http_tokenring_sse_client_history(client, reply, &id) != NGX_OK) {
         /* leave this slice out */
         t->last = t->pos + from;
         client->left = 0;
@@ -408,10 +411,47 @@ ngx_http_tokenring_sse_client_slice(void *data, redisReply *reply)
                              - client->before_buf;
     }
 
-    ngx_http_tokenring_text_free(&samples);
-
     ngx_http_tokenring_sse_client_send(client, 0);
     ngx_http_run_posted_requests(c);
+}
+
+
+/* the event of a slice; id: of its last entry, empty where that is no sample */
+
+static ngx_int_t
+ngx_http_tokenring_sse_client_history(ngx_http_tokenring_sse_client_t *client,
+    redisReply *reply, ngx_str_t *id)
+{
+    ngx_int_t                           rc;
+    ngx_http_tokenring_text_t           samples, *t;
+    ngx_http_tokenring_cache_engine_t  *engine;
+
+    t = &client->out;
+    engine = &client->cache->engines[client->engine];
+    rc = NGX_OK;
+
+    ngx_memzero(&samples, sizeof(ngx_http_tokenring_text_t));
+    ngx_str_null(id);
+
+    if (ngx_http_tokenring_sse_client_samples(client, reply, &samples, id)
+        != NGX_OK
+        || ngx_http_tokenring_put(t,
+               "data: {\"type\":\"history\",\"engine\":\"")
+           != NGX_OK
+        || ngx_http_tokenring_json(t, engine->name.data, engine->name.len)
+           != NGX_OK
+        || ngx_http_tokenring_printf(t, 32, "\",\"samples\":[") != NGX_OK
+        || ngx_http_tokenring_append(t, samples.pos,
+                                     ngx_http_tokenring_text_len(&samples))
+           != NGX_OK
+        || ngx_http_tokenring_append(t, "]}\n\n", 4) != NGX_OK)
+    {
+        rc = NGX_ERROR;
+    }
+
+    ngx_http_tokenring_text_free(&samples);
+
+    return rc;
 }
 
 

@@ -36,6 +36,7 @@ static ngx_int_t ngx_http_tokenring_follow_start(
 static ngx_int_t ngx_http_tokenring_follow_ask(ngx_http_tokenring_follow_t *f);
 static void ngx_http_tokenring_follow_found(void *data, ngx_int_t rc);
 static void ngx_http_tokenring_follow_page(void *data, redisReply *reply);
+static void ngx_http_tokenring_follow_unread(ngx_http_tokenring_follow_t *f);
 static ngx_int_t ngx_http_tokenring_follow_entry(
     ngx_http_tokenring_follow_t *f, redisReply *entry);
 static ngx_int_t ngx_http_tokenring_follow_take(
@@ -299,19 +300,7 @@ ngx_http_tokenring_follow_page(void *data, redisReply *reply)
             ngx_http_tokenring_redis_complain(f->redis, reply);
         }
 
-        if (ctx->number == 0) {
-            ngx_http_tokenring_finalize(ctx,
-                               ngx_http_tokenring_send_away(ctx->request));
-
-        } else {
-            /* the stream subscription notices when Redis is back */
-            f->more = 1;
-
-            if (ngx_http_tokenring_stream_sub_join(f) != NGX_OK) {
-                ngx_http_tokenring_finalize(ctx, NGX_ERROR);
-            }
-        }
-
+        ngx_http_tokenring_follow_unread(f);
         ngx_http_run_posted_requests(c);
         return;
     }
@@ -337,6 +326,30 @@ ngx_http_tokenring_follow_page(void *data, redisReply *reply)
     }
 
     ngx_http_tokenring_follow_flush(f);
+}
+
+
+/* no page: who has seen nothing is told, the others wait */
+
+static void
+ngx_http_tokenring_follow_unread(ngx_http_tokenring_follow_t *f)
+{
+    ngx_http_tokenring_ctx_t  *ctx;
+
+    ctx = f->ctx;
+
+    if (ctx->number == 0) {
+        ngx_http_tokenring_finalize(ctx,
+                               ngx_http_tokenring_send_away(ctx->request));
+        return;
+    }
+
+    /* the stream subscription notices when Redis is back */
+    f->more = 1;
+
+    if (ngx_http_tokenring_stream_sub_join(f) != NGX_OK) {
+        ngx_http_tokenring_finalize(ctx, NGX_ERROR);
+    }
 }
 
 

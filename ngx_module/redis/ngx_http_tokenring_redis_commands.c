@@ -14,6 +14,8 @@
 #define NGX_HTTP_TOKENRING_REDIS_PENDING  16384
 
 
+static ngx_int_t ngx_http_tokenring_redis_send(
+    ngx_http_tokenring_call_t *call, ngx_uint_t argc, ngx_str_t *argv);
 static ngx_int_t ngx_http_tokenring_redis_reach(
     ngx_http_tokenring_redis_conn_t *conn);
 static void ngx_http_tokenring_redis_answered(redisAsyncContext *ac,
@@ -25,9 +27,6 @@ ngx_http_tokenring_redis_command(ngx_http_tokenring_redis_t *redis,
     ngx_http_tokenring_reply_pt handler, void *data, ngx_uint_t argc,
     ngx_str_t *argv)
 {
-    size_t                            lens[NGX_HTTP_TOKENRING_REDIS_ARGS];
-    ngx_uint_t                        i;
-    const char                       *words[NGX_HTTP_TOKENRING_REDIS_ARGS];
     ngx_http_tokenring_call_t        *call;
     ngx_http_tokenring_redis_conn_t  *conn;
 
@@ -46,11 +45,6 @@ ngx_http_tokenring_redis_command(ngx_http_tokenring_redis_t *redis,
         return NULL;
     }
 
-    for (i = 0; i < argc; i++) {
-        words[i] = (char *) argv[i].data;
-        lens[i] = argv[i].len;
-    }
-
     call = ngx_alloc(sizeof(ngx_http_tokenring_call_t), ngx_cycle->log);
     if (call == NULL) {
         return NULL;
@@ -61,10 +55,7 @@ ngx_http_tokenring_redis_command(ngx_http_tokenring_redis_t *redis,
     call->data = data;
     call->deadline = ngx_current_msec + redis->timeout;
 
-    if (redisAsyncCommandArgv(conn->ac, ngx_http_tokenring_redis_answered,
-                              call, (int) argc, words, lens)
-        != REDIS_OK)
-    {
+    if (ngx_http_tokenring_redis_send(call, argc, argv) != NGX_OK) {
         ngx_free(call);
         return NULL;
     }
@@ -84,6 +75,26 @@ ngx_http_tokenring_redis_command(ngx_http_tokenring_redis_t *redis,
     ngx_http_tokenring_redis_arm(conn, call->deadline);
 
     return call;
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_redis_send(ngx_http_tokenring_call_t *call, ngx_uint_t argc,
+    ngx_str_t *argv)
+{
+    size_t       lens[NGX_HTTP_TOKENRING_REDIS_ARGS];
+    ngx_uint_t   i;
+    const char  *words[NGX_HTTP_TOKENRING_REDIS_ARGS];
+
+    for (i = 0; i < argc; i++) {
+        words[i] = (char *) argv[i].data;
+        lens[i] = argv[i].len;
+    }
+
+    return (redisAsyncCommandArgv(call->conn->ac,
+                                  ngx_http_tokenring_redis_answered, call,
+                                  (int) argc, words, lens)
+            == REDIS_OK) ? NGX_OK : NGX_ERROR;
 }
 
 

@@ -11,6 +11,8 @@
 #include "ngx_http_tokenring_redis_conn.h"
 
 
+static char *ngx_http_tokenring_redis_read(ngx_conf_t *cf,
+    ngx_http_tokenring_redis_t *redis);
 static ngx_int_t ngx_http_tokenring_redis_address(ngx_conf_t *cf,
     ngx_http_tokenring_redis_t *redis, ngx_str_t *value, ngx_str_t *host);
 static ngx_int_t ngx_http_tokenring_redis_parameter(ngx_conf_t *cf,
@@ -41,8 +43,8 @@ ngx_http_tokenring_set_redis(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 {
     ngx_http_tokenring_loc_conf_t  *tlcf = conf;
 
-    ngx_str_t                       *value, host;
-    ngx_uint_t                       i;
+    char                            *rv;
+    ngx_str_t                       *value;
     ngx_http_tokenring_redis_t      *redis;
     ngx_http_tokenring_main_conf_t  *tmcf;
 
@@ -69,6 +71,27 @@ ngx_http_tokenring_set_redis(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
     if (redis == NULL) {
         return NGX_CONF_ERROR;
     }
+
+    rv = ngx_http_tokenring_redis_read(cf, redis);
+
+    if (rv != NGX_CONF_OK) {
+        return rv;
+    }
+
+    tlcf->redis = ngx_http_tokenring_redis_share_one(cf, redis);
+
+    return tlcf->redis ? NGX_CONF_OK : NGX_CONF_ERROR;
+}
+
+
+static char *
+ngx_http_tokenring_redis_read(ngx_conf_t *cf,
+    ngx_http_tokenring_redis_t *redis)
+{
+    ngx_str_t   *value, host;
+    ngx_uint_t   i;
+
+    value = cf->args->elts;
 
     redis->timeout = 1000;
     ngx_str_set(&redis->prefix, "tr:");
@@ -98,9 +121,7 @@ ngx_http_tokenring_set_redis(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
         return NGX_CONF_ERROR;
     }
 
-    tlcf->redis = ngx_http_tokenring_redis_share_one(cf, redis);
-
-    return tlcf->redis ? NGX_CONF_OK : NGX_CONF_ERROR;
+    return NGX_CONF_OK;
 }
 
 

@@ -28,6 +28,8 @@ static ngx_int_t ngx_http_tokenring_stored_strings(redisReply **field,
 static void ngx_http_tokenring_stored_numbers(redisReply **field,
     ngx_http_tokenring_stored_t *rec);
 static tr_status_t ngx_http_tokenring_stored_status(redisReply *reply);
+static ngx_int_t ngx_http_tokenring_json_timings(ngx_http_tokenring_text_t *t,
+    ngx_http_tokenring_stored_t *rec);
 static ngx_int_t ngx_http_tokenring_json_text(ngx_http_tokenring_text_t *t,
     const char *key, ngx_str_t *value);
 static ngx_int_t ngx_http_tokenring_json_time(ngx_http_tokenring_text_t *t,
@@ -535,17 +537,8 @@ ngx_http_tokenring_stored_json(ngx_http_tokenring_text_t *t, ngx_str_t *id,
                                         &rec->finish_reason)
            != NGX_OK
         || ngx_http_tokenring_json_error(t, rec) != NGX_OK
-        || ngx_http_tokenring_put(t, ",\"timings\":{\"unit\":\"s\"") != NGX_OK
-        || ngx_http_tokenring_json_span(t, "queue", rec->created,
-                                        rec->started)
-           != NGX_OK
-        || ngx_http_tokenring_json_span(t, "ttft", rec->created,
-                                        rec->first_token)
-           != NGX_OK
-        || ngx_http_tokenring_json_span(t, "total", rec->created,
-                                        rec->finished)
-           != NGX_OK
-        || ngx_http_tokenring_printf(t, 64, "},\"preemptions\":%uD,",
+        || ngx_http_tokenring_json_timings(t, rec) != NGX_OK
+        || ngx_http_tokenring_printf(t, 64, ",\"preemptions\":%uD,",
                                      rec->totals.preemptions)
            != NGX_OK
         || ngx_http_tokenring_render_usage(t, rec->prompt_tokens,
@@ -557,6 +550,28 @@ ngx_http_tokenring_stored_json(ngx_http_tokenring_text_t *t, ngx_str_t *id,
     }
 
     return ngx_http_tokenring_put(t, "}\n");
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_json_timings(ngx_http_tokenring_text_t *t,
+    ngx_http_tokenring_stored_t *rec)
+{
+    if (ngx_http_tokenring_put(t, ",\"timings\":{\"unit\":\"s\"") != NGX_OK
+        || ngx_http_tokenring_json_span(t, "queue", rec->created,
+                                        rec->started)
+           != NGX_OK
+        || ngx_http_tokenring_json_span(t, "ttft", rec->created,
+                                        rec->first_token)
+           != NGX_OK
+        || ngx_http_tokenring_json_span(t, "total", rec->created,
+                                        rec->finished)
+           != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_tokenring_put(t, "}");
 }
 
 

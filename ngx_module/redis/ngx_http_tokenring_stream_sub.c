@@ -20,6 +20,8 @@
 
 static ngx_http_tokenring_stream_sub_t *ngx_http_tokenring_stream_sub_get(
     ngx_http_tokenring_follow_t *f);
+static ngx_http_tokenring_stream_sub_t *ngx_http_tokenring_stream_sub_create(
+    ngx_http_tokenring_redis_t *redis, ngx_str_t *id, uint32_t hash);
 static void ngx_http_tokenring_stream_sub_free(
     ngx_http_tokenring_stream_sub_t *s);
 static void ngx_http_tokenring_stream_sub_event(void *data,
@@ -116,6 +118,36 @@ ngx_http_tokenring_stream_sub_get(ngx_http_tokenring_follow_t *f)
         return NULL;
     }
 
+    s = ngx_http_tokenring_stream_sub_create(redis, id, hash);
+    if (s == NULL) {
+        return NULL;
+    }
+
+    ngx_log_debug1(NGX_LOG_DEBUG_HTTP, ngx_cycle->log, 0,
+                   "tokenring stream sub: create, %V", id);
+
+    ngx_rbtree_insert(&redis->stream_subs, &s->sn.node);
+
+    s->subscription = ngx_http_tokenring_subscribe(redis, &channel,
+                                        ngx_http_tokenring_stream_sub_event, s);
+    if (s->subscription == NULL) {
+        ngx_http_tokenring_stream_sub_free(s);
+        return NULL;
+    }
+
+    /* look at once: the engine may be gone already */
+    ngx_add_timer(&s->timer, 1);
+
+    return s;
+}
+
+
+static ngx_http_tokenring_stream_sub_t *
+ngx_http_tokenring_stream_sub_create(ngx_http_tokenring_redis_t *redis,
+    ngx_str_t *id, uint32_t hash)
+{
+    ngx_http_tokenring_stream_sub_t  *s;
+
     s = ngx_calloc(sizeof(ngx_http_tokenring_stream_sub_t), ngx_cycle->log);
     if (s == NULL) {
         return NULL;
@@ -136,21 +168,6 @@ ngx_http_tokenring_stream_sub_get(ngx_http_tokenring_follow_t *f)
     s->sn.str.data = s->id;
     s->sn.str.len = TR_COMPLETION_LEN;
     s->sn.node.key = hash;
-
-    ngx_log_debug1(NGX_LOG_DEBUG_HTTP, ngx_cycle->log, 0,
-                   "tokenring stream sub: create, %V", id);
-
-    ngx_rbtree_insert(&redis->stream_subs, &s->sn.node);
-
-    s->subscription = ngx_http_tokenring_subscribe(redis, &channel,
-                                        ngx_http_tokenring_stream_sub_event, s);
-    if (s->subscription == NULL) {
-        ngx_http_tokenring_stream_sub_free(s);
-        return NULL;
-    }
-
-    /* look at once: the engine may be gone already */
-    ngx_add_timer(&s->timer, 1);
 
     return s;
 }

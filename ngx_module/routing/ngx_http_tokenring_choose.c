@@ -16,6 +16,10 @@ static ngx_uint_t ngx_http_tokenring_suits(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_conn_t *conn);
 static ngx_uint_t ngx_http_tokenring_takes(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_conn_t *conn, tr_status_t *rc);
+static ngx_http_tokenring_conn_t *ngx_http_tokenring_least_loaded(
+    ngx_http_tokenring_ctx_t *ctx, ngx_uint_t *pending, tr_status_t *rc);
+static ngx_uint_t ngx_http_tokenring_handshakes(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_conn_t *conn);
 static ngx_uint_t ngx_http_tokenring_crowded(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_conn_t *conn);
 static ngx_http_tokenring_conn_t *ngx_http_tokenring_make_room(
@@ -176,9 +180,50 @@ tr_status_t
 ngx_http_tokenring_choose(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_conn_t **out)
 {
+    ngx_uint_t                  pending;
+    tr_status_t                 rc;
+    ngx_http_tokenring_conn_t  *best;
+
+    ctx->group->turn++;
+
+    pending = 0;
+    rc = TR_ERR_NO_ENGINE;
+
+    best = ngx_http_tokenring_least_loaded(ctx, &pending, &rc);
+
+    if (best == NULL && rc == TR_ERR_QUEUE_FULL) {
+        best = ngx_http_tokenring_make_room(ctx);
+    }
+
+    if (best) {
+        ngx_log_debug4(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
+                       "tokenring request: engine %V, replica:%ui load:%uL "
+                       "outstanding:%ui", &best->engine->name, best->replica,
+                       ngx_http_tokenring_load(best), best->outstanding);
+
+        *out = best;
+        return TR_OK;
+    }
+
+    ngx_log_debug3(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
+                   "tokenring request: no engine of %V, pending:%ui status:%s",
+                   &ctx->group->name, pending, tr_status_info(rc).name);
+
+    return pending ? TR_AGAIN : rc;
+}
+
+
+/*
+ * NULL: none takes the request now, and rc says why, unless a handshake is
+ * pending
+ */
+
+static ngx_http_tokenring_conn_t *
+ngx_http_tokenring_least_loaded(ngx_http_tokenring_ctx_t *ctx,
+    ngx_uint_t *pending, tr_status_t *rc)
+{
     uint64_t                      load, best_load;
-    ngx_uint_t                    i, n, pending;
-    tr_status_t                   rc;
+    ngx_uint_t                    i, n;
     ngx_http_tokenring_conn_t    *conn, **conns, *best;
     ngx_http_tokenring_group_t   *group;
 
@@ -189,10 +234,6 @@ ngx_http_tokenring_choose(ngx_http_tokenring_ctx_t *ctx,
 
     best = NULL;
     best_load = 0;
-    pending = 0;
-    rc = TR_ERR_NO_ENGINE;
-
-    group->turn++;
 
     for (i = 0; i < n; i++) {
         conn = conns[(group->turn + i) % n];
@@ -201,27 +242,17 @@ ngx_http_tokenring_choose(ngx_http_tokenring_ctx_t *ctx,
             continue;
         }
 
-        if (conn->state == NGX_HTTP_TOKENRING_IDLE
-            && (!ngx_exiting || ctx->moving)
-            && ngx_current_msec - conn->attempted
-               >= NGX_HTTP_TOKENRING_RETRY)
-        {
-            ngx_http_tokenring_connect(conn);
-        }
-
-        if (conn->state == NGX_HTTP_TOKENRING_CONNECTING
-            || conn->state == NGX_HTTP_TOKENRING_HANDSHAKING)
-        {
-            pending = 1;
+        if (ngx_http_tokenring_handshakes(ctx, conn)) {
+            *pending = 1;
             continue;
         }
 
-        if (!ngx_http_tokenring_takes(ctx, conn, &rc)) {
+        if (!ngx_http_tokenring_takes(ctx, conn, rc)) {
             continue;
         }
 
         if (ngx_http_tokenring_crowded(ctx, conn)) {
-            rc = TR_ERR_QUEUE_FULL;
+            *rc = TR_ERR_QUEUE_FULL;
             continue;
         }
 
@@ -233,25 +264,25 @@ ngx_http_tokenring_choose(ngx_http_tokenring_ctx_t *ctx,
         }
     }
 
-    if (best == NULL && rc == TR_ERR_QUEUE_FULL) {
-        best = ngx_http_tokenring_make_room(ctx);
+    return best;
+}
+
+
+/* is it being connected?  An idle one is from now on, if its time has come */
+
+static ngx_uint_t
+ngx_http_tokenring_handshakes(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_conn_t *conn)
+{
+    if (conn->state == NGX_HTTP_TOKENRING_IDLE
+        && (!ngx_exiting || ctx->moving)
+        && ngx_current_msec - conn->attempted >= NGX_HTTP_TOKENRING_RETRY)
+    {
+        ngx_http_tokenring_connect(conn);
     }
 
-    if (best) {
-        ngx_log_debug4(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
-                       "tokenring request: engine %V, replica:%ui load:%uL "
-                       "outstanding:%ui", &best->engine->name, best->replica,
-                       best_load, best->outstanding);
-
-        *out = best;
-        return TR_OK;
-    }
-
-    ngx_log_debug3(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
-                   "tokenring request: no engine of %V, pending:%ui status:%s",
-                   &group->name, pending, tr_status_info(rc).name);
-
-    return pending ? TR_AGAIN : rc;
+    return conn->state == NGX_HTTP_TOKENRING_CONNECTING
+           || conn->state == NGX_HTTP_TOKENRING_HANDSHAKING;
 }
 
 

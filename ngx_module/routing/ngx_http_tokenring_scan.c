@@ -53,6 +53,12 @@ typedef struct {
 } ngx_http_tokenring_scan_masks_t;
 
 
+static const unsigned char *ngx_http_tokenring_scan_passed(
+    ngx_http_tokenring_scan_t *s, const unsigned char *p,
+    const unsigned char *end);
+static const unsigned char *ngx_http_tokenring_scan_out(
+    ngx_http_tokenring_scan_t *s, const unsigned char *p,
+    const unsigned char *end);
 static const unsigned char *ngx_http_tokenring_scan_blocks(
     ngx_http_tokenring_scan_t *s, const unsigned char *p,
     const unsigned char *end);
@@ -69,6 +75,7 @@ static void ngx_http_tokenring_scan_outer(ngx_http_tokenring_scan_t *s,
     unsigned char c);
 static void ngx_http_tokenring_scan_inner(ngx_http_tokenring_scan_t *s,
     unsigned char c);
+static void ngx_http_tokenring_scan_string(ngx_http_tokenring_scan_t *s);
 static int ngx_http_tokenring_scan_bored(ngx_http_tokenring_scan_t *s);
 static void ngx_http_tokenring_scan_char(ngx_http_tokenring_scan_t *s,
     unsigned char c);
@@ -104,19 +111,7 @@ ngx_http_tokenring_scan(ngx_http_tokenring_scan_t *s, const unsigned char *p,
         switch (s->state) {
 
         case NGX_HTTP_TOKENRING_SCAN_PASS:
-
-            if (s->depth > 1) {
-                p = ngx_http_tokenring_scan_blocks(s, p, end);
-                break;
-            }
-
-            p = ngx_http_tokenring_scan_quote(p, end);
-
-            if (p < end) {
-                s->state = (*p++ == '"') ? NGX_HTTP_TOKENRING_SCAN_OUT
-                                         : NGX_HTTP_TOKENRING_SCAN_PASS_ESC;
-            }
-
+            p = ngx_http_tokenring_scan_passed(s, p, end);
             break;
 
         case NGX_HTTP_TOKENRING_SCAN_PASS_ESC:
@@ -126,18 +121,7 @@ ngx_http_tokenring_scan(ngx_http_tokenring_scan_t *s, const unsigned char *p,
 
         case NGX_HTTP_TOKENRING_SCAN_OUT:
         case NGX_HTTP_TOKENRING_SCAN_OUT_ESC:
-
-            if (s->depth > 1) {
-                p = ngx_http_tokenring_scan_blocks(s, p, end);
-                break;
-            }
-
-            p = ngx_http_tokenring_scan_space(p, end);
-
-            if (p < end) {
-                ngx_http_tokenring_scan_outer(s, *p++);
-            }
-
+            p = ngx_http_tokenring_scan_out(s, p, end);
             break;
 
         case NGX_HTTP_TOKENRING_SCAN_READ:
@@ -163,6 +147,47 @@ ngx_http_tokenring_scan(ngx_http_tokenring_scan_t *s, const unsigned char *p,
             return;
         }
     }
+}
+
+
+/* within a string that is passed */
+
+static const unsigned char *
+ngx_http_tokenring_scan_passed(ngx_http_tokenring_scan_t *s,
+    const unsigned char *p, const unsigned char *end)
+{
+    if (s->depth > 1) {
+        return ngx_http_tokenring_scan_blocks(s, p, end);
+    }
+
+    p = ngx_http_tokenring_scan_quote(p, end);
+
+    if (p < end) {
+        s->state = (*p++ == '"') ? NGX_HTTP_TOKENRING_SCAN_OUT
+                                 : NGX_HTTP_TOKENRING_SCAN_PASS_ESC;
+    }
+
+    return p;
+}
+
+
+/* within no string */
+
+static const unsigned char *
+ngx_http_tokenring_scan_out(ngx_http_tokenring_scan_t *s,
+    const unsigned char *p, const unsigned char *end)
+{
+    if (s->depth > 1) {
+        return ngx_http_tokenring_scan_blocks(s, p, end);
+    }
+
+    p = ngx_http_tokenring_scan_space(p, end);
+
+    if (p < end) {
+        ngx_http_tokenring_scan_outer(s, *p++);
+    }
+
+    return p;
 }
 
 
@@ -391,22 +416,7 @@ ngx_http_tokenring_scan_outer(ngx_http_tokenring_scan_t *s, unsigned char c)
     switch (c) {
 
     case '"':
-        if (s->value && !s->wanted) {
-            s->state = NGX_HTTP_TOKENRING_SCAN_PASS;
-            return;
-        }
-
-        s->state = NGX_HTTP_TOKENRING_SCAN_READ;
-        s->high = 0;
-
-        if (s->value) {
-            s->len = 0;
-            s->kind = NGX_HTTP_TOKENRING_SCAN_NAME;
-
-        } else {
-            s->matched = 0;
-        }
-
+        ngx_http_tokenring_scan_string(s);
         return;
 
     case ':':
@@ -444,6 +454,29 @@ ngx_http_tokenring_scan_outer(ngx_http_tokenring_scan_t *s, unsigned char c)
         s->wanted = 0;
         s->kind = (c == 'n') ? NGX_HTTP_TOKENRING_SCAN_NONE
                              : NGX_HTTP_TOKENRING_SCAN_OTHER;
+    }
+}
+
+
+/* a string begins: names of members are read, and the value that is wanted */
+
+static void
+ngx_http_tokenring_scan_string(ngx_http_tokenring_scan_t *s)
+{
+    if (s->value && !s->wanted) {
+        s->state = NGX_HTTP_TOKENRING_SCAN_PASS;
+        return;
+    }
+
+    s->state = NGX_HTTP_TOKENRING_SCAN_READ;
+    s->high = 0;
+
+    if (s->value) {
+        s->len = 0;
+        s->kind = NGX_HTTP_TOKENRING_SCAN_NAME;
+
+    } else {
+        s->matched = 0;
     }
 }
 
