@@ -90,13 +90,43 @@ qk_norm_shape(const tr_recipe_t *r, const tr_layer_recipe_t *l, uint32_t all)
     return (tr_part_shape_t){ 0, 0 };
 }
 
+/* Of a layer with experts. */
+static tr_part_shape_t
+moe_shape(const tr_recipe_t *r, tr_part_t part)
+{
+    const tr_moe_t *m = &r->moe;
+    uint32_t experts = m->route.experts;
+
+    switch (part) {
+    case TR_PART_ROUTER:
+        return (tr_part_shape_t){ experts, r->hidden };
+    case TR_PART_EXPERT_GATE_UP:
+        return (tr_part_shape_t){ experts * 2 * m->width, r->hidden };
+    case TR_PART_EXPERT_DOWN:
+        return (tr_part_shape_t){ experts * r->hidden, m->width };
+    case TR_PART_SHARED_GATE_UP:
+        return if_any(m->shared, 2 * m->shared, r->hidden);
+    case TR_PART_SHARED_DOWN:
+        return if_any(m->shared, r->hidden, m->shared);
+    case TR_PART_ROUTER_BIAS:
+        return if_any(m->router_bias, experts, 1);
+    case TR_PART_CHOICE_BIAS:
+        return if_any(m->choice_bias, experts, 1);
+    case TR_PART_EXPERT_GATE_UP_BIAS:
+        return if_any(m->biases, experts * 2 * m->width, 1);
+    case TR_PART_EXPERT_DOWN_BIAS:
+        return if_any(m->biases, experts * r->hidden, 1);
+    default:
+        return (tr_part_shape_t){ 0, 0 };
+    }
+}
+
 tr_part_shape_t
 tr_part_shape(const tr_recipe_t *r, tr_part_t part, uint32_t layer)
 {
     const tr_layer_recipe_t *l = &r->layer[layer];
     const tr_part_shape_t none = { 0, 0 };
     uint32_t q = r->query_heads * r->head_dim, kv = r->kv_heads * r->head_dim;
-    uint32_t experts = r->moe.route.experts;
 
     switch (part) {
     case TR_PART_EMBED:
@@ -112,27 +142,17 @@ tr_part_shape(const tr_recipe_t *r, tr_part_t part, uint32_t layer)
     case TR_PART_DOWN:
         return if_any(!l->experts, r->hidden, r->intermediate);
     case TR_PART_ROUTER:
-        return if_any(l->experts, experts, r->hidden);
     case TR_PART_EXPERT_GATE_UP:
-        return if_any(l->experts, experts * 2 * r->moe.width, r->hidden);
     case TR_PART_EXPERT_DOWN:
-        return if_any(l->experts, experts * r->hidden, r->moe.width);
     case TR_PART_SHARED_GATE_UP:
-        return if_any(l->experts && r->moe.shared, 2 * r->moe.shared,
-                      r->hidden);
     case TR_PART_SHARED_DOWN:
-        return if_any(l->experts && r->moe.shared, r->hidden, r->moe.shared);
+    case TR_PART_ROUTER_BIAS:
+    case TR_PART_CHOICE_BIAS:
+    case TR_PART_EXPERT_GATE_UP_BIAS:
+    case TR_PART_EXPERT_DOWN_BIAS:
+        return l->experts ? moe_shape(r, part) : none;
     case TR_PART_SINKS:
         return if_any(l->sinks, r->query_heads, 1);
-    case TR_PART_ROUTER_BIAS:
-        return if_any(l->experts && r->moe.router_bias, experts, 1);
-    case TR_PART_CHOICE_BIAS:
-        return if_any(l->experts && r->moe.choice_bias, experts, 1);
-    case TR_PART_EXPERT_GATE_UP_BIAS:
-        return if_any(l->experts && r->moe.biases, experts * 2 * r->moe.width,
-                      1);
-    case TR_PART_EXPERT_DOWN_BIAS:
-        return if_any(l->experts && r->moe.biases, experts * r->hidden, 1);
     case TR_PART_FINAL_NORM:
         return (tr_part_shape_t){ r->hidden, 1 };
     case TR_PART_ATTN_NORM:

@@ -190,6 +190,16 @@ item(render_t *r, const node_t *n)
 }
 
 static value_t
+arithmetic(render_t *r, const node_t *n)
+{
+    value_t left = tr_jinja_eval(r, n->a);
+    value_t right = tr_jinja_eval(r, n->b);
+
+    r->arena.place = n->place;
+    return tr_jinja_arithmetic(r, (node_kind_t) n->kind, left, right);
+}
+
+static value_t
 evaluate(render_t *r, const node_t *n)
 {
     value_t v;
@@ -243,14 +253,8 @@ evaluate(render_t *r, const node_t *n)
             return tr_jinja_eval(r, n->a);
         }
         return n->c ? tr_jinja_eval(r, n->c) : UNDEFINED;
-    default: {
-        value_t right;
-
-        v = tr_jinja_eval(r, n->a);
-        right = tr_jinja_eval(r, n->b);
-        r->arena.place = n->place;
-        return tr_jinja_arithmetic(r, (node_kind_t) n->kind, v, right);
-    }
+    default:
+        return arithmetic(r, n);
     }
 }
 

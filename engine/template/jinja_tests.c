@@ -127,22 +127,11 @@ is_sequence(value_t v)
            || v.kind == K_TUPLE || v.kind == K_DICT || v.kind == K_RANGE;
 }
 
-bool
-tr_jinja_test(render_t *r, uint16_t row, const string_t *name, value_t v,
-              const arguments_t *args)
+/* Of what kind is it? */
+static bool
+is_kind(test_t test, value_t v)
 {
-    value_t arg = MISSING;
-
-    (void) name;
-    row--;
-    if (args->n != table[row].arguments || args->n_names > 0) {
-        tr_jinja_fail(&r->arena, "the test %s takes %u arguments",
-                      table[row].name, table[row].arguments);
-    }
-    if (args->n > 0) {
-        arg = args->items[0];
-    }
-    switch (table[row].test) {
+    switch (test) {
     case IS_DEFINED:
         return v.kind != K_UNDEFINED;
     case IS_UNDEFINED:
@@ -169,10 +158,29 @@ tr_jinja_test(render_t *r, uint16_t row, const string_t *name, value_t v,
         return v.kind == K_BOOL && v.b;
     case IS_FALSE:
         return v.kind == K_BOOL && !v.b;
-    case IS_CALLABLE:
+    default: /* IS_CALLABLE */
         return v.kind == K_UNDEFINED || v.kind == K_MACRO
                || v.kind == K_FUNCTION || v.kind == K_METHOD
                || v.kind == K_LOOP;
+    }
+}
+
+bool
+tr_jinja_test(render_t *r, uint16_t row, const string_t *name, value_t v,
+              const arguments_t *args)
+{
+    value_t arg = MISSING;
+
+    (void) name;
+    row--;
+    if (args->n != table[row].arguments || args->n_names > 0) {
+        tr_jinja_fail(&r->arena, "the test %s takes %u arguments",
+                      table[row].name, table[row].arguments);
+    }
+    if (args->n > 0) {
+        arg = args->items[0];
+    }
+    switch (table[row].test) {
     case IS_LOWER:
         return all_of_case(r, v, CASE_LOWER);
     case IS_UPPER:
@@ -197,7 +205,9 @@ tr_jinja_test(render_t *r, uint16_t row, const string_t *name, value_t v,
         return tr_jinja_compare(r, OP_LT, v, arg);
     case IS_LE:
         return tr_jinja_compare(r, OP_LE, v, arg);
-    default:
+    case IS_IN:
         return tr_jinja_compare(r, OP_IN, v, arg);
+    default:
+        return is_kind(table[row].test, v);
     }
 }

@@ -80,27 +80,26 @@ widest_mlp(const tr_recipe_t *r)
     return r->intermediate > r->moe.shared ? r->intermediate : r->moe.shared;
 }
 
-/* Lays out the workspace; with base NULL only counts. */
-static size_t
-layout(tr_model_cuda_t *m, uint8_t *base)
-{
-    const tr_recipe_t *c = &m->config.recipe;
-    size_t rows = tr_cuda_matmul_rows(m->max_rows), at = 0;
-    size_t logit_rows = tr_cuda_matmul_rows(m->logit_rows);
-    size_t q = (size_t) c->query_heads * c->head_dim;
-    bool fast = tr_model_cuda_fast(c);
-
+/* A field of the workspace, whose next free byte is at *at. */
 #define TAKE(field, bytes)                               \
     do {                                                 \
-        size_t here = room(&at, bytes);                  \
+        size_t here = room(at, bytes);                   \
         m->field = base ? (void *) (base + here) : NULL; \
     } while (0)
+
+/* Of a step, activations of all rows: [rows][ld_...], rows as padded. */
+static void
+layout_rows(tr_model_cuda_t *m, uint8_t *base, size_t *at)
+{
+    const tr_recipe_t *c = &m->config.recipe;
+    size_t rows = tr_cuda_matmul_rows(m->max_rows);
+    size_t q = (size_t) c->query_heads * c->head_dim;
+
     m->ld_hidden = tr_pad(c->hidden, 8);
     m->ld_qkv = tr_pad(tr_part_shape(c, TR_PART_QKV, 0).rows, 8);
     m->ld_attn = tr_pad(q, 8);
     m->ld_gate_up = tr_pad(2 * (size_t) widest_mlp(c), 8);
     m->ld_mlp = tr_pad(widest_mlp(c), 8);
-    m->ld_logits = tr_pad(c->vocab, 8);
     TAKE(hidden, rows * m->ld_hidden * 4);
     for (uint32_t i = 0; i <= TR_CUDA_ANGLES_NONE; i++) {
         if (m->rope[i].used) {
@@ -121,36 +120,68 @@ layout(tr_model_cuda_t *m, uint8_t *base)
     TAKE(delta, rows * m->ld_hidden * 2);
     TAKE(gate_up, rows * m->ld_gate_up * 2);
     TAKE(mlp, rows * m->ld_mlp * 2);
-    if (c->moe.route.experts != 0) {
-        size_t places = (size_t) m->max_rows * c->moe.route.top_k;
+}
 
-        m->experts.ld_logits = tr_pad(c->moe.route.experts, 8);
-        m->experts.ld_gate_up = tr_pad(2 * (size_t) c->moe.width, 8);
-        m->experts.ld_mlp = tr_pad(c->moe.width, 8);
-        TAKE(experts.logits, rows * m->experts.ld_logits * 4);
-        TAKE(experts.expert, places * 4);
-        TAKE(experts.place, places * 4);
-        TAKE(experts.weight, places * 4);
-        TAKE(experts.first, (c->moe.route.experts + (size_t) 1) * 4);
-        TAKE(experts.row, places * 4);
-        TAKE(experts.gate_up, places * m->experts.ld_gate_up * 2);
-        TAKE(experts.mlp, places * m->experts.ld_mlp * 2);
-        TAKE(experts.output, places * m->ld_hidden * 2);
-        TAKE(experts.shared, rows * m->ld_hidden * 2);
-    }
-    TAKE(logits, logit_rows * m->ld_logits * 4);
+static void
+layout_experts(tr_model_cuda_t *m, uint8_t *base, size_t *at)
+{
+    const tr_moe_t *c = &m->config.recipe.moe;
+    size_t rows = tr_cuda_matmul_rows(m->max_rows);
+    size_t places = (size_t) m->max_rows * c->route.top_k;
+
+    m->experts.ld_logits = tr_pad(c->route.experts, 8);
+    m->experts.ld_gate_up = tr_pad(2 * (size_t) c->width, 8);
+    m->experts.ld_mlp = tr_pad(c->width, 8);
+    TAKE(experts.logits, rows * m->experts.ld_logits * 4);
+    TAKE(experts.expert, places * 4);
+    TAKE(experts.place, places * 4);
+    TAKE(experts.weight, places * 4);
+    TAKE(experts.first, (c->route.experts + (size_t) 1) * 4);
+    TAKE(experts.row, places * 4);
+    TAKE(experts.gate_up, places * m->experts.ld_gate_up * 2);
+    TAKE(experts.mlp, places * m->experts.ld_mlp * 2);
+    TAKE(experts.output, places * m->ld_hidden * 2);
+    TAKE(experts.shared, rows * m->ld_hidden * 2);
+}
+
+static void
+layout_logits(tr_model_cuda_t *m, uint8_t *base, size_t *at)
+{
+    m->ld_logits = tr_pad(m->config.recipe.vocab, 8);
+    TAKE(logits, tr_cuda_matmul_rows(m->logit_rows) * m->ld_logits * 4);
     TAKE(history.token, (size_t) m->slots * m->max_len * sizeof(int32_t));
     m->history.len = m->max_len;
     for (int path = 0; path < TR_ATTENTION_PATHS; path++) {
         TAKE(seq_slot[path], m->max_seqs * sizeof(int32_t));
     }
+}
+
+/* What kernels work in. */
+static void
+layout_kernels(tr_model_cuda_t *m, uint8_t *base, size_t *at)
+{
+    bool fast = tr_model_cuda_fast(&m->config.recipe);
+
     TAKE(decode_work,
          fast ? m->cuda->decode_work(m->stream->device, &m->decode_size) : 0);
     TAKE(prompt_work, fast ? m->cuda->prompt_work(&m->prompt_size) : 0);
     TAKE(generic_work, m->cuda->attention_work(&m->generic_size));
-    TAKE(sample_work,
-         m->cuda->sample_work(m->stream->device, m->logit_rows, c->vocab));
-#undef TAKE
+    TAKE(sample_work, m->cuda->sample_work(m->stream->device, m->logit_rows,
+                                           m->config.recipe.vocab));
+}
+
+/* Lays out the workspace; with base NULL only counts. */
+static size_t
+layout(tr_model_cuda_t *m, uint8_t *base)
+{
+    size_t at = 0;
+
+    layout_rows(m, base, &at);
+    if (m->config.recipe.moe.route.experts != 0) {
+        layout_experts(m, base, &at);
+    }
+    layout_logits(m, base, &at);
+    layout_kernels(m, base, &at);
     return at;
 }
 
