@@ -414,12 +414,25 @@ tr_scheduler_prompts(tr_scheduler_t *s)
     return n;
 }
 
-/* Is it q's turn before that of the other, which is older? */
+/* It goes on from another engine: what it computes is no work for a client, who
+ * waits for its next token. */
+static bool
+tr_sequence_moved(const tr_sequence_t *q)
+{
+    return q->request->migrations != 0;
+}
+
+/* Is it q's turn before that of the other, which is older?  Of those that moved,
+ * the one that is ready first: so most of them wait least. */
 static bool
 tr_scheduler_before(const tr_sequence_t *q, const tr_sequence_t *other)
 {
     const tr_client_t *k = q->request->client, *l = other->request->client;
 
+    if (tr_sequence_moved(q) && tr_sequence_moved(other)) {
+        return tr_sequence_goal(q) - q->computed
+               < tr_sequence_goal(other) - other->computed;
+    }
     if (k->served != l->served) {
         return k->served < l->served;
     }
@@ -462,11 +475,27 @@ tr_scheduler_mixed(const tr_scheduler_t *s, uint32_t n)
     return false;
 }
 
+/* Of a batch, what those that moved get: after the loss of an engine there may
+ * be many, and half of it is for others, where there are such. */
+static uint32_t
+tr_scheduler_moved_part(const tr_scheduler_t *s, uint32_t n)
+{
+    uint32_t i;
+
+    for (i = 0; i < n; i++) {
+        if (!tr_sequence_moved(s->scratch[i])) {
+            return (s->max_batch_tokens + 1) / 2;
+        }
+    }
+    return s->max_batch_tokens;
+}
+
 /* Chunks of prompts, in turns between clients and their requests. */
 static void
 tr_scheduler_prefill(tr_scheduler_t *s)
 {
     uint32_t n = tr_scheduler_prompts(s), all = s->max_batch_tokens, most = all;
+    uint32_t moved = tr_scheduler_moved_part(s, n);
     const tr_client_t *least = NULL;
     bool mixed = tr_scheduler_mixed(s, n);
 
@@ -481,11 +510,15 @@ tr_scheduler_prefill(tr_scheduler_t *s)
             least = q->request->client;
         }
         left = q->request->client == least ? all : most;
-        if (s->n_tokens < left && !tr_scheduler_full(s, q)
-            && tr_scheduler_room(s, q)) {
-            left -= s->n_tokens;
-            tr_scheduler_add_chunk(s, q, want < left ? want : left);
+        left = left > s->n_tokens ? left - s->n_tokens : 0;
+        if (tr_sequence_moved(q) && left > moved) {
+            left = moved;
+        }
+        if (left != 0 && !tr_scheduler_full(s, q) && tr_scheduler_room(s, q)) {
+            want = want < left ? want : left;
+            tr_scheduler_add_chunk(s, q, want);
             q->request->prefill_turn = ++s->prompt_chunks;
+            moved -= tr_sequence_moved(q) ? want : 0;
         }
     }
 }

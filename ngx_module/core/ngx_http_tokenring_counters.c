@@ -47,6 +47,17 @@ static ngx_uint_t
 };
 
 
+static struct {
+    ngx_msec_t   ms;
+    const char  *le;
+} ngx_http_tokenring_pauses[NGX_HTTP_TOKENRING_PAUSES] = {
+    { 10, "0.01" }, { 25, "0.025" }, { 50, "0.05" }, { 100, "0.1" },
+    { 250, "0.25" }, { 500, "0.5" }, { 1000, "1" }, { 2500, "2.5" },
+    { 5000, "5" }, { 10000, "10" }, { 20000, "20" }, { 30000, "30" },
+    { 60000, "60" }, { 300000, "300" }
+};
+
+
 static ngx_http_tokenring_gateway_t  ngx_http_tokenring_gateway[] = {
 
     { "tokenring_gateway_pauses_total",
@@ -207,6 +218,68 @@ ngx_http_tokenring_gateway_requests(ngx_http_tokenring_text_t *out,
 }
 
 
+void
+ngx_http_tokenring_count_pause(ngx_msec_t ms)
+{
+    ngx_uint_t  i;
+
+    if (ngx_http_tokenring_counters == NULL) {
+        return;
+    }
+
+    for (i = 0; i < NGX_HTTP_TOKENRING_PAUSES; i++) {
+        if (ms <= ngx_http_tokenring_pauses[i].ms) {
+            break;
+        }
+    }
+
+    ngx_http_tokenring_count(pauses_moved[i]);
+    (void) ngx_atomic_fetch_add(&ngx_http_tokenring_counters->pauses_moved_ms,
+                                ms);
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_gateway_pauses(ngx_http_tokenring_text_t *out,
+    ngx_http_tokenring_shared_t *shared)
+{
+    ngx_uint_t         i;
+    ngx_atomic_uint_t  sum, ms;
+
+    if (ngx_http_tokenring_printf(out, 256,
+            "# HELP tokenring_gateway_migration_seconds "
+            "From the loss of an engine to the next token from another.\n"
+            "# TYPE tokenring_gateway_migration_seconds histogram\n")
+        != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    sum = 0;
+
+    for (i = 0; i < NGX_HTTP_TOKENRING_PAUSES; i++) {
+        sum += shared->pauses_moved[i];
+
+        if (ngx_http_tokenring_printf(out, 128,
+                "tokenring_gateway_migration_seconds_bucket{le=\"%s\"} %uA\n",
+                ngx_http_tokenring_pauses[i].le, sum)
+            != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+    }
+
+    sum += shared->pauses_moved[i];
+    ms = shared->pauses_moved_ms;
+
+    return ngx_http_tokenring_printf(out, 256,
+               "tokenring_gateway_migration_seconds_bucket{le=\"+Inf\"} %uA\n"
+               "tokenring_gateway_migration_seconds_sum %uA.%03uA\n"
+               "tokenring_gateway_migration_seconds_count %uA\n",
+               sum, ms / 1000, ms % 1000, sum);
+}
+
+
 /* as Prometheus text */
 
 ngx_int_t
@@ -252,6 +325,10 @@ ngx_http_tokenring_gateway_metrics(ngx_http_tokenring_text_t *out)
         {
             return NGX_ERROR;
         }
+    }
+
+    if (ngx_http_tokenring_gateway_pauses(out, shared) != NGX_OK) {
+        return NGX_ERROR;
     }
 
     return ngx_http_tokenring_tally_metrics(out);

@@ -16,6 +16,11 @@
 #define NGX_HTTP_TOKENRING_STATUSES  17
 
 
+/* bounds of how long requests stood still while they moved; one more is +Inf */
+
+#define NGX_HTTP_TOKENRING_PAUSES    14
+
+
 /* of one worker, written by it alone */
 
 typedef struct {
@@ -50,6 +55,8 @@ struct ngx_http_tokenring_shared_s {
     ngx_atomic_t                    refused_until;  /* of all bodies */
     ngx_http_tokenring_refused_t
         refused_bodies[NGX_HTTP_TOKENRING_REFUSED_BODIES];
+    ngx_atomic_t                    pauses_moved[NGX_HTTP_TOKENRING_PAUSES + 1];
+    ngx_atomic_t                    pauses_moved_ms;    /* all together */
 };
 
 
@@ -66,6 +73,9 @@ extern ngx_http_tokenring_shared_t  *ngx_http_tokenring_counters;
         }                                                                     \
     } while (0)
 
+
+/* a request that moved went on after ms */
+void ngx_http_tokenring_count_pause(ngx_msec_t ms);
 
 /* handler of tokenring_metrics */
 ngx_int_t ngx_http_tokenring_metrics_handler(ngx_http_request_t *r);

@@ -261,6 +261,11 @@ ngx_http_tokenring_delta_count(ngx_http_tokenring_ctx_t *ctx,
 
     ctx->last_us = ctx->conn ? ctx->conn->now : ngx_http_tokenring_clock();
 
+    if (ctx->halted) {
+        ctx->halted = 0;
+        ngx_http_tokenring_count_pause(ngx_current_msec - ctx->halted_since);
+    }
+
     if (ctx->first_us == 0) {
         ctx->first_us = ctx->last_us;
 

@@ -247,6 +247,7 @@ struct ngx_http_tokenring_ctx_s {
     unsigned                        movable:1;       /* all is kept for it */
     unsigned                        stays:1;         /* told its engine so */
     unsigned                        moving:1;        /* not accepted there */
+    unsigned                        halted:1;        /* nothing told there */
     unsigned                        anew:1;          /* lost its engine before
                                                         it began, and waits */
 
@@ -309,6 +310,7 @@ struct ngx_http_tokenring_ctx_s {
     ngx_uint_t                      moves;
     ngx_uint_t                      charges; /* see _suspects.c */
     ngx_msec_t                      move_deadline;  /* to be accepted by */
+    ngx_msec_t                      halted_since;   /* if halted */
     ngx_buf_t                      *replay;  /* block ahead of the body */
     size_t                          held;    /* bytes, of the worker's */
     uint64_t                        seed;

@@ -91,11 +91,20 @@ ngx_http_tokenring_slot_take(ngx_http_tokenring_conn_t *conn,
         slot->generation = 1;
     }
 
-    /* an estimate until the engine has counted: four bytes per token */
+    /*
+     * An estimate until the engine has counted: four bytes per token.  Of one
+     * that moves it is known, and those that move with it look here next.
+     */
 
-    len = ngx_max(ctx->request->headers_in.content_length_n, 0);
+    if (ctx->moving) {
+        slot->tokens = ctx->prompt_tokens + ctx->completion_tokens
+                       + NGX_HTTP_TOKENRING_ANSWER;
 
-    slot->tokens = (uint64_t) len / 4 + NGX_HTTP_TOKENRING_ANSWER;
+    } else {
+        len = ngx_max(ctx->request->headers_in.content_length_n, 0);
+        slot->tokens = (uint64_t) len / 4 + NGX_HTTP_TOKENRING_ANSWER;
+    }
+
     slot->known = 0;
     conn->guessed += slot->tokens;
 

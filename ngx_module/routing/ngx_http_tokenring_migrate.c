@@ -299,6 +299,11 @@ ngx_http_tokenring_move(ngx_http_tokenring_ctx_t *ctx)
         ctx->move_deadline = ngx_current_msec + ctx->conf->migrate_timeout;
     }
 
+    if (!ctx->halted) {
+        ctx->halted = 1;
+        ctx->halted_since = ngx_current_msec;
+    }
+
     ctx->moves++;
     ngx_http_tokenring_count(migrations);
 

@@ -385,6 +385,7 @@ ngx_http_tokenring_reset(ngx_http_tokenring_ctx_t *ctx)
     ngx_http_tokenring_choices_free(ctx);
 
     ctx->moving = 0;
+    ctx->halted = 0;
     ctx->replay = NULL;
     ctx->result = NULL;
     ctx->choices = NULL;

@@ -109,6 +109,12 @@ async function disturbed(options, n, disturb) {
     const m = await stack.metrics();
     assert.ok(m.value('tokenring_gateway_migrations_total') > 0);
     assert.equal(m.value('tokenring_gateway_unmovable_total'), 0);
+    const pauses = m.value('tokenring_gateway_migration_seconds_count');
+    assert.ok(pauses > 0
+      && pauses <= m.value('tokenring_gateway_migrations_total'), pauses);
+    assert.equal(m.value('tokenring_gateway_migration_seconds_bucket',
+      { le: '+Inf' }), pauses);
+    assert.ok(m.value('tokenring_gateway_migration_seconds_sum') > 0);
     await stack.idle();
   } finally {
     await stack.stop();

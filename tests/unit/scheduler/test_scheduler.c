@@ -168,6 +168,77 @@ prompts_alternate_by_request(void **state)
     fixture_free(&b);
 }
 
+/* After the loss of an engine: the shortest is ready first, whoever came first,
+ * and has not to share its steps with the others. */
+static void
+moved_shortest_first(void **state)
+{
+    static const uint32_t lens[] = { 300, 100, 200 };
+    fixture_t b;
+    tr_request_t *r[3];
+    uint32_t i, k, ready[3] = { 0, 0, 0 };
+
+    (void) state;
+    fixture_init(&b, 500, 8, 50);
+    for (i = 0; i < 3; i++) {
+        r[i] = make_request(&b, lens[i], 1000, 1);
+        r[i]->migrations = 1;
+        tr_scheduler_add(&b.s, r[i]);
+    }
+    for (k = 1; k < 20; k++) {
+        step(&b);
+        for (i = 0; i < 3; i++) {
+            if (ready[i] == 0 && r[i]->sequences[0].len > lens[i]) {
+                ready[i] = k;
+            }
+        }
+    }
+    assert_int_equal(ready[1], 2);
+    assert_int_equal(ready[2], 7); /* 200 in steps of 49, with the first's */
+    assert_true(ready[0] > ready[2]);
+    for (i = 0; i < 3; i++) {
+        drop(&b, r[i]);
+    }
+    fixture_free(&b);
+}
+
+/* Half of a batch, as long as a new prompt is there. */
+static void
+moved_leave_half(void **state)
+{
+    fixture_t b;
+    tr_request_t *moved[2], *new;
+    uint32_t i, left = 100;
+
+    (void) state;
+    fixture_init(&b, 500, 8, 64);
+    for (i = 0; i < 2; i++) {
+        moved[i] = make_request(&b, 1000, 1, 1);
+        moved[i]->migrations = 1;
+        tr_scheduler_add(&b.s, moved[i]);
+    }
+    step(&b);
+    assert_int_equal(b.s.n_tokens, 64);
+    new = add(&b, 100, 1);
+    while (left != 0) {
+        const tr_chunk_t *row;
+
+        compose(&b);
+        row = row_of(&b, new);
+        assert_non_null(row);
+        assert_true(row->n >= 32 || row->n == left);
+        left -= row->n;
+        apply(&b);
+    }
+    step(&b);
+    assert_int_equal(b.s.n_tokens, 64);
+    for (i = 0; i < 2; i++) {
+        drop(&b, moved[i]);
+    }
+    tr_request_free(new);
+    fixture_free(&b);
+}
+
 static void
 paused_are_left_out(void **state)
 {
@@ -541,6 +612,8 @@ main(void)
         cmocka_unit_test(decode_more_than_a_batch),
         cmocka_unit_test(prompts_alternate),
         cmocka_unit_test(prompts_alternate_by_request),
+        cmocka_unit_test(moved_shortest_first),
+        cmocka_unit_test(moved_leave_half),
         cmocka_unit_test(paused_are_left_out),
         cmocka_unit_test(due_times),
         cmocka_unit_test(echo_goes_first),
