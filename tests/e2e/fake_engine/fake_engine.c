@@ -2,7 +2,7 @@
  * An engine that does what a test asks: correct, slow, dead or hostile.
  *
  *     fake_engine SOCKET [--refuse | --mute | --full | --draining | --stalled |
- *                         --stuck]
+ *                         --stuck | --restart]
  *
  * It speaks the channel (include/tokenring) and computes nothing.  What happens
  * to a request is in its body, which is searched, not parsed:
@@ -19,6 +19,7 @@
  *     error        ERROR with status -count, before anything else
  *     late_error   count tokens, then ERROR
  *     abort        count tokens, then FINISH(aborted) that nobody asked for
+ *     dies         at a border between records (fake_engine_dies.c)
  *     moves        "first" tokens, then ERROR with DRAINING; the replay is
  *                  refused "refuse" times with status -"status" (7), then goes
  *                  on to count tokens
@@ -33,15 +34,17 @@
  *                  hostile_flood also ends the process, 20 s later at most
  *
  * On the command line: --refuse answers every HELLO with another version,
- * --mute never answers, --stuck has a step loop that answers no ping, the others
- * show that state on the status page.
+ * --mute never answers, --stuck has a step loop that answers no ping, --restart
+ * begins anew when it has died, the others show that state on the status page.
  * One thread, no allocation after a channel is made; it ends on SIGTERM.
  */
 #include "fake_engine.h"
 
 #include <poll.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <time.h>
 
 #define CHANNELS 16
@@ -52,15 +55,18 @@ static tr_status_page_t *page;
 static int status_fd;
 static uint8_t *scratch;
 static bool refuse, mute, stuck;
-static uint32_t refused; /* replays, since one was accepted */
-static bool left;        /* one request of "leaves" has its error */
+static uint32_t refused;     /* replays, since one was accepted */
+static bool left;            /* one request of "leaves" has its error */
+static volatile pid_t child; /* of --restart */
 volatile sig_atomic_t fake_stopping;
 
 static void
 on_signal(int signo)
 {
-    (void) signo;
     fake_stopping = 1;
+    if (child > 0) {
+        kill(child, signo);
+    }
 }
 
 uint64_t
@@ -87,21 +93,33 @@ request_free(fake_request_t *r)
     memset(r, 0, sizeof(*r));
 }
 
-/* Takes the replay block's head, which is in the first part; the rest of the
- * block is skipped. */
+/* Takes the replay block, which is in the first part. */
 static void
 take_replay(fake_request_t *r, uint32_t replay_len, const tr_wire_bytes_t *in)
 {
     tr_wire_replay_choice_t choice;
+    tr_wire_replay_t head;
+    tr_wire_bytes_t rest, ids;
+    uint32_t i;
 
-    if (in->len < sizeof(tr_wire_replay_t) + sizeof(choice)) {
-        fprintf(stderr, "fake_engine: a replay block in too small parts\n");
+    if (in->len < replay_len
+        || tr_wire_replay_parse(in->data, replay_len, &head, &rest) != TR_OK) {
+        fprintf(stderr, "fake_engine: a replay block that is not whole\n");
         exit(1);
     }
-    memcpy(&choice, in->data + sizeof(tr_wire_replay_t), sizeof(choice));
+    for (i = 0; i < head.choices; i++) {
+        if (tr_wire_replay_next(&rest, &choice, &ids) != TR_OK) {
+            fprintf(stderr, "fake_engine: a malformed replay block\n");
+            exit(1);
+        }
+        r->sent += choice.tokens;
+        if (i < FAKE_CHOICES) {
+            r->told[i] = choice.tokens;
+            r->reason[i] = choice.reason;
+        }
+    }
     r->replay = true;
     r->replay_left = replay_len;
-    r->sent = choice.tokens;
 }
 
 static void
@@ -319,6 +337,10 @@ step(fake_channel_t *c, fake_request_t *r)
         return false;
     }
     if (sends_away(c, r)) {
+        return true;
+    }
+    if (fake_body_is(r, "dies")) {
+        fake_dies(c, r);
         return true;
     }
     if (!r->accepted) {
@@ -587,6 +609,30 @@ serve(int listener, uint32_t state, bool full, bool stalled)
     }
 }
 
+/* --restart: returns in each new process, until one ends on a signal. */
+static void
+keep_alive(void)
+{
+    int status;
+
+    while (!fake_stopping) {
+        child = fork();
+        if (child == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            return;
+        }
+        if (child == -1) {
+            fake_die("fork");
+        }
+        waitpid(child, &status, 0);
+        if (!fake_stopping
+            && (!WIFEXITED(status) || WEXITSTATUS(status) != 9)) {
+            fprintf(stderr, "fake_engine: ended with status %x\n", status);
+        }
+    }
+    exit(0);
+}
+
 int
 main(int argc, char **argv)
 {
@@ -596,11 +642,15 @@ main(int argc, char **argv)
 
     if (argc < 2) {
         fprintf(stderr, "usage: fake_engine SOCKET [--refuse | --mute | "
-                        "--full | --draining | --stalled | --stuck]\n");
+                        "--full | --draining | --stalled | --stuck | "
+                        "--restart]\n");
         return 2;
     }
     signal(SIGTERM, on_signal);
     signal(SIGINT, on_signal);
+    if (strcmp(mode, "--restart") == 0) {
+        keep_alive();
+    }
     refuse = strcmp(mode, "--refuse") == 0;
     mute = strcmp(mode, "--mute") == 0;
     stuck = strcmp(mode, "--stuck") == 0;

@@ -13,6 +13,7 @@
 #define SLOTS 4096
 #define BODY_KEPT 512
 #define FAKE_MODEL_ID 0x5a /* each byte of it */
+#define FAKE_CHOICES 4     /* whose tokens are told apart */
 
 typedef struct {
     uint64_t id; /* 0: free */
@@ -25,6 +26,9 @@ typedef struct {
     uint32_t share;       /* of its tenant's plan */
     uint32_t replay_left; /* bytes of its block */
     uint32_t sent;
+    uint32_t told[FAKE_CHOICES]; /* of each, also elsewhere */
+    uint16_t reason[FAKE_CHOICES];
+    uint32_t records; /* that were put here (fake_engine_dies.c) */
     uint64_t next_us;
     uint64_t body_len;
     uint64_t body_sum;
@@ -51,6 +55,11 @@ extern volatile sig_atomic_t fake_stopping;
 uint64_t fake_now_us(void);
 /* Ends the process; what: the call that failed, errno: why. */
 void fake_die(const char *what);
+
+/* ---- fake_engine_dies.c ------------------------------------------------- */
+
+/* The next record of r, or the end of the process. */
+void fake_dies(fake_channel_t *c, fake_request_t *r);
 
 /* ---- fake_engine_records.c: what the body asks for ---------------------- */
 
