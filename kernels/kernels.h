@@ -36,14 +36,6 @@ typedef struct {
     tr_dtype_t dtype;
 } tr_cpu_matrix_t;
 
-/* A channel of what attention gives, over all queries and the query heads of a
- * group: the sum of its squares with the old pages, and of the squares of how far
- * it moves with new keys and old values, and with old keys and new values.  What
- * was dropped is missing in both. */
-typedef struct {
-    float whole, keys, values;
-} tr_kv_change_t;
-
 /* Queries of a prompt's end, asked of all that a slot caches as it is and as a
  * tr_kv_compress_t that was carried out has it. */
 typedef struct {

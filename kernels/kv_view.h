@@ -198,6 +198,14 @@ typedef struct {
                        * number of queries from recent_from on */
 } tr_kv_compress_t;
 
+/* A channel of what attention gives, over all queries and the query heads of a
+ * group: the sum of its squares with the old pages of a compression, and of the
+ * squares of how far it moves with new keys and old values, and with old keys and
+ * new values.  What was dropped is missing in both. */
+typedef struct {
+    float whole, keys, values;
+} tr_kv_change_t;
+
 /* An uncompressed token's score after tr_kv_compress_t.observe = w queries,
  * `later` queries having come after it. */
 TR_HD float

@@ -223,7 +223,8 @@ finish_socket(tr_config_t *c, tr_error_t *err)
 static tr_status_t
 finish_guard(tr_config_t *c, tr_error_t *err)
 {
-    bool cpu = strcmp(c->backend, "cpu") == 0;
+    bool compares = strcmp(c->backend, "cpu") == 0
+                    || strcmp(c->backend, "cuda") == 0;
     char *end;
     long n;
 
@@ -232,7 +233,7 @@ finish_guard(tr_config_t *c, tr_error_t *err)
         return TR_OK;
     }
     if (strcmp(c->kv_guard, "auto") == 0) {
-        c->kv_guard_every = cpu ? GUARD_USUAL : 0;
+        c->kv_guard_every = compares ? GUARD_USUAL : 0;
         return TR_OK;
     }
     n = strtol(c->kv_guard, &end, 10);
@@ -243,7 +244,7 @@ finish_guard(tr_config_t *c, tr_error_t *err)
                             " number of prompts from 1 to %u",
                             c->kv_guard, GUARD_MOST);
     }
-    if (!cpu) {
+    if (!compares) {
         return tr_error_set(err, TR_ERR_INVALID, "kv_guard",
                             "kv_guard %s: backend %s compares no prompts;"
                             " expected auto or off",

@@ -165,6 +165,17 @@ tr_executor_open_policies(tr_executor_t *e, const tr_config_t *config,
     return rc;
 }
 
+bool
+tr_executor_compresses(const tr_executor_t *e)
+{
+    for (uint32_t i = 0; i < e->n_policies; i++) {
+        if (e->policies[i].policy->n_levels != 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* ---- levels ------------------------------------------------------------- */
 
 uint32_t

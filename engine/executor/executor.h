@@ -163,6 +163,8 @@ const char *tr_executor_policy_name(const tr_executor_policy_t *p);
 tr_status_t tr_executor_open_policies(tr_executor_t *e,
                                       const tr_config_t *config,
                                       tr_error_t *err);
+/* Does any of them compress? */
+bool tr_executor_compresses(const tr_executor_t *e);
 /* Policies that were opened before are taken as they are. */
 tr_status_t tr_executor_open_cache(tr_executor_t *e, const tr_config_t *config,
                                    uint32_t max_len,

@@ -240,6 +240,23 @@ take_buffers(tr_executor_cuda_t *x, tr_error_t *err)
 /* ---- the cache ---------------------------------------------------------- */
 
 static tr_status_t
+open_guard(tr_executor_cuda_t *x, const tr_config_t *config, tr_error_t *err)
+{
+    const tr_recipe_t *r = &x->model->config.recipe;
+    const tr_kv_guard_config_t guard = { .every = config->kv_guard_every,
+                                         .layers = r->layers,
+                                         .heads = r->query_heads,
+                                         .kv_heads = r->kv_heads,
+                                         .head_dim = r->head_dim,
+                                         .scale = r->attn_scale,
+                                         .work = TR_KV_GUARD_WORK_GPU };
+
+    return config->kv_guard_every != 0 && tr_executor_compresses(&x->base)
+               ? tr_kv_guard_create(&guard, &x->base.guard, err)
+               : TR_OK;
+}
+
+static tr_status_t
 configure_cache(const tr_executor_cuda_t *x, const tr_config_t *config,
                 tr_kv_config_t *kv, tr_error_t *err)
 {
@@ -309,6 +326,9 @@ open_cache(tr_executor_cuda_t *x, const tr_config_t *config, tr_kv_config_t *kv,
         .max_seqs = x->max_seqs,
         .max_prompts = prompts_at_once(kv),
         .history = x->model->history,
+        .guard_ld = x->model->ld_qkv,
+        .guard_type = x->model->type,
+        .guard_sinks = x->model->sinks,
     };
     tr_status_t rc = find_memory(x, config, kv, err);
 
@@ -514,6 +534,9 @@ open_parts(tr_executor_cuda_t *x, const tr_config_t *config, tr_error_t *err)
     }
     if (rc == TR_OK) {
         rc = tr_executor_open_policies(&x->base, config, err);
+    }
+    if (rc == TR_OK) {
+        rc = open_guard(x, config, err);
     }
     if (rc == TR_OK) {
         rc = configure_cache(x, config, &kv, err);

@@ -204,6 +204,25 @@ next_slot(tr_executor_cuda_t *x)
     return &x->slots[(x->oldest + x->under_way) % TR_CUDA_SLOTS];
 }
 
+/* Does the guard want queries of the batch?  One prompt is watched at a time. */
+static bool
+keep_queries(tr_executor_cuda_t *x, const tr_batch_t *batch,
+             tr_kv_guard_keep_t *out)
+{
+    uint32_t row = 0;
+
+    for (uint32_t i = 0; i < batch->n_items; i++) {
+        const tr_batch_item_t *item = &batch->items[i];
+
+        if (tr_kv_device_keep(x->base.kv, item->kv_slot, item->pos, row,
+                              item->n, out)) {
+            return true;
+        }
+        row += item->n;
+    }
+    return false;
+}
+
 tr_status_t
 tr_executor_cuda_submit(tr_executor_t *e, const tr_batch_t *batch)
 {
@@ -224,7 +243,7 @@ tr_executor_cuda_submit(tr_executor_t *e, const tr_batch_t *batch)
                x->under_way);
         return TR_ERR_INTERNAL;
     }
-    b = tr_cuda_bucket(x, batch);
+    b = keep_queries(x, batch, &step.keep) ? -1 : tr_cuda_bucket(x, batch);
     if (b >= 0) {
         step.n_rows = step.n_seqs = step.n_samples = x->bucket[b];
     } else {

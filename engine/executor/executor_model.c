@@ -308,24 +308,12 @@ open_model(executor_t *x, const tr_config_t *config, int threads,
     return TR_OK;
 }
 
-/* Does any policy that the configuration names compress? */
-static bool
-compresses(const tr_executor_t *e)
-{
-    for (uint32_t i = 0; i < e->n_policies; i++) {
-        if (e->policies[i].policy->n_levels != 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
 static tr_status_t
 open_guard(executor_t *x, const tr_config_t *config, tr_error_t *err)
 {
     tr_status_t rc = TR_OK;
 
-    if (config->kv_guard_every != 0 && compresses(&x->base)) {
+    if (config->kv_guard_every != 0 && tr_executor_compresses(&x->base)) {
         rc = tr_model_guard(x->model, config->kv_guard_every, &x->base.guard,
                             err);
         x->model->guard = x->base.guard;

@@ -74,6 +74,8 @@ lay_memory(tr_kv_gpu_t *g, uint32_t pages, void **manager)
     g->moved[0] = carve(g->memory, &at, g->swap_max * sizeof(int32_t));
     g->moved[1] = carve(g->memory, &at, g->swap_max * sizeof(int32_t));
     g->n_moved = carve(g->memory, &at, 2 * sizeof(uint32_t));
+    g->guard_queries = carve(g->memory, &at, tr_kv_guard_query_bytes(g));
+    g->guard_change = carve(g->memory, &at, tr_kv_guard_change_bytes(g));
     g->alpha = carve(g->memory, &at,
                      2 * sizeof(double) * g->kv.heads * g->n_alpha);
     return at;
@@ -222,6 +224,14 @@ open_turns(tr_kv_gpu_t *g, tr_error_t *err)
             return no_memory(g, "pinned host memory", g->input_size, err);
         }
     }
+    g->guard_slot = -1;
+    if (g->kv.config.guard != NULL) {
+        g->guard_told = cuda->pin(tr_kv_guard_change_bytes(g));
+        if (g->guard_told == NULL) {
+            return no_memory(g, "pinned host memory",
+                             tr_kv_guard_change_bytes(g), err);
+        }
+    }
     return TR_OK;
 }
 
@@ -331,6 +341,7 @@ gpu_free(tr_kv_cache_t *kv)
     }
     unpin(cuda, kv->swap.memory);
     unpin(cuda, g->counts);
+    unpin(cuda, g->guard_told);
     cuda->release(g->memory);
     cuda->release(g->pool);
     for (i = 0; i < TR_KV_BATCHES; i++) {

@@ -48,6 +48,11 @@ typedef struct {
     uint32_t max_prompts;           /* compressed by one launch */
     tr_cuda_history_t history;      /* tr_kv_fork copies it, too; token NULL:
                                      * there is none */
+    /* of config.guard, which is without kernels: the matrix of a step's
+     * queries, which begin its rows, and sinks of softmax; type of 16 bits */
+    size_t guard_ld;
+    tr_dtype_t guard_type;
+    const float *const *guard_sinks; /* on the device, or NULL */
 } tr_kv_device_t;
 
 /* Batches under way at most: begun, and not settled. */
@@ -84,6 +89,10 @@ int tr_kv_device_begin(tr_kv_cache_t *kv, const tr_kv_device_row_t *rows,
  * sequences, at least those of tr_kv_device_begin; the others are padding.  May
  * be captured: its arguments depend on n alone. */
 int tr_kv_device_step(tr_kv_cache_t *kv, uint32_t n);
+/* Rows [row, row + n) of the coming batch stand at positions from pos on: which
+ * of them the step must keep for the guard.  false: none. */
+bool tr_kv_device_keep(tr_kv_cache_t *kv, int32_t slot, uint32_t pos,
+                       uint32_t row, uint32_t n, tr_kv_guard_keep_t *out);
 /* Behind the batch: sends the report on its way. */
 int tr_kv_device_end(tr_kv_cache_t *kv);
 /* The oldest batch's report has arrived (the caller waited for its event);

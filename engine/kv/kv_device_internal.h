@@ -7,6 +7,7 @@
  *   kv_device_share.c   blocks that are kept for others
  *   kv_device_settle.c  batches, and what their reports say
  *   kv_device_usage.c   what slots hold
+ *   kv_device_guard.c   prompts that are compared when they are compressed
  *
  * The slots and sequences of the cache's own manager (kv_internal.h) are the
  * mirror: what the device will have when all that was asked is done and nothing
@@ -189,7 +190,14 @@ typedef struct {
     uint32_t swap_max;
     uint32_t *counts;   /* pinned, of all slots; NULL: nobody has asked */
     uint64_t counts_of; /* list.number when they were fetched */
-    double *alpha;      /* of policies, by head */
+    /* Of config.guard: queries [layers][QUERIES][guard_ld] and what a comparison
+     * found, on the device; the same in pinned memory, when the batch of
+     * guard_of has come back, if guard_slot is not -1 */
+    uint8_t *guard_queries;
+    tr_kv_change_t *guard_change, *guard_told;
+    uint64_t guard_of;
+    int32_t guard_slot;
+    double *alpha;                                   /* of policies, by head */
     const double *alpha_host[TR_KV_LAYOUTS_MAX * 4]; /* whose they are */
     uint32_t n_alpha;
 
@@ -230,6 +238,19 @@ void tr_kv_share_command(tr_kv_gpu_t *g, tr_kv_share_kind_t kind,
 bool tr_kv_launch(tr_kv_gpu_t *g, const tr_kv_turn_t *turn);
 /* The same at once, outside of a batch; returns when it was done. */
 bool tr_kv_flush(tr_kv_gpu_t *g);
+
+/* kv_device_guard.c */
+size_t tr_kv_guard_query_bytes(const tr_kv_gpu_t *g);
+size_t tr_kv_guard_change_bytes(const tr_kv_gpu_t *g);
+/* A slot's prompt of len tokens begins; it is closed. */
+void tr_kv_guard_prompt(tr_kv_gpu_t *g, int32_t slot, uint32_t len);
+void tr_kv_guard_close(tr_kv_gpu_t *g, int32_t slot);
+/* Between the move and the install of n prompts, of which `slot` has one of len
+ * tokens. */
+int tr_kv_guard_launch(tr_kv_gpu_t *g, int32_t slot, uint32_t len, uint32_t n,
+                       uint32_t longest, uint32_t *refused);
+/* A batch has come back. */
+void tr_kv_guard_settle(tr_kv_gpu_t *g, uint64_t serial);
 
 /* kv_device_slots.c: tr_kv_ops_t. */
 int32_t tr_kv_gpu_open(tr_kv_cache_t *kv, const tr_kv_policy_t *policy);

@@ -242,6 +242,7 @@ launch_complete(tr_kv_gpu_t *g, const tr_kv_group_t *group, const void *in)
     const tr_device_t *cuda = g->device.cuda;
     const tr_cuda_stream_t *s = g->device.stream;
     tr_kv_batch_t *b = tr_kv_batch(g, g->next);
+    uint32_t *refused = g->refused + b->n_refused;
     uint32_t longest = 0, i, at = group->first;
     int rc;
 
@@ -253,7 +254,13 @@ launch_complete(tr_kv_gpu_t *g, const tr_kv_group_t *group, const void *in)
     rc = cuda->manager_plan_prompts(s, &g->m, in, group->n);
     if (rc == 0) {
         rc = cuda->kv_compress(s, &g->m.view, g->m.compress, group->n, longest,
-                               g->refused + b->n_refused, g->compress_work);
+                               refused, g->compress_work);
+    }
+    for (i = 0, at = group->first; i < group->n && rc == 0; i++) {
+        const tr_kv_complete_t *c = &g->list.command[at].complete;
+
+        rc = tr_kv_guard_launch(g, c->slot, c->len, group->n, longest, refused);
+        at = g->list.command[at].next;
     }
     b->n_refused += group->n;
     return rc != 0 ? rc : cuda->manager_install_prompts(s, &g->m, group->n);

@@ -345,6 +345,9 @@ tr_kv_device_settle(tr_kv_cache_t *kv, bool *stalled)
     for (i = 0; i < b->n_slots && good; i++) {
         good = learn_slot(g, (int32_t) i, &tally[i], serial);
     }
+    if (good) {
+        tr_kv_guard_settle(g, serial);
+    }
     g->failed = g->failed || !good;
     return good ? TR_OK : TR_ERR_INTERNAL;
 }

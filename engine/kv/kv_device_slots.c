@@ -176,6 +176,7 @@ tr_kv_gpu_close(tr_kv_cache_t *kv, int32_t slot)
         coming(g)->returned += g->mirror[slot].low;
         g->returns++;
     }
+    tr_kv_guard_close(g, slot);
     forget_need(g, slot);
     tr_kv_trim_ids(g, slot, 0);
     tr_kv_reuse_close(kv, slot);
@@ -194,6 +195,7 @@ tr_kv_gpu_prompt(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
     tr_kv_command(g, TR_KV_DO_BEGIN, slot, -1)->begin = begin;
     g->mirror[slot].touched = g->next;
     manager_begin(&kv->m, &begin);
+    tr_kv_guard_prompt(g, slot, len);
 }
 
 /* ---- reserve ------------------------------------------------------------ */

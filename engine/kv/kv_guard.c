@@ -48,7 +48,7 @@ tr_kv_guard_create(const tr_kv_guard_config_t *config, tr_kv_guard_t **out,
                    tr_error_t *err)
 {
     tr_kv_guard_t *g = calloc(1, sizeof(*g));
-    size_t work;
+    size_t work = 0;
 
     if (g == NULL) {
         return tr_error_set(err, TR_ERR_NOMEM, "kv_guard", "out of memory");
@@ -65,14 +65,19 @@ tr_kv_guard_create(const tr_kv_guard_config_t *config, tr_kv_guard_t **out,
     }
     g->row_floats = (size_t) config->heads * config->head_dim;
     g->layer_floats = TR_KV_GUARD_QUERIES * g->row_floats;
-    work = config->kernels->kv_compare_work(&config->stream,
-                                            TR_KV_GUARD_QUERIES, config->heads,
-                                            config->kv_heads, config->head_dim);
-    g->queries = calloc(g->n_layers, g->layer_floats * sizeof(float));
     g->change = calloc((size_t) g->n_layers * config->kv_heads,
                        config->head_dim * sizeof(*g->change));
-    g->work = aligned_alloc(64, tr_pad(work, 64));
-    if (g->queries == NULL || g->change == NULL || g->work == NULL) {
+    if (config->kernels != NULL) {
+        work = config->kernels->kv_compare_work(&config->stream,
+                                                TR_KV_GUARD_QUERIES,
+                                                config->heads, config->kv_heads,
+                                                config->head_dim);
+        g->queries = calloc(g->n_layers, g->layer_floats * sizeof(float));
+        g->work = aligned_alloc(64, tr_pad(work, 64));
+    }
+    if (g->change == NULL
+        || (config->kernels != NULL
+            && (g->queries == NULL || g->work == NULL))) {
         tr_error_set(err, TR_ERR_NOMEM, "kv_guard",
                      "out of memory: %zu bytes for queries, %zu to compare "
                      "them",
@@ -145,21 +150,33 @@ tr_kv_guard_forget(tr_kv_guard_t *g, int32_t slot)
     }
 }
 
-/* Rows [row, end) are positions from pos on, of layer i of those kept. */
-static void
-take_rows(tr_kv_guard_t *g, uint32_t i, uint32_t pos, uint32_t row,
-          uint32_t end, const float *q, size_t ldq)
+bool
+tr_kv_guard_rows(tr_kv_guard_t *g, int32_t slot, uint32_t pos, uint32_t row,
+                 uint32_t n, tr_kv_guard_rows_t *out)
 {
-    for (; row < end; row++, pos++) {
-        uint32_t at = pos + TR_KV_GUARD_QUERIES - g->len;
+    uint32_t end = pos + n < g->len ? pos + n : g->len, from = pos;
 
-        if (pos >= g->len || pos + TR_KV_GUARD_QUERIES < g->len) {
-            continue;
-        }
-        memcpy(g->queries + i * g->layer_floats + at * g->row_floats,
-               q + row * ldq, g->row_floats * sizeof(float));
-        g->first = pos < g->first ? pos : g->first;
+    if (g->slot < 0 || slot != g->slot) {
+        return false;
     }
+    if (g->len > TR_KV_GUARD_QUERIES && from < g->len - TR_KV_GUARD_QUERIES) {
+        from = g->len - TR_KV_GUARD_QUERIES;
+    }
+    if (from >= end) {
+        return false;
+    }
+    out->row = row + (from - pos);
+    out->n = end - from;
+    out->at = from + TR_KV_GUARD_QUERIES - g->len;
+    g->first = from < g->first ? from : g->first;
+    return true;
+}
+
+const uint32_t *
+tr_kv_guard_layers(const tr_kv_guard_t *g, uint32_t *n)
+{
+    *n = g->n_layers;
+    return g->layer;
 }
 
 void
@@ -172,11 +189,18 @@ tr_kv_guard_take(tr_kv_guard_t *g, uint32_t layer, const tr_rows_t *rows,
         i++;
     }
     for (uint32_t s = 0; s < rows->n_seqs && i < g->n_layers; s++) {
-        if (rows->seq_slot[s] == g->slot) {
-            uint32_t row = rows->seq_row[s];
+        uint32_t row = rows->seq_row[s];
+        tr_kv_guard_rows_t r;
 
-            take_rows(g, i, rows->row_pos[row], row, rows->seq_row[s + 1], q,
-                      ldq);
+        if (rows->seq_slot[s] != g->slot
+            || !tr_kv_guard_rows(g, g->slot, rows->row_pos[row], row,
+                                 rows->seq_row[s + 1] - row, &r)) {
+            continue;
+        }
+        for (uint32_t k = 0; k < r.n; k++) {
+            memcpy(g->queries + i * g->layer_floats
+                       + (r.at + k) * g->row_floats,
+                   q + (r.row + k) * ldq, g->row_floats * sizeof(float));
         }
     }
 }
@@ -186,7 +210,7 @@ static uint32_t
 queries_for(const tr_kv_guard_t *g, uint32_t tokens)
 {
     uint64_t one = (uint64_t) tokens * g->row_floats * 6 * g->n_layers;
-    uint64_t n = TR_KV_GUARD_WORK / (one == 0 ? 1 : one);
+    uint64_t n = g->config.work / (one == 0 ? 1 : one);
 
     n = n < 1 ? 1 : n;
     return n < TR_KV_GUARD_QUERIES ? (uint32_t) n : TR_KV_GUARD_QUERIES;
@@ -216,13 +240,13 @@ median(const tr_kv_change_t *c, uint32_t n, bool keys)
 }
 
 static tr_kv_guard_error_t
-pool(const tr_kv_guard_t *g)
+pool(const tr_kv_guard_t *g, const tr_kv_change_t *change)
 {
     uint32_t n = g->config.kv_heads * g->config.head_dim;
     tr_kv_guard_error_t e = { 0, 0 };
 
     for (uint32_t i = 0; i < g->n_layers; i++) {
-        const tr_kv_change_t *c = g->change + (size_t) i * n;
+        const tr_kv_change_t *c = change + (size_t) i * n;
 
         e.keys = fmax(e.keys, median(c, n, true));
         e.values = fmax(e.values, median(c, n, false));
@@ -231,40 +255,64 @@ pool(const tr_kv_guard_t *g)
 }
 
 bool
+tr_kv_guard_ask(tr_kv_guard_t *g, int32_t slot, uint32_t base, uint32_t n,
+                tr_kv_compare_t *out)
+{
+    uint32_t kept = g->len - g->first, wanted;
+
+    if (g->slot != slot || g->first == g->len || base + n != g->len) {
+        return false;
+    }
+    kept = kept < n ? kept : n;
+    wanted = queries_for(g, g->len);
+    if (kept < wanted && kept < TR_KV_GUARD_QUERIES_MIN && !g->asked) {
+        return false;
+    }
+    wanted = wanted < kept ? wanted : kept;
+    *out = (tr_kv_compare_t){ .n_layers = g->n_layers,
+                              .layer = g->layer,
+                              .first = g->len - wanted,
+                              .n = wanted,
+                              .heads = g->config.heads,
+                              .scale = g->config.scale,
+                              .change = g->change };
+    return true;
+}
+
+bool
+tr_kv_guard_answered(tr_kv_guard_t *g, const tr_kv_change_t *change,
+                     tr_kv_guard_error_t *out)
+{
+    size_t n = (size_t) g->n_layers * g->config.kv_heads * g->config.head_dim;
+    bool any = false;
+
+    for (size_t i = 0; i < n && !any; i++) {
+        any = change[i].whole != 0;
+    }
+    if (any) {
+        g->last = *out = pool(g, change);
+        g->compared = true;
+    }
+    return any;
+}
+
+bool
 tr_kv_guard_compare(tr_kv_guard_t *g, const tr_kv_view_t *kv,
                     const tr_kv_compress_t *c, tr_kv_guard_error_t *out)
 {
     const tr_kv_guard_config_t *f = &g->config;
-    uint32_t base = kv->seq[c->slot].base, kept, n;
-    tr_kv_compare_t q = { .n_layers = g->n_layers,
-                          .layer = g->layer,
-                          .heads = f->heads,
-                          .scale = f->scale,
-                          .ld = g->layer_floats,
-                          .sinks = f->sinks,
-                          .change = g->change };
+    tr_kv_compare_t q;
 
-    if (g->slot != c->slot || g->first == g->len
-        || base + c->n_uncompressed != g->len) {
+    if (!tr_kv_guard_ask(g, c->slot, kv->seq[c->slot].base, c->n_uncompressed,
+                         &q)) {
         return false;
     }
-    kept = g->len - g->first;
-    kept = kept < c->n_uncompressed ? kept : c->n_uncompressed;
-    n = queries_for(g, g->len);
-    if (kept < n && kept < TR_KV_GUARD_QUERIES_MIN && !g->asked) {
-        return false;
-    }
-    n = n < kept ? n : kept;
-    q.first = g->len - n;
-    q.n = n;
-    q.q = g->queries + (TR_KV_GUARD_QUERIES - n) * g->row_floats;
-    if (f->kernels->kv_compare(&f->stream, kv, c, &q, g->work)
-        != TR_KERNEL_OK) {
-        return false;
-    }
-    g->last = *out = pool(g);
-    g->compared = true;
-    return true;
+    q.q = g->queries + (TR_KV_GUARD_QUERIES - q.n) * g->row_floats;
+    q.ld = g->layer_floats;
+    q.sinks = f->sinks;
+    return f->kernels->kv_compare(&f->stream, kv, c, &q, g->work)
+               == TR_KERNEL_OK
+           && tr_kv_guard_answered(g, g->change, out);
 }
 
 /* ---- what prompts say together ------------------------------------------ */

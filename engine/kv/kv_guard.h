@@ -21,8 +21,13 @@
  *
  * One prompt at a time is watched, one in `every`; one that goes away, or of
  * which few queries were computed since others had its beginning, leaves its turn
- * to the next.  Everything is allocated at create.  A comparison takes TR_KV_GUARD_WORK multiply-adds at most, or one
- * query's share in long prompts: with many tokens, fewer queries are asked.
+ * to the next.  Everything is allocated at create.  A comparison takes
+ * config.work multiply-adds at most, or one query's share in long prompts: with
+ * many tokens, fewer queries are asked.
+ *
+ * With a cache on a GPU (kv_device.h) queries stay there: the guard says which
+ * rows of a step to keep, and what to ask; what came of it arrives with the
+ * batch's report.
  *
  * The step loop is the only caller.
  */
@@ -41,15 +46,18 @@
 #define TR_KV_GUARD_KEYS 0.17
 #define TR_KV_GUARD_VALUES 0.9
 #define TR_KV_GUARD_WORK (1ull << 30)
+#define TR_KV_GUARD_WORK_GPU (1ull << 34)
 
 typedef struct {
     uint32_t every; /* 0: only who is watched by name (tr_kv_guard_watch), and
                      * nothing is counted */
     uint32_t layers, heads, kv_heads, head_dim;
     float scale;
-    const float *const *sinks; /* [layers] or NULL, as in tr_kv_view_t;
+    const float *const *sinks;   /* [layers] or NULL, as in tr_kv_view_t;
                                 * borrowed */
-    const tr_kernels_t *kernels;
+    uint64_t work;               /* TR_KV_GUARD_WORK */
+    const tr_kernels_t *kernels; /* NULL: queries are kept elsewhere, and
+                                  * compared there */
     tr_stream_t stream;
 } tr_kv_guard_config_t;
 
@@ -81,9 +89,42 @@ bool tr_kv_guard_last(const tr_kv_guard_t *g, tr_kv_guard_error_t *out);
 void tr_kv_guard_take(tr_kv_guard_t *g, uint32_t layer, const tr_rows_t *rows,
                       const float *q, size_t ldq);
 
+/* Which of rows [row, row + n) of a step are queries to be kept, where the
+ * prompt's positions from pos on stand, and where: at `at` of QUERIES.  They are
+ * as good as kept. */
+typedef struct {
+    uint32_t row, n, at;
+} tr_kv_guard_rows_t;
+
+bool tr_kv_guard_rows(tr_kv_guard_t *g, int32_t slot, uint32_t pos,
+                      uint32_t row, uint32_t n, tr_kv_guard_rows_t *out);
+/* The layers in which they are kept. */
+const uint32_t *tr_kv_guard_layers(const tr_kv_guard_t *g, uint32_t *n);
+
+/* What to ask of a compression of uncompressed positions [base, base + n) of
+ * a slot, but for q, ld and sinks; the queries are the last out->n of QUERIES.
+ * out->change is the guard's own, of host memory.  false: nothing. */
+bool tr_kv_guard_ask(tr_kv_guard_t *g, int32_t slot, uint32_t base, uint32_t n,
+                     tr_kv_compare_t *out);
+/* It was asked, and this is the answer, as tr_kv_compare_t.change has it.  false:
+ * nothing was compared. */
+bool tr_kv_guard_answered(tr_kv_guard_t *g, const tr_kv_change_t *change,
+                          tr_kv_guard_error_t *out);
+
+/* Where a step leaves the queries of rows [row, row + n) on a device: those of
+ * layer[i] as they stand in the rows of its matrix, from to + i * layer_bytes
+ * on.  n = 0: there are none. */
+typedef struct {
+    uint32_t row, n;
+    const uint32_t *layer;
+    uint32_t n_layers;
+    uint8_t *to;
+    size_t layer_bytes;
+} tr_kv_guard_keep_t;
+
 /* The error of a compression that was carried out, whose old pages are still
  * there; false: the slot is not watched, or not comparable, or fewer queries
- * are kept than QUERIES_MIN and than TR_KV_GUARD_WORK pays for, unless it is
+ * are kept than QUERIES_MIN and than config.work pays for, unless it is
  * watched by name. */
 bool tr_kv_guard_compare(tr_kv_guard_t *g, const tr_kv_view_t *kv,
                          const tr_kv_compress_t *c, tr_kv_guard_error_t *out);

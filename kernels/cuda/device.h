@@ -631,6 +631,32 @@ int tr_cuda_kv_compress(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
 size_t tr_cuda_kv_compress_work(const tr_kv_view_t *kv, uint32_t n,
                                 uint32_t max_len);
 
+/* Queries of a prompt's end, as tr_kv_compare_t has them. */
+#define TR_CUDA_COMPARE_LAYERS 8u
+
+typedef struct {
+    int32_t slot;
+    uint32_t first, n; /* at uncompressed positions [first, first + n) */
+    uint32_t n_layers, layer[TR_CUDA_COMPARE_LAYERS];
+    uint32_t heads;
+    float scale;
+    const void *q; /* [n_layers][rows][ld], of which n rows are queries */
+    uint32_t rows;
+    size_t ld;              /* elements */
+    tr_dtype_t type;        /* of 16 bits */
+    tr_kv_change_t *change; /* [n_layers][kv_heads][head_dim]; all 0 when no
+                             * job of the slot was carried out */
+} tr_cuda_kv_compare_t;
+
+/* tr_kernels_t.kv_compare for the job of one slot, right behind
+ * tr_cuda_kv_compress with the same arguments, before the old pages go back.
+ * Sums of floats in any order.  Bytes moved: the old and the new places of the
+ * slot's tokens in these layers, for each 8 queries of a KV head. */
+int tr_cuda_kv_compare(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
+                       const tr_kv_compress_t *jobs, uint32_t n,
+                       uint32_t max_len, uint32_t *refused,
+                       const tr_cuda_kv_compare_t *q, void *work);
+
 /* The moves of a step's rows in all layers at once, before the first layer's
  * kv_append: candidates, and who leaves a window.  They depend on no token of
  * the step, and one launch hides what 32 would wait for.  Appends with `moved`
@@ -756,7 +782,7 @@ size_t tr_cuda_sample_work(const tr_device_props_t *d, uint32_t rows,
 /* ---- the table ----------------------------------------------------------- */
 
 /* Changes with the order or the signature of any entry. */
-#define TR_DEVICE_VERSION 15u
+#define TR_DEVICE_VERSION 16u
 
 /* All entries, in the order of the table. */
 /* clang-format off */
@@ -778,7 +804,7 @@ size_t tr_cuda_sample_work(const tr_device_props_t *d, uint32_t rows,
     F(attention_work) F(attention)                                         \
     F(prompt_work) F(prompt)                                               \
     F(kv_append) F(kv_moves) F(kv_compress) F(kv_compress_work)            \
-    F(kv_swap) F(kv_swap_work)                                             \
+    F(kv_compare) F(kv_swap) F(kv_swap_work)                               \
     F(manager_memory) F(manager_create) F(manager_open) F(manager_prompt)  \
     F(manager_step) F(manager_close) F(manager_plan_prompts)               \
     F(manager_install_prompts) F(manager_give) F(manager_take)             \

@@ -295,6 +295,18 @@ atomicAdd(T *p, U x)
     return __atomic_fetch_add(p, (T) x, __ATOMIC_RELAXED);
 }
 
+static inline float
+atomicAdd(float *p, float x)
+{
+    float old = *p, sum;
+
+    do {
+        sum = old + x;
+    } while (!__atomic_compare_exchange(p, &old, &sum, false, __ATOMIC_RELAXED,
+                                        __ATOMIC_RELAXED));
+    return old;
+}
+
 template <typename T, typename U>
 static inline T
 atomicOr(T *p, U x)

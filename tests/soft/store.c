@@ -276,3 +276,80 @@ tr_cuda_kv_compress(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     a.work_bytes = tr_cuda_kv_compress_work(kv, n, max_len);
     return soft_launch(s, "kv_compress", compress, &a, sizeof(a));
 }
+
+/* ---- what it changed ---------------------------------------------------- */
+
+typedef struct {
+    soft_view_t view;
+    const tr_kv_compress_t *jobs;
+    uint32_t n;
+    const uint32_t *refused;
+    tr_cuda_kv_compare_t q;
+} compare_t;
+
+/* Queries as the CPU has them. */
+static const float *
+queries_of(const tr_cuda_kv_compare_t *q, uint32_t row_floats, size_t layer)
+{
+    float *out = soft_scratch(q->n_layers * layer * sizeof(*out));
+
+    for (uint32_t i = 0; i < q->n_layers * q->n; i++) {
+        uint32_t l = i / q->n, r = i % q->n;
+
+        for (uint32_t k = 0; k < row_floats; k++) {
+            out[l * layer + (size_t) r * row_floats + k] = tr_float_load(
+                q->q, ((size_t) l * q->rows + r) * q->ld + k, q->type);
+        }
+    }
+    return out;
+}
+
+static void
+compare(void *args)
+{
+    const compare_t *a = args;
+    tr_kv_view_t kv = soft_view(&a->view);
+    uint32_t row = a->q.heads * kv.head_dim;
+    tr_kv_compare_t q = { .n_layers = a->q.n_layers,
+                          .layer = a->q.layer,
+                          .first = a->q.first,
+                          .n = a->q.n,
+                          .heads = a->q.heads,
+                          .scale = a->q.scale,
+                          .ld = (size_t) a->q.n * row,
+                          .sinks = kv.sinks,
+                          .change = a->q.change };
+
+    memset(q.change, 0,
+           (size_t) q.n_layers * kv.kv_heads * kv.head_dim * sizeof(*q.change));
+    q.q = queries_of(&a->q, row, q.ld);
+    for (uint32_t i = 0; i < a->n; i++) {
+        if (a->jobs[i].slot == a->q.slot && a->refused[i] == 0) {
+            void *work = soft_scratch(
+                soft_cpu()->kv_compare_work(&soft_cpu_stream, q.n, q.heads,
+                                            kv.kv_heads, kv.head_dim));
+
+            soft_cpu()->kv_compare(&soft_cpu_stream, &kv, &a->jobs[i], &q,
+                                   work);
+        }
+    }
+}
+
+int
+tr_cuda_kv_compare(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
+                   const tr_kv_compress_t *jobs, uint32_t n, uint32_t max_len,
+                   uint32_t *refused, const tr_cuda_kv_compare_t *q, void *work)
+{
+    compare_t a = { .jobs = jobs, .n = n, .refused = refused, .q = *q };
+
+    (void) max_len;
+    if (kv->head_dim == 0 || kv->head_dim > TR_HEAD_DIM_MAX || work == NULL
+        || q->n_layers > TR_CUDA_COMPARE_LAYERS || q->n == 0 || q->n > q->rows
+        || q->heads == 0 || q->heads % kv->kv_heads != 0
+        || q->ld < (size_t) q->heads * kv->head_dim
+        || (q->type != TR_F16 && q->type != TR_BF16)
+        || !soft_view_keep(&a.view, kv)) {
+        return TR_KERNEL_BADARG;
+    }
+    return soft_launch(s, "kv_compare", compare, &a, sizeof(a));
+}

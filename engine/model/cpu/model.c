@@ -454,6 +454,7 @@ tr_model_guard(const tr_model_t *m, uint32_t every, tr_kv_guard_t **out,
                                           .head_dim = r->head_dim,
                                           .scale = r->attn_scale,
                                           .sinks = m->sinks,
+                                          .work = TR_KV_GUARD_WORK,
                                           .kernels = m->kernels,
                                           .stream = m->stream };
 

@@ -17,6 +17,7 @@
 #include "kernels/cuda/device.h"
 #include <tokenring/error.h>
 
+#include "engine/kv/kv_guard.h"
 #include "engine/kv/policy/kv_policy.h"
 #include "engine/model/equalise.h"
 #include "engine/model/model_config.h"
@@ -186,6 +187,8 @@ typedef struct {
     const uint32_t *mask;
     tr_cuda_sampled_t *sampled; /* [n_samples] */
     tr_cuda_top_t *top;         /* [n_samples][TR_CUDA_TOP_MAX] */
+    tr_kv_guard_keep_t keep;    /* queries for the guard, n = 0: none; not of a
+                                 * step that is captured */
 } tr_cuda_step_t;
 
 /* Launches what of a step comes before its first product: the manager's step,

@@ -383,13 +383,34 @@ append(tr_model_cuda_t *m, const run_t *r, uint32_t l)
                        "kv_append");
 }
 
+/* The queries that the guard wants, turned, to where it has them. */
+static bool
+keep_queries(tr_model_cuda_t *m, const run_t *r, uint32_t l)
+{
+    const tr_kv_guard_keep_t *k = &r->step->keep;
+    size_t row = m->ld_qkv * sizeof(uint16_t);
+
+    for (uint32_t i = 0; k->n != 0 && i < k->n_layers; i++) {
+        if (k->layer[i] == l
+            && !launched(m,
+                         m->cuda->copy(m->stream, k->to + i * k->layer_bytes,
+                                       (uint8_t *) m->qkv + k->row * row,
+                                       k->n * row),
+                         "copy")) {
+            return false;
+        }
+    }
+    return true;
+}
+
 static bool
 layer(tr_model_cuda_t *m, const run_t *r, uint32_t l)
 {
     uint32_t n = r->step->n_rows;
 
     return (l == 0 || before_attention(m, l, n)) && append(m, r, l)
-           && attend(m, r, l) && after_attention(m, l, n);
+           && keep_queries(m, r, l) && attend(m, r, l)
+           && after_attention(m, l, n);
 }
 
 /* What no later layer does on its way. */

@@ -1,6 +1,8 @@
 /*
- * kv_compress on the device, for any number of slots (compress.cuh).
+ * kv_compress on the device, for any number of slots (compress.cuh), and what it
+ * changed for a slot's queries (compare.cuh).
  */
+#include "compare.cuh"
 #include "compress_index.cuh"
 #include "compress_tile.cuh"
 #include "kernels/cuda/launch.cuh"
@@ -31,6 +33,17 @@ static __global__ void __launch_bounds__(32 * WARPS, MOVE_BLOCKS)
 
     compress_tiles(&a, w, &smem[warp], side, blockIdx.z, blockIdx.y / 2, i,
                    gridDim.x * WARPS);
+}
+
+static __global__ void __launch_bounds__(32 * COMPARE_WARPS)
+    compare_kernel(const __grid_constant__ compare_args_t a)
+{
+    __shared__ compare_smem_t smem;
+    block_t b = { threadIdx.x, 32 * COMPARE_WARPS };
+    uint32_t kv_heads = a.compress.kv.kv_heads;
+
+    compare_head(&a, b, &smem, blockIdx.x / kv_heads, blockIdx.x % kv_heads,
+                 blockIdx.y * COMPARE_WARPS * COMPARE_ROWS);
 }
 
 /* The workspace; its end. */
@@ -65,6 +78,29 @@ blocks_of(uint32_t max_len, uint32_t sides)
     return want < most ? want : most;
 }
 
+/* The arguments of both; false: not allowed. */
+static bool
+fill_args(compress_args_t *a, const tr_kv_view_t *kv,
+          const tr_kv_compress_t *jobs, uint32_t n, uint32_t max_len,
+          uint32_t *refused, void *work)
+{
+    uint32_t heads = kv->layers * kv->kv_heads;
+
+    if (kv->head_dim == 0 || kv->head_dim > TR_HEAD_DIM_MAX || kv->head_dim % 16
+        || kv->n_layouts == 0 || kv->n_layouts > TR_KV_LAYOUTS_MAX || heads == 0
+        || heads > 32767 || n > 65535 || refused == NULL) {
+        return false;
+    }
+    a->kv = *kv;
+    a->kv.layout = NULL;
+    memcpy(a->layout, kv->layout, kv->n_layouts * sizeof(*kv->layout));
+    a->jobs = jobs;
+    a->max_len = max_len;
+    a->refused = refused;
+    divide(a, kv, n, max_len, (uint8_t *) work);
+    return true;
+}
+
 extern "C" int
 tr_cuda_kv_compress(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                     const tr_kv_compress_t *jobs, uint32_t n, uint32_t max_len,
@@ -74,24 +110,51 @@ tr_cuda_kv_compress(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     cudaStream_t stream = (cudaStream_t) s->stream;
     compress_args_t a;
 
-    if (kv->head_dim == 0 || kv->head_dim > TR_HEAD_DIM_MAX || kv->head_dim % 16
-        || kv->n_layouts == 0 || kv->n_layouts > TR_KV_LAYOUTS_MAX || heads == 0
-        || heads > 32767 || n > 65535 || refused == NULL) {
+    if (!fill_args(&a, kv, jobs, n, max_len, refused, work)) {
         return TR_KERNEL_BADARG;
     }
     if (n == 0) {
         return TR_KERNEL_OK;
     }
-    a.kv = *kv;
-    a.kv.layout = NULL;
-    memcpy(a.layout, kv->layout, kv->n_layouts * sizeof(*kv->layout));
-    a.jobs = jobs;
-    a.max_len = max_len;
-    a.refused = refused;
-    divide(&a, kv, n, max_len, (uint8_t *) work);
     blocks = blocks_of(max_len, heads * 2 * n);
     cudaMemsetAsync(refused, 0, n * sizeof(*refused), stream);
     index_kernel<<<dim3(heads, n), INDEX_LANES, 0, stream>>>(a);
     move_kernel<<<dim3(blocks, heads * 2, n), 32 * WARPS, 0, stream>>>(a);
+    return tr_cuda_check();
+}
+
+extern "C" int
+tr_cuda_kv_compare(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
+                   const tr_kv_compress_t *jobs, uint32_t n, uint32_t max_len,
+                   uint32_t *refused, const tr_cuda_kv_compare_t *q, void *work)
+{
+    cudaStream_t stream = (cudaStream_t) s->stream;
+    uint32_t rows, per = COMPARE_WARPS * COMPARE_ROWS;
+    compare_args_t a;
+
+    if (!fill_args(&a.compress, kv, jobs, n, max_len, refused, work)
+        || q->n_layers > TR_CUDA_COMPARE_LAYERS || q->n > q->rows
+        || q->heads == 0 || q->heads % kv->kv_heads != 0
+        || q->ld < (size_t) q->heads * kv->head_dim
+        || (q->type != TR_F16 && q->type != TR_BF16)) {
+        return TR_KERNEL_BADARG;
+    }
+    for (uint32_t i = 0; i < q->n_layers; i++) {
+        if (q->layer[i] >= kv->layers) {
+            return TR_KERNEL_BADARG;
+        }
+    }
+    a.n_jobs = n;
+    a.q = *q;
+    rows = q->n * (q->heads / kv->kv_heads);
+    cudaMemsetAsync(q->change, 0,
+                    (size_t) q->n_layers * kv->kv_heads * kv->head_dim
+                        * sizeof(*q->change),
+                    stream);
+    if (n != 0 && rows != 0 && q->n_layers != 0) {
+        compare_kernel<<<dim3(q->n_layers * kv->kv_heads,
+                              (rows + per - 1) / per),
+                         32 * COMPARE_WARPS, 0, stream>>>(a);
+    }
     return tr_cuda_check();
 }

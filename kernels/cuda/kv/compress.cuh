@@ -143,6 +143,16 @@ source_place(const compress_t *c, uint32_t i, uint32_t *position, float *score)
     return p;
 }
 
+/* Which of the sources behind the tiers stands at a position. */
+TR_DEVICE uint32_t
+window_source(const compress_t *c, uint32_t position)
+{
+    return position < c->from->sinks ? position
+           : position < c->from->base
+               ? c->from->sinks + position - c->from->window_from
+               : c->windowed + position - c->from->base;
+}
+
 TR_DEVICE const tr_kv_layout_t *
 source_layout(const compress_t *c, uint32_t i)
 {

@@ -151,12 +151,8 @@ window_tile(const compress_t *c, warp_t w, tile_smem_t *smem, side_t side,
             continue;
         }
         position = tr_kv_windowed_position(to, age);
-        source = position < c->from->sinks ? position
-                 : position < c->from->base
-                     ? c->from->sinks + position - c->from->window_from
-                     : c->windowed + position - c->from->base;
-        smem->token.from[k] = source_place(c, c->tiered + source, &position,
-                                           &score);
+        source = c->tiered + window_source(c, position);
+        smem->token.from[k] = source_place(c, source, &position, &score);
         if (side == VALUE) {
             token_put_stats(p, score, position);
         }

@@ -217,13 +217,15 @@ job_free(job_t *j)
     fixture_room_free((void *) j->other.dest);
 }
 
-static void
+/* compare: a job of the CPU's that is compared, or NULL; false: it differs. */
+static bool
 compress_other(fixture_t *b, const tr_kv_compress_t *jobs, uint32_t n,
-               uint32_t *refused)
+               const tr_kv_compress_t *compare, uint32_t *refused)
 {
     tr_kv_compress_t *there = fixture_room(n * sizeof(*jobs));
     uint32_t *flags = fixture_room(n * 4ul), max_len = 4 * b->max_len;
     void *work;
+    bool ok = true;
 
     fixture_put(there, jobs, n * sizeof(*jobs));
     fixture_sync(b);
@@ -235,10 +237,16 @@ compress_other(fixture_t *b, const tr_kv_compress_t *jobs, uint32_t n,
         exit(1);
     }
     cuda_ok(cudaDeviceSynchronize(), "compress");
+    if (compare != NULL) {
+        const store_jobs_t all = { there, n, max_len, flags, work };
+
+        ok = store_compare(b, compare, &all);
+    }
     fixture_room_free(work);
     fixture_get(refused, flags, n * 4ul);
     fixture_room_free(there);
     fixture_room_free(flags);
+    return ok;
 }
 
 /* Spoils a job in a way that nobody may follow. */
@@ -288,7 +296,7 @@ refuse_compress(fixture_t *b, uint32_t s, const job_t *good)
         exit(2);
     }
     job_send(b, &j);
-    compress_other(b, &j.other, 1, &refused);
+    compress_other(b, &j.other, 1, NULL, &refused);
     ok = refused == 1 && fixture_same(b, "refused compression");
     free(j.tables);
     free(j.dest);
@@ -346,7 +354,8 @@ store_compress(fixture_t *b, uint32_t which)
         ok = rc == 0 ? true : store_say("the CPU refused a compression");
     }
     if (ok) {
-        compress_other(b, other, n + more, refused);
+        ok = compress_other(b, other, n + more,
+                            n > 0 ? &job[random_below(n)].host : NULL, refused);
     }
     for (uint32_t i = 0; i < n + more && ok; i++) {
         ok = refused[i] == 0 ? true : store_say("a compression was refused");

@@ -27,6 +27,18 @@ bool store_uncompressed(fixture_t *b, const uint32_t *n);
 bool store_step(fixture_t *b);
 /* Compresses the slots of a bit mask. */
 bool store_compress(fixture_t *b, uint32_t which);
+/* What compress launched last, on the other side. */
+typedef struct {
+    const tr_kv_compress_t *jobs;
+    uint32_t n, max_len;
+    uint32_t *refused;
+    void *work;
+} store_jobs_t;
+
+/* What one of these jobs, which both sides have carried out, changes for the last
+ * queries of its slot. */
+bool store_compare(fixture_t *b, const tr_kv_compress_t *job,
+                   const store_jobs_t *jobs);
 /* A slot goes to the host and comes back to other pages. */
 bool store_swap(fixture_t *b, uint32_t slot);
 

@@ -356,6 +356,69 @@ test_policies(void **state)
     b->free(b);
 }
 
+/* Prompts one after the other, each compared when it is compressed. */
+static void
+run_guarded(tr_executor_t *e, gen_t *gens, uint32_t n, uint64_t *rng,
+            tr_kv_guard_state_t *out)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        gen_run(e, &gens[i], 1, 90, rng);
+    }
+    tr_kv_guard_state(e->guard, out);
+}
+
+/* What the guard measures is what it measures on the CPU, whatever the batches
+ * that a prompt came in; a crowd of them disturbs nobody. */
+static void
+test_guard(void **state)
+{
+    static const char *const specs[] = { "diffkv:alpha_high=2,alpha_low=0.02",
+                                         "uniform:levels=4/2,window=32,sinks=4",
+                                         "kivi" };
+    static gen_t cpu[SEQS], gpu[SEQS];
+    uint64_t rng = rng_seed();
+
+    (void) state;
+    for (size_t s = 0; s < sizeof(specs) / sizeof(specs[0]); s++) {
+        tr_kv_guard_state_t want, got;
+        tr_config_t c = settings("cpu");
+        tr_executor_t *a, *b;
+
+        snprintf(c.kv_policy, sizeof(c.kv_policy), "%s", specs[s]);
+        c.kv_guard_every = 1;
+        a = open_with(&c);
+        snprintf(c.backend, sizeof(c.backend), "cuda");
+        b = open_with(&c);
+        make_gens(cpu, SEQS, &rng);
+        for (uint32_t i = 0; i < SEQS; i++) {
+            cpu[i].n_prompt = 130 + rng_below(&rng, 120);
+            cpu[i].score = false;
+            for (uint32_t k = 0; k < cpu[i].n_prompt; k++) {
+                cpu[i].prompt[k] = words[(k * (1 + k / 14) + i) % 14];
+            }
+        }
+        memcpy(gpu, cpu, sizeof(gpu));
+        run_guarded(a, cpu, 4, NULL, &want);
+        run_guarded(b, gpu, 4, &rng, &got);
+        print_message("%s: keys %.4f, %.4f; values %.4f, %.4f\n", specs[s],
+                      want.error.keys, got.error.keys, want.error.values,
+                      got.error.values);
+        assert_int_equal(want.prompts, 4);
+        assert_int_equal(got.prompts, 4);
+        assert_true(want.error.keys > 0 && want.error.values > 0);
+        assert_true(fabs(got.error.keys - want.error.keys)
+                    <= 0.1 * want.error.keys);
+        assert_true(fabs(got.error.values - want.error.values)
+                    <= 0.1 * want.error.values);
+        gen_run(b, gpu + 4, SEQS - 4, 30, &rng);
+        tr_kv_guard_state(b->guard, &got);
+        assert_true(got.prompts > 4);
+        assert_true(tr_kv_sound(b->kv));
+        a->free(a);
+        b->free(b);
+    }
+}
+
 /* A token outside the vocabulary fails its item and no other. */
 static void
 test_bad_token(void **state)
@@ -558,6 +621,7 @@ main(int argc, char **argv)
         cmocka_unit_test(test_masks_in_pieces),
         cmocka_unit_test(test_graphs),
         cmocka_unit_test(test_policies),
+        cmocka_unit_test(test_guard),
         cmocka_unit_test(test_bad_token),
         cmocka_unit_test(test_all_barred),
         cmocka_unit_test(test_contract),

@@ -62,7 +62,8 @@ open(bench_t *b, const char *spec, uint32_t every)
                                    .heads = HEADS,
                                    .kv_heads = KV_HEADS,
                                    .head_dim = DIM,
-                                   .scale = SCALE };
+                                   .scale = SCALE,
+                                   .work = TR_KV_GUARD_WORK };
     uint64_t seed = 7;
     tr_error_t err;
 
