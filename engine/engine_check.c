@@ -314,9 +314,7 @@ check_choice(const tr_config_t **config, tr_config_t *chosen, FILE *out,
     rc = tr_executor_choose(*config, &choice, err);
     if (rc == TR_OK) {
         fprintf(out, "kv policy: auto takes %s: %s\n", choice.spec, choice.why);
-        *chosen = **config;
-        snprintf(chosen->kv_policy, sizeof(chosen->kv_policy), "%s",
-                 choice.spec);
+        tr_kv_chosen(*config, &choice, chosen);
         *config = chosen;
     }
     return rc;

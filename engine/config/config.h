@@ -64,6 +64,8 @@ typedef struct {
     uint64_t cache_ttl_us;      /* of a prefix, after its last use; 0: none */
     char kv_guard[16];          /* auto | off | a number of prompts */
     uint32_t kv_guard_every;    /* finish: of these one is compared; 0: none */
+    bool kv_measures;           /* no setting: an engine that is opened to
+                                 * measure policies (executor_cuda_choose.c) */
     char kv_rotate[8];          /* off | k | v | kv */
     bool kv_equalise;           /* outlier channels, at load; default yes */
     double prefill_kv_fraction; /* of the pool, for prompts */

@@ -254,14 +254,14 @@ finish_guard(tr_config_t *c, tr_error_t *err)
     return TR_OK;
 }
 
-/* What would have to be measured on weights that only backend cpu computes. */
+/* What would have to be measured on real weights. */
 static tr_status_t
 finish_policy(const tr_config_t *c, tr_error_t *err)
 {
     if (strcmp(c->kv_policy, "auto") != 0) {
         return TR_OK;
     }
-    if (strcmp(c->backend, "cpu") != 0) {
+    if (strcmp(c->backend, "null") == 0) {
         return tr_error_set(err, TR_ERR_INVALID, "kv_policy",
                             "kv_policy auto: backend %s does not measure"
                             " policies; expected the name of one",

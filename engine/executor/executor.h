@@ -200,10 +200,14 @@ uint32_t tr_executor_levels(const tr_executor_t *e,
  * does through log.h (progress on long work). */
 tr_status_t tr_executor_open(const tr_config_t *config, tr_executor_t **out,
                              tr_error_t *err);
-/* What kv_policy auto takes for the configuration's model, on the CPU; the model
- * is loaded for that, and let go. */
+/* What kv_policy auto takes for the configuration's model; the model is loaded
+ * for that, and let go. */
 tr_status_t tr_executor_choose(const tr_config_t *config, tr_kv_choice_t *out,
                                tr_error_t *err);
+tr_status_t tr_executor_model_choose(const tr_config_t *config,
+                                     tr_kv_choice_t *out, tr_error_t *err);
+tr_status_t tr_executor_cuda_choose(const tr_config_t *config,
+                                    tr_kv_choice_t *out, tr_error_t *err);
 tr_status_t tr_executor_model_open(const tr_config_t *config,
                                    tr_executor_t **out, tr_error_t *err);
 tr_status_t tr_executor_cuda_open(const tr_config_t *config,

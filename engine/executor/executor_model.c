@@ -359,17 +359,15 @@ choose_policy(executor_t *x, const tr_config_t **config, tr_config_t *chosen,
     }
     rc = tr_kv_choose(x->model, *config, &choice, err);
     if (rc == TR_OK) {
-        *chosen = **config;
-        snprintf(chosen->kv_policy, sizeof(chosen->kv_policy), "%s",
-                 choice.spec);
+        tr_kv_chosen(*config, &choice, chosen);
         *config = chosen;
     }
     return rc;
 }
 
 tr_status_t
-tr_executor_choose(const tr_config_t *config, tr_kv_choice_t *out,
-                   tr_error_t *err)
+tr_executor_model_choose(const tr_config_t *config, tr_kv_choice_t *out,
+                         tr_error_t *err)
 {
     executor_t x = { .max_rows = config->max_batch_tokens };
     tr_status_t rc = open_model(&x, config, threads_of(config), err);

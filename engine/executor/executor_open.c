@@ -14,3 +14,12 @@ tr_executor_open(const tr_config_t *config, tr_executor_t **out,
                ? tr_executor_cuda_open(config, out, err)
                : tr_executor_model_open(config, out, err);
 }
+
+tr_status_t
+tr_executor_choose(const tr_config_t *config, tr_kv_choice_t *out,
+                   tr_error_t *err)
+{
+    return strcmp(config->backend, "cuda") == 0
+               ? tr_executor_cuda_choose(config, out, err)
+               : tr_executor_model_choose(config, out, err);
+}

@@ -134,9 +134,10 @@ encode(const char *dir, const char *text, size_t n, tr_ids_t *ids,
 
 /* Are sequences long enough to measure on?  If not: why are they short? */
 static tr_status_t
-check_length(const tr_model_t *m, const tr_config_t *config, tr_error_t *err)
+check_length(const tr_kv_subject_t *m, const tr_config_t *config,
+             tr_error_t *err)
 {
-    const tr_recipe_t *r = &m->config.recipe;
+    const tr_recipe_t *r = m->recipe;
     const char *key = "kv_memory";
 
     if (m->max_len >= TR_KV_CHOOSE_TOKENS_MIN) {
@@ -155,7 +156,7 @@ check_length(const tr_model_t *m, const tr_config_t *config, tr_error_t *err)
 
 /* Tokens to measure on; ids->data is to be freed. */
 static tr_status_t
-take_tokens(const tr_model_t *m, const char *dir, tr_ids_t *ids,
+take_tokens(const tr_kv_subject_t *m, const char *dir, tr_ids_t *ids,
             const char **from, tr_error_t *err)
 {
     size_t n = sizeof(built_in) - 1;
@@ -182,12 +183,11 @@ take_tokens(const tr_model_t *m, const char *dir, tr_ids_t *ids,
                           *from, ids->len, TR_KV_CHOOSE_TOKENS_MIN);
     }
     for (uint32_t i = 0; rc == TR_OK && i < ids->len; i++) {
-        if (ids->data[i] < 0
-            || (uint32_t) ids->data[i] >= m->config.recipe.vocab) {
+        if (ids->data[i] < 0 || (uint32_t) ids->data[i] >= m->recipe->vocab) {
             rc = tr_error_set(err, TR_ERR_INVALID, "kv_policy",
                               "kv_policy auto: token %d of %s is outside the"
                               " model's vocabulary of %u",
-                              ids->data[i], *from, m->config.recipe.vocab);
+                              ids->data[i], *from, m->recipe->vocab);
         }
     }
     return rc;
@@ -226,10 +226,10 @@ choose(const tr_kv_guard_error_t *error, const double *memory, const char *from,
 }
 
 tr_status_t
-tr_kv_choose(tr_model_t *m, const tr_config_t *config, tr_kv_choice_t *out,
-             tr_error_t *err)
+tr_kv_choose_for(const tr_kv_subject_t *m, const tr_config_t *config,
+                 tr_kv_choice_t *out, tr_error_t *err)
 {
-    const tr_recipe_t *r = &m->config.recipe;
+    const tr_recipe_t *r = m->recipe;
     tr_kv_policy_t *policy[CANDIDATES] = { NULL };
     tr_kv_guard_error_t error[CANDIDATES];
     double memory[CANDIDATES];
@@ -248,8 +248,8 @@ tr_kv_choose(tr_model_t *m, const tr_config_t *config, tr_kv_choice_t *out,
                                err);
     }
     if (rc == TR_OK) {
-        rc = tr_kv_measure(m, (const tr_kv_policy_t *const *) policy,
-                           CANDIDATES, ids.data, ids.len, error, memory, err);
+        rc = m->measure(m->arg, (const tr_kv_policy_t *const *) policy,
+                        CANDIDATES, ids.data, ids.len, error, memory, err);
     }
     if (rc == TR_OK) {
         choose(error, memory, from, ids.len, out);
@@ -261,4 +261,31 @@ tr_kv_choose(tr_model_t *m, const tr_config_t *config, tr_kv_choice_t *out,
     }
     free(ids.data);
     return rc;
+}
+
+static tr_status_t
+measure_model(void *arg, const tr_kv_policy_t *const *policies,
+              uint32_t n_policies, const int32_t *tokens, uint32_t n,
+              tr_kv_guard_error_t *error, double *memory, tr_error_t *err)
+{
+    return tr_kv_measure(arg, policies, n_policies, tokens, n, error, memory,
+                         err);
+}
+
+tr_status_t
+tr_kv_choose(tr_model_t *m, const tr_config_t *config, tr_kv_choice_t *out,
+             tr_error_t *err)
+{
+    const tr_kv_subject_t s = { &m->config.recipe, m->max_len, measure_model,
+                                m };
+
+    return tr_kv_choose_for(&s, config, out, err);
+}
+
+void
+tr_kv_chosen(const tr_config_t *config, const tr_kv_choice_t *choice,
+             tr_config_t *out)
+{
+    *out = *config;
+    snprintf(out->kv_policy, sizeof(out->kv_policy), "%s", choice->spec);
 }

@@ -31,8 +31,25 @@ typedef struct {
 /* Is that what the configuration asks for? */
 bool tr_kv_chooses(const tr_config_t *config);
 
-/* The model is open, and nothing of it under way. */
+/* A model, and who measures with it: tr_kv_measure's arguments, after arg. */
+typedef struct {
+    const tr_recipe_t *recipe;
+    uint32_t max_len; /* tokens of a sequence */
+    tr_status_t (*measure)(void *arg, const tr_kv_policy_t *const *policies,
+                           uint32_t n_policies, const int32_t *tokens,
+                           uint32_t n, tr_kv_guard_error_t *error,
+                           double *memory, tr_error_t *err);
+    void *arg;
+} tr_kv_subject_t;
+
+tr_status_t tr_kv_choose_for(const tr_kv_subject_t *s,
+                             const tr_config_t *config, tr_kv_choice_t *out,
+                             tr_error_t *err);
+/* On the CPU: the model is open, and nothing of it under way. */
 tr_status_t tr_kv_choose(tr_model_t *m, const tr_config_t *config,
                          tr_kv_choice_t *out, tr_error_t *err);
+/* The configuration with what was chosen. */
+void tr_kv_chosen(const tr_config_t *config, const tr_kv_choice_t *choice,
+                  tr_config_t *out);
 
 #endif

@@ -358,8 +358,8 @@ static const bad_t bad[] = {
       "redis_output_ttl \"9999ms\": expected a duration from 10s" },
     { WITH("redis h\nredis_tls_name x"), "without `redis_tls yes`" },
     { WITH("redis_buffer 1k"), "redis_buffer \"1k\": expected a size from 1m" },
-    { WITH("backend cuda\nkv_policy auto"),
-      "kv_policy auto: backend cuda does not measure policies; expected the "
+    { WITH("backend null\nkv_policy auto"),
+      "kv_policy auto: backend null does not measure policies; expected the "
       "name of one" },
     { WITH("load_format dummy\nkv_policy auto"),
       "kv_policy auto: load_format dummy" },

@@ -419,6 +419,34 @@ test_guard(void **state)
     }
 }
 
+/* kv_policy auto takes what it takes on the CPU, and serves with it. */
+static void
+test_auto(void **state)
+{
+    tr_config_t c = settings("cpu");
+    tr_kv_choice_t want, got;
+    tr_executor_t *e;
+    tr_error_t err;
+
+    (void) state;
+    snprintf(c.kv_policy, sizeof(c.kv_policy), "auto");
+    assert_int_equal(tr_executor_model_choose(&c, &want, &err), TR_OK);
+    snprintf(c.backend, sizeof(c.backend), "cuda");
+    if (tr_executor_cuda_choose(&c, &got, &err) != TR_OK) {
+        fail_msg("%s", err.text);
+    }
+    print_message("CPU: %s\nGPU: %s\n", want.why, got.why);
+    assert_string_equal(got.spec, want.spec);
+    assert_non_null(strstr(got.why, "384 tokens of the built-in text"));
+    e = open_with(&c);
+    assert_string_equal(tr_executor_policy_name(&e->policies[0]), want.spec);
+    assert_int_equal(e->max_model_len, 384);
+    e->free(e);
+    c.max_model_len = 255;
+    assert_int_equal(tr_executor_cuda_choose(&c, &got, &err), TR_ERR_INVALID);
+    assert_non_null(strstr(err.text, "expected 256 or more"));
+}
+
 /* A token outside the vocabulary fails its item and no other. */
 static void
 test_bad_token(void **state)
@@ -622,6 +650,7 @@ main(int argc, char **argv)
         cmocka_unit_test(test_graphs),
         cmocka_unit_test(test_policies),
         cmocka_unit_test(test_guard),
+        cmocka_unit_test(test_auto),
         cmocka_unit_test(test_bad_token),
         cmocka_unit_test(test_all_barred),
         cmocka_unit_test(test_contract),
