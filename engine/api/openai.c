@@ -238,15 +238,18 @@ parse(tr_openai_call_t *c)
                             r->endpoint)
              : tr_json_parse(r->body, r->body_len, &c->root, c->err);
     c->body_len = r->body_len;
-    free(r->body); /* the parsed values are copies */
-    r->body = NULL;
-    r->body_len = r->body_cap = 0;
     if (rc == TR_OK) {
         rc = check_model(c);
     }
     if (rc == TR_OK && c->endpoint->translate != NULL) {
         rc = c->endpoint->translate(c);
     }
+    if (rc == TR_AGAIN) {
+        return rc; /* it is read again */
+    }
+    free(r->body); /* the parsed values are copies */
+    r->body = NULL;
+    r->body_len = r->body_cap = 0;
     r->n = 1;
     r->tell_stop = rc == TR_OK && c->endpoint->tells_stop;
     r->max_len = c->api->max_model_len;
@@ -302,8 +305,12 @@ tr_openai_parse(const tr_openai_t *api, tr_tokenizer_scratch_t *s,
         free(c.prompts);
     }
     free(c.text);
-    free(r->ahead);
-    r->ahead = NULL;
+    if (rc != TR_AGAIN) {
+        free(r->ahead);
+        r->ahead = NULL;
+        tr_lookup_free(r->lookup);
+        r->lookup = NULL;
+    }
     r->error.status = rc;
     return rc;
 }

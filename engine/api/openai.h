@@ -38,11 +38,13 @@ typedef struct {
     uint32_t grammar_threads;
     tr_embedding_t embedding; /* how this model makes them */
     uint32_t width;           /* of its vectors; 0: the backend makes none */
+    bool keeps_responses;     /* of requests that are told to the publisher */
     bool request_alpha;       /* kv_alpha_high and kv_alpha_low are allowed */
 } tr_openai_t;
 
 /* Parses r->body, fills the request (params, sequences) and frees the body.
- * The result stands in r->error.status too. */
+ * The result stands in r->error.status too.  TR_AGAIN: once r->lookup has been
+ * answered, it must be parsed once more. */
 tr_status_t tr_openai_parse(const tr_openai_t *api, tr_tokenizer_scratch_t *s,
                             tr_request_t *r);
 

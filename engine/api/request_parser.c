@@ -5,7 +5,8 @@
  * Bodies wait in two lanes, by size, so that large ones can be kept off one of
  * the threads.  In a lane tenants take turns by deficit round robin (Shreedhar
  * and Varghese, 1995): each has a queue, and a visit lets it spend QUANTUM bytes
- * of body.  A request whose grammar is new goes on to the compilers, for which
+ * of body.  A request that refers to responses that are kept is away until these
+ * have come (kept.h), and is then read once more.  A request whose grammar is new goes on to the compilers, for which
  * at most COMPILING_MAX wait.
  */
 #include "request_parser.h"
@@ -55,6 +56,8 @@ struct tr_request_parser {
     pthread_cond_t work;
     lane_t lanes[LANES]; /* under the mutex, as are `done` and `stopping` */
     list_t done;
+    uint32_t away; /* requests that wait for responses that are kept */
+    pthread_cond_t back;
     bool stopping;
     uint32_t n_workers;
     worker_t *workers;
@@ -299,6 +302,44 @@ start_compilers(tr_request_parser_t *p, tr_error_t *err)
 
 /* ---- bodies ---- */
 
+static void
+come_back(tr_lookup_t *l)
+{
+    tr_request_parser_t *p = l->ctx;
+    tr_request_t *r = l->request;
+
+    pthread_mutex_lock(&p->mutex);
+    p->away--;
+    lane_push(&p->lanes[r->body_len > LARGE ? LARGE_LANE : SMALL_LANE], r);
+    pthread_cond_broadcast(&p->work);
+    pthread_cond_signal(&p->back);
+    pthread_mutex_unlock(&p->mutex);
+}
+
+/* False: it is refused. */
+static bool
+send_away(tr_request_parser_t *p, tr_request_t *r)
+{
+    tr_lookup_t *l = r->lookup;
+    bool asked;
+
+    l->request = r;
+    l->done = come_back;
+    l->ctx = p;
+    pthread_mutex_lock(&p->mutex);
+    asked = !p->stopping && tr_lookup_ask(r->events, l);
+    p->away += asked;
+    pthread_mutex_unlock(&p->mutex);
+    if (asked) {
+        return true;
+    }
+    tr_error_set(&r->error, TR_ERR_QUEUE_FULL, "",
+                 "Too many conversations are being read at the moment (%u); "
+                 "try again later",
+                 TR_LOOKUPS_MAX);
+    return false;
+}
+
 static void *
 parser_thread(void *arg)
 {
@@ -318,8 +359,9 @@ parser_thread(void *arg)
             return NULL;
         }
         /* whoever left meanwhile is not worth the work */
-        if (!has_left(r)) {
-            tr_openai_parse(p->api, w->scratch, r);
+        if (!has_left(r) && tr_openai_parse(p->api, w->scratch, r) == TR_AGAIN
+            && send_away(p, r)) {
+            continue;
         }
         if (has_left(r) || !needs_compiling(p, r)) {
             push_done(p, r);
@@ -383,6 +425,7 @@ tr_request_parser_start(const tr_openai_t *api, uint32_t threads,
     pthread_mutex_init(&p->mutex, NULL);
     pthread_cond_init(&p->work, NULL);
     pthread_cond_init(&p->compile, NULL);
+    pthread_cond_init(&p->back, NULL);
     rc = start_workers(p, threads, err);
     if (rc == TR_OK) {
         rc = start_compilers(p, err);
@@ -441,6 +484,9 @@ tr_request_parser_stop(tr_request_parser_t *p)
     p->stopping = true;
     pthread_cond_broadcast(&p->work);
     pthread_cond_broadcast(&p->compile);
+    while (p->away != 0) { /* at most TR_LOOKUP_US */
+        pthread_cond_wait(&p->back, &p->mutex);
+    }
     pthread_mutex_unlock(&p->mutex);
     for (k = 0; k < p->n_workers; k++) {
         pthread_join(p->workers[k].thread, NULL);
@@ -455,6 +501,7 @@ tr_request_parser_stop(tr_request_parser_t *p)
     list_free(&p->done);
     pthread_cond_destroy(&p->work);
     pthread_cond_destroy(&p->compile);
+    pthread_cond_destroy(&p->back);
     free(p->compilers);
     pthread_mutex_destroy(&p->mutex);
     free(p->workers);

@@ -13,7 +13,7 @@
  * The response repeats members of the request, which are written here (ECHO of
  * wire.h), since the worker parses no JSON.
  */
-#include "translate.h"
+#include "responses.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -201,23 +201,17 @@ take_item(const tr_translation_t *t, const json_t *item, size_t i)
     if (tr_translate_is(type, "reasoning")) {
         return take_reasoning(t, item, i);
     }
-    if (tr_translate_is(type, "item_reference")) {
-        return tr_error_set(t->c->err, TR_ERR_INVALID, param,
-                            "'%s' refers to an item, but responses are not "
-                            "kept; send the item itself, as clients do with "
-                            "'store': false.",
-                            param);
-    }
     snprintf(param, sizeof(param), "input[%zu].type", i);
     return tr_translate_wrong_value(t, param, type,
                                     "'message', 'function_call', "
-                                    "'function_call_output' or 'reasoning'");
+                                    "'function_call_output', 'reasoning' or "
+                                    "'item_reference'");
 }
 
 static tr_status_t
 take_input(const tr_translation_t *t)
 {
-    const json_t *input = tr_json_field(t->c->root, "input"), *item;
+    json_t *input = tr_json_field(t->c->root, "input"), *item, *said;
     const json_t *first = tr_json_field(t->c->root, "instructions");
     tr_status_t rc = TR_OK;
     json_t *message;
@@ -244,18 +238,28 @@ take_input(const tr_translation_t *t)
                  : tr_translate_text(t, json_object_get(message, "content"),
                                      first);
     }
-    if (rc == TR_OK && json_is_string(input)) {
-        message = tr_translate_message(t, "user", false);
-        rc = message == NULL
-                 ? tr_translate_no_memory(t)
-                 : tr_translate_text(t, json_object_get(message, "content"),
-                                     input);
+    said = json_array();
+    if (rc == TR_OK) {
+        rc = tr_responses_conversation(t, said);
     }
-    json_array_foreach ((json_t *) input, i, item) {
+    json_array_foreach (said, i, item) {
         if (rc == TR_OK) {
             rc = take_item(t, item, i);
         }
     }
+    json_decref(said);
+    if (rc == TR_OK) {
+        rc = tr_responses_input(t, input, &input);
+    }
+    json_array_foreach (input, i, item) {
+        if (rc == TR_OK) {
+            rc = take_item(t, item, i);
+        }
+    }
+    if (rc == TR_OK) {
+        rc = tr_responses_keep(t, input);
+    }
+    json_decref(input);
     return rc == TR_OK ? tr_translate_settle(t) : rc;
 }
 
@@ -549,17 +553,18 @@ repeat(const tr_translation_t *t)
     char *text;
 
     members = json_pack(
-        "{s:o, s:o, s:o, s:o, s:n, s:o, s:b, s:o, s:o, s:o, s:o, s:o, s:s, "
+        "{s:o, s:o, s:o, s:o, s:o, s:o, s:b, s:o, s:o, s:o, s:o, s:o, s:s, "
         "s:b, s:o, s:n}",
         "instructions", or_else(root, "instructions", json_null()),
         "max_output_tokens", or_else(root, "max_output_tokens", json_null()),
         "metadata", or_else(root, "metadata", json_object()),
         "parallel_tool_calls",
         or_else(root, "parallel_tool_calls", json_true()),
-        "previous_response_id", "reasoning",
+        "previous_response_id",
+        or_else(root, "previous_response_id", json_null()), "reasoning",
         or_else(root, "reasoning",
                 json_pack("{s:n, s:n}", "effort", "summary")),
-        "store", 0, "temperature",
+        "store", t->c->r->kept != NULL, "temperature",
         or_else(root, "temperature",
                 json_real(g != NULL && g->temperature >= 0 ? g->temperature
                                                            : 1)),
@@ -591,7 +596,8 @@ repeat(const tr_translation_t *t)
 tr_status_t
 tr_responses_translate(tr_openai_call_t *c)
 {
-    static const tr_translate_step_t steps[] = { take_input,
+    static const tr_translate_step_t steps[] = { tr_responses_look_up,
+                                                 take_input,
                                                  take_tools,
                                                  take_tool_choice,
                                                  take_text,

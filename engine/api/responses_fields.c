@@ -9,7 +9,6 @@
 #define REFUSED(name, why, harmless) \
     TR_FIELD_ROW(name, RESPONSES, REFUSED, why, harmless)
 
-#define NOT_KEPT "responses are not kept; send the whole conversation"
 #define ONE_ANSWER "a response is one answer"
 #define NO_LOGPROBS "log probabilities are not part of responses here"
 #define NO_EDITING "prompts are not edited"
@@ -30,10 +29,11 @@ static const tr_field_t fields[] = {
     SUPPORTED("include"),
     SUPPORTED("stream_options"),
 
-    REFUSED("store", "responses are not kept; use false", NULL),
-    REFUSED("previous_response_id", NOT_KEPT, NULL),
-    REFUSED("conversation", NOT_KEPT, NULL),
-    REFUSED("background", "responses are not kept; use false", NULL),
+    SUPPORTED("store"),
+    SUPPORTED("previous_response_id"),
+
+    REFUSED("conversation", "use 'previous_response_id'", NULL),
+    REFUSED("background", "an answer ends with its client; use false", NULL),
     REFUSED("prompt", "prompts are not kept; use 'instructions' and 'input'",
             NULL),
     REFUSED("context_management", NO_EDITING, NULL),

@@ -221,6 +221,12 @@ static const setting_t settings[] = {
       "how long the state of a request is kept after its last change" },
     { "redis_output_ttl", KIND_DURATION, AT(redis_output_ttl_us), "1h", S(10),
       S(31536000), NULL, "how long the output of a resumable request is kept" },
+    { "redis_responses", KIND_BOOL, AT(redis_responses), "yes", 0, 0, NULL,
+      "whether responses of /v1/responses are kept with their input, unless a "
+      "request says store: false" },
+    { "redis_response_ttl", KIND_DURATION, AT(redis_response_ttl_us), "720h",
+      S(10), S(31536000), NULL,
+      "how long a response is kept after it was last gone on with" },
     { "redis_recent", KIND_NUMBER, AT(redis_recent), "1000", 1, 1u << 20, NULL,
       "number of latest requests that are listed" },
     { "redis_samples", KIND_NUMBER, AT(redis_samples), "3600", 1, 1u << 20,

@@ -93,13 +93,15 @@ typedef struct {
     char redis_tls_cert[TR_CONFIG_PATH], redis_tls_key[TR_CONFIG_PATH];
     char redis_tls_name[256]; /* of its certificate, "": the host */
     bool redis_tls_verify;
-    uint64_t redis_request_ttl_us; /* a state, after its last change */
-    uint64_t redis_output_ttl_us;  /* output, after its last change */
-    uint32_t redis_recent;         /* length of the list of requests */
-    uint32_t redis_samples;        /* samples of metrics, one a second */
-    uint64_t redis_buffer;         /* bytes that may wait for Redis */
-    uint64_t redis_flush_us;       /* between two pipelines */
-    uint64_t redis_timeout_us;     /* for a reply */
+    uint64_t redis_request_ttl_us;  /* a state, after its last change */
+    uint64_t redis_output_ttl_us;   /* output, after its last change */
+    bool redis_responses;           /* responses are kept, and their input */
+    uint64_t redis_response_ttl_us; /* after their last use */
+    uint32_t redis_recent;          /* length of the list of requests */
+    uint32_t redis_samples;         /* samples of metrics, one a second */
+    uint64_t redis_buffer;          /* bytes that may wait for Redis */
+    uint64_t redis_flush_us;        /* between two pipelines */
+    uint64_t redis_timeout_us;      /* for a reply */
 
     double null_rate;                 /* backend null: tokens/s of a stream */
     bool null_stagger;                /* spread streams over the interval */

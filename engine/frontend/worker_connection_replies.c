@@ -165,6 +165,7 @@ put_accepted(tr_connection_t *c, tr_request_t *r)
         memcpy(head.model_id, c->env->status->card.model_id, TR_MODEL_ID);
     }
     tr_events_answer(r, TR_RECORD_ACCEPTED, pieces, 3);
+    tr_events_told(r);
     if (atomic_load(&r->control) & TR_CONTROL_DETACH) {
         return TR_OK; /* only its end is still to be sent */
     }
@@ -213,9 +214,7 @@ send_repeated(tr_connection_t *c, tr_request_t *r, bool ring)
     tr_status_t rc;
 
     most = most < TR_RESULT_MAX ? most : TR_RESULT_MAX;
-    if (r->migrations != 0) {
-        return TR_OK; /* the worker has it */
-    }
+    ring &= r->migrations == 0; /* else the worker has it */
     while (r->repeated_sent < r->repeated_len) {
         uint32_t left = r->repeated_len - r->repeated_sent;
         tr_ring_piece_t piece = { r->repeated + r->repeated_sent,
@@ -250,8 +249,10 @@ accept_request(tr_connection_t *c, tr_request_slot_t *s)
     tr_request_t *r = s->request;
     uint32_t need = sizeof(tr_wire_accepted_t) + sizeof(tr_wire_error_t)
                     + TR_NAME_MAX + TR_ERROR_PARAM + TR_ERROR_TEXT;
-    tr_status_t rc = send_repeated(c, r, true);
+    tr_status_t rc;
 
+    tr_events_keep(r);
+    rc = send_repeated(c, r, true);
     if (rc == TR_OK) {
         rc = want_space(c, need);
     }

@@ -376,6 +376,7 @@ make_request(tr_connection_t *c, uint64_t id, const tr_wire_submit_t *head)
     r->charges = head->charges;
     memcpy(r->kv_key.bytes, head->cache_key, sizeof(head->cache_key));
     r->kv_key.len = sizeof(head->cache_key);
+    memcpy(r->holder, head->holder, sizeof(head->holder));
     r->writer = &c->writer;
     r->owner = c;
     r->arrival_us = c->env->now_us;

@@ -8,7 +8,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#define TR_REDIS_ARGS 72
+#define TR_REDIS_ARGS 96
 
 /* A command being put together.  Arguments are borrowed, but for those that are
  * made of numbers or pieces, which stand in `text`. */

@@ -22,7 +22,8 @@
 #define BACKOFF_MOST_US 2000000u
 #define RESOLVE_LOOK_US 5000u
 #define PING_US 5000000u
-#define REPLY_MAX (4u << 20) /* bytes of one reply */
+#define MESSAGE_MAX (4u << 20) /* bytes of one, from others */
+#define REPLY_MAX (8u << 20)   /* of a reply: an input that is kept has 4 MiB */
 #define READS_A_RUN 16
 
 /* ---- up and down -------------------------------------------------------- */
@@ -303,6 +304,7 @@ static void
 take_replies(tr_redis_link_t *l, uint64_t now_us)
 {
     void *reply;
+    size_t most;
 
     while (!l->failed) {
         if (redisGetReplyFromReader(l->c, &reply) != REDIS_OK) {
@@ -315,8 +317,9 @@ take_replies(tr_redis_link_t *l, uint64_t now_us)
         on_reply(l, reply, now_us);
         freeReplyObject(reply);
     }
-    if (!l->failed && l->c->reader->len - l->c->reader->pos > REPLY_MAX) {
-        tr_redis_link_fail(l, "a reply of more than %u bytes", REPLY_MAX);
+    most = l->subscriber ? MESSAGE_MAX : REPLY_MAX;
+    if (!l->failed && l->c->reader->len - l->c->reader->pos > most) {
+        tr_redis_link_fail(l, "a reply of more than %zu bytes", most);
     }
 }
 

@@ -54,6 +54,18 @@ tr_outbox_find_completion(tr_outbox_t *l,
     return q;
 }
 
+bool
+tr_outbox_holds(tr_outbox_t *l, const char completion[TR_COMPLETION_LEN])
+{
+    tr_outbox_request_t *q = l->by_completion[completion_bucket(completion)];
+
+    while (q != NULL
+           && memcmp(q->completion, completion, TR_COMPLETION_LEN) != 0) {
+        q = q->chain_completion;
+    }
+    return q != NULL;
+}
+
 static void
 link_request(tr_outbox_t *l, tr_outbox_request_t *q)
 {
@@ -136,12 +148,20 @@ unlink_request(tr_outbox_t *l, tr_outbox_request_t *q)
     l->bytes -= sizeof(*q);
 }
 
+static size_t
+kept_size(const tr_event_kept_t *kept)
+{
+    return kept->text == NULL ? 0 : kept->input_len + kept->ancestors_len;
+}
+
 static void
 free_request(tr_outbox_t *l, tr_outbox_request_t *q)
 {
     tr_outbox_drop_spares(l, q);
     tr_outbox_drop_unacked(l, q, NULL);
     unlink_request(l, q);
+    l->bytes -= kept_size(&q->answered);
+    free(q->answered.text);
     free(q);
 }
 
@@ -233,6 +253,29 @@ take_accepted(tr_outbox_t *l, tr_outbox_request_t *q, const uint8_t *payload,
     }
 }
 
+/* Its text is ours, whatever becomes of it. */
+static void
+take_kept(tr_outbox_t *l, tr_outbox_request_t *q, const uint8_t *payload)
+{
+    tr_event_kept_t note;
+
+    memcpy(&note, payload, sizeof(note));
+    if (q == NULL || q->ended || q->answered.text != NULL) {
+        free(note.text);
+        return;
+    }
+    if (!tr_outbox_has_room(l, kept_size(&note))) {
+        free(note.text);
+        tr_outbox_count_lost(l, q);
+        return;
+    }
+    q->answered = note;
+    l->bytes += kept_size(&note);
+    q->output = true;
+    q->dirty |= TR_OUTBOX_KEPT;
+    tr_outbox_due(l, q);
+}
+
 static bool
 is_last(uint16_t type, const uint8_t *payload, size_t len)
 {
@@ -242,6 +285,22 @@ is_last(uint16_t type, const uint8_t *payload, size_t len)
            || (type == TR_RECORD_FINISH
                && tr_wire_finish_parse(payload, len, &finish, NULL) == TR_OK
                && (finish.flags & TR_FINISH_LAST) != 0);
+}
+
+/* A response that is kept and that another engine goes on with writes all of it
+ * there: this one's end is none. */
+static bool
+goes_elsewhere(const tr_outbox_request_t *q, uint16_t type,
+               const uint8_t *payload, size_t len)
+{
+    tr_wire_bytes_t param, message;
+    tr_wire_error_t error;
+
+    return type == TR_RECORD_ERROR && q->answered.text != NULL
+           && (q->flags & TR_SUBMIT_IDS) != 0
+           && tr_wire_error_parse(payload, len, &error, &param, &message)
+                  == TR_OK
+           && error.status == TR_ERR_DRAINING;
 }
 
 static void
@@ -254,6 +313,10 @@ take_record(tr_outbox_t *l, tr_outbox_request_t *q, uint16_t type,
         take_accepted(l, q, payload, len);
     }
     if (!q->output || q->closed) {
+        return;
+    }
+    if (goes_elsewhere(q, type, payload, len)) {
+        tr_outbox_give_up_output(l, q);
         return;
     }
     /* an entry at most doubles */
@@ -330,6 +393,10 @@ tr_outbox_take(tr_outbox_t *l, const tr_record_t *rec, const uint8_t *payload)
         return;
     }
     q = tr_outbox_find(l, rec->id);
+    if (rec->type == TR_EVENT_KEPT) {
+        take_kept(l, q, payload);
+        return;
+    }
     if (q == NULL || q->ended) {
         return; /* there was no memory for it */
     }
@@ -427,6 +494,7 @@ static uint8_t
 all_fields(const tr_outbox_request_t *q)
 {
     return TR_OUTBOX_IDENTITY | TR_OUTBOX_STATE | TR_OUTBOX_ACCEPTED
+           | (q->answered.text != NULL ? TR_OUTBOX_KEPT : 0)
            | (q->ended                  ? TR_OUTBOX_FINAL
               : q->progress.tokens != 0 ? TR_OUTBOX_PROGRESS
                                         : 0);

@@ -39,6 +39,7 @@
 #define TR_OUTBOX_ACCEPTED 0x4u  /* choices, prompt_tokens, kv_policy */
 #define TR_OUTBOX_FINAL 0x8u     /* the end */
 #define TR_OUTBOX_PROGRESS 0x10u /* tokens, and the KV cache, until now */
+#define TR_OUTBOX_KEPT 0x20u     /* what a response that is kept answers */
 
 typedef struct tr_outbox_entry {
     struct tr_outbox_entry *next;
@@ -69,9 +70,11 @@ typedef struct tr_outbox_request {
     tr_event_end_t end;
 
     /* fields, as Redis has them */
-    bool counted;           /* as lost */
-    uint8_t dirty, writing; /* TR_OUTBOX_*; writing: on their way */
-    int64_t expires_ms;     /* when their time to live was set */
+    bool counted;             /* as lost */
+    uint8_t dirty, writing;   /* TR_OUTBOX_*; writing: on their way */
+    int64_t expires_ms;       /* when their time to live was set */
+    tr_event_kept_t answered; /* what a kept response does; its text is owned,
+                               * NULL: it is not kept */
 
     /* output */
     bool output;   /* it is kept */
@@ -116,6 +119,9 @@ tr_outbox_request_t *tr_outbox_find(tr_outbox_t *l, uint64_t id);
 tr_outbox_request_t *
 tr_outbox_find_completion(tr_outbox_t *l,
                           const char completion[TR_COMPLETION_LEN]);
+
+/* Is there one that Redis does not have all of? */
+bool tr_outbox_holds(tr_outbox_t *l, const char completion[TR_COMPLETION_LEN]);
 
 /* Puts q at the end of the due list, if it is not in it. */
 void tr_outbox_due(tr_outbox_t *l, tr_outbox_request_t *q);

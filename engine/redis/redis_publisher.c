@@ -147,6 +147,7 @@ next_deadline(const tr_redis_publisher_t *r, bool idle)
 
     at = earliest(at, tr_redis_link_deadline(&r->data));
     at = earliest(at, tr_redis_link_deadline(&r->control));
+    at = earliest(at, tr_redis_publisher_look_up_at(r));
     if (!idle) {
         at = earliest(at, r->flushed_us + r->config->redis_flush_us);
     }
@@ -187,6 +188,7 @@ turn(tr_redis_publisher_t *r)
     if (due) {
         tr_redis_publisher_take(r);
     }
+    tr_redis_publisher_look_up(r);
     if (due || r->hurry) {
         tr_redis_publisher_flush(r);
     }

@@ -1,7 +1,8 @@
 /*
  * What the files of the publisher share: redis_publisher.c is the thread,
  * redis_publisher_write.c sends commands, redis_publisher_replies.c takes
- * replies, redis_publisher_control.c takes messages from others through Redis.
+ * replies, redis_publisher_control.c takes messages from others through Redis,
+ * redis_publisher_lookup.c reads responses that are kept.
  */
 #ifndef TR_REDIS_PUBLISHER_INTERNAL_H
 #define TR_REDIS_PUBLISHER_INTERNAL_H
@@ -23,6 +24,7 @@ enum {
     TR_TAG_FIELDS, /* id: the request; number: of fields */
     TR_TAG_ENTRY,  /* id: the same; number: its last record */
     TR_TAG_ASK,    /* the same */
+    TR_TAG_TURN,   /* id: of a lookup; number: of its turn */
     TR_TAG_MINOR   /* nobody waits for it */
 };
 
@@ -49,6 +51,8 @@ struct tr_redis_publisher {
     bool latest;                  /* requests joined the latest ones */
     uint64_t outage_us;           /* 0, or since when it does not */
     uint64_t lost_before;
+    tr_lookup_t *lookups; /* under way, the oldest first */
+    uint64_t next_lookup;
     bool deaf; /* the control channel could not be heard, which was logged */
 };
 
@@ -73,6 +77,19 @@ void tr_redis_publisher_send(tr_redis_publisher_t *r, uint16_t kind,
 void tr_redis_publisher_flush(tr_redis_publisher_t *r);
 /* What is to be said once a second. */
 void tr_redis_publisher_beat(tr_redis_publisher_t *r);
+
+/* ---- redis_publisher_lookup.c
+ * -------------------------------------------------- */
+
+/* Takes lookups, goes on with those that are under way, ends them. */
+void tr_redis_publisher_look_up(tr_redis_publisher_t *r);
+/* When it is to be called though nothing came; UINT64_MAX: never. */
+uint64_t tr_redis_publisher_look_up_at(const tr_redis_publisher_t *r);
+void tr_redis_publisher_look_up_lost(tr_redis_publisher_t *r);
+/* The answer to a TR_TAG_TURN. */
+void tr_redis_publisher_found(tr_redis_publisher_t *r,
+                              const tr_redis_tag_t *tag,
+                              const redisReply *reply);
 
 /* ---- the two connections: redis_publisher_replies.c,
  * redis_publisher_control.c -------- */

@@ -111,7 +111,7 @@ on_reply(void *ctx, const tr_redis_tag_t *tag, const redisReply *reply)
     if (reply->type == REDIS_REPLY_ERROR) {
         tr_redis_error_word(reply, word, sizeof(word));
         refused = refuses_all(word)
-                  && !(tag->kind == TR_TAG_MINOR
+                  && !((tag->kind == TR_TAG_MINOR || tag->kind == TR_TAG_TURN)
                        && strcmp(word, "NOPERM") == 0);
         atomic_fetch_add_explicit(&r->status->counters.redis_refusals, 1,
                                   memory_order_relaxed);
@@ -129,6 +129,8 @@ on_reply(void *ctx, const tr_redis_tag_t *tag, const redisReply *reply)
     if (tag->kind == TR_TAG_FIELDS || tag->kind == TR_TAG_ENTRY
         || tag->kind == TR_TAG_ASK) {
         on_request_reply(r, tag, reply, refused);
+    } else if (tag->kind == TR_TAG_TURN) {
+        tr_redis_publisher_found(r, tag, reply);
     }
 }
 
@@ -145,6 +147,7 @@ on_down(void *ctx, const char *reason)
 
     tr_redis_publisher_outage_begins(r, reason);
     tr_outbox_reset(&r->outbox);
+    tr_redis_publisher_look_up_lost(r);
 }
 
 const tr_redis_events_t tr_redis_publisher_data_events = { NULL, on_up, on_down,

@@ -55,19 +55,39 @@ fits_scratch(tr_redis_publisher_t *r, size_t need)
     return true;
 }
 
+/* How long the state of q is kept, or its output. */
+static uint64_t
+request_ttl(const tr_redis_publisher_t *r, const tr_outbox_request_t *q)
+{
+    return q->answered.text != NULL ? r->config->redis_response_ttl_us
+                                    : r->config->redis_request_ttl_us;
+}
+
+static uint64_t
+output_ttl(const tr_redis_publisher_t *r, const tr_outbox_request_t *q)
+{
+    return q->answered.text != NULL ? r->config->redis_response_ttl_us
+                                    : r->config->redis_output_ttl_us;
+}
+
 static void
 write_entry(tr_redis_publisher_t *r, tr_outbox_request_t *q)
 {
     int64_t now_ms = (int64_t) (r->now_us / 1000);
-    int64_t ttl_ms = (int64_t) (r->config->redis_output_ttl_us / 1000);
+    int64_t ttl_ms = (int64_t) (output_ttl(r, q) / 1000);
 
+    if (q->answered.anew && !q->began) {
+        tr_redis_begin(&r->command, "DEL");
+        tr_redis_schema_key(&r->schema, &r->command, "out", q->completion);
+        tr_redis_publisher_send(r, TR_TAG_MINOR, NULL);
+    }
     tr_redis_schema_entry(&r->schema, &r->command, q);
     tr_redis_publisher_send(r, TR_TAG_ENTRY, q);
     q->sending = q->began = q->unacked->sent = true;
     if (q->output_expires_ms == 0 || (q->closed && q->unacked == q->tail)
         || now_ms - q->output_expires_ms > ttl_ms / 4) {
         q->output_expires_ms = now_ms;
-        send_expire(r, "out", q->completion, r->config->redis_output_ttl_us);
+        send_expire(r, "out", q->completion, output_ttl(r, q));
     }
     if (fits_scratch(r, q->unacked->len + 32)) {
         tr_redis_schema_live(&r->schema, &r->command, q, r->scratch);
@@ -83,7 +103,7 @@ write_fields(tr_redis_publisher_t *r, tr_outbox_request_t *q)
     q->expires_ms = (int64_t) (r->now_us / 1000);
     tr_redis_schema_fields(&r->schema, &r->command, q, q->writing);
     tr_redis_publisher_send(r, TR_TAG_FIELDS, q);
-    send_expire(r, "req", q->completion, r->config->redis_request_ttl_us);
+    send_expire(r, "req", q->completion, request_ttl(r, q));
     if (q->writing & TR_OUTBOX_IDENTITY) {
         tr_redis_schema_latest(&r->schema, &r->command, q);
         tr_redis_publisher_send(r, TR_TAG_MINOR, NULL);
@@ -103,7 +123,7 @@ ask_output(tr_redis_publisher_t *r, tr_outbox_request_t *q)
     tr_redis_publisher_send(r, TR_TAG_ASK, q);
     q->asking = true;
     /* the one that followed the last entry may not have arrived */
-    send_expire(r, "out", q->completion, r->config->redis_output_ttl_us);
+    send_expire(r, "out", q->completion, output_ttl(r, q));
 }
 
 static void
@@ -188,23 +208,22 @@ static void
 keep_alive(tr_redis_publisher_t *r)
 {
     int64_t now_ms = (int64_t) (r->now_us / 1000);
-    int64_t fields_ms = (int64_t) (r->config->redis_request_ttl_us / 4000);
-    int64_t output_ms = (int64_t) (r->config->redis_output_ttl_us / 4000);
     tr_outbox_request_t *q;
 
     for (q = r->outbox.first; q != NULL; q = q->next) {
         if (q->ended) {
             continue;
         }
-        if (q->expires_ms != 0 && now_ms - q->expires_ms > fields_ms) {
+        if (q->expires_ms != 0
+            && now_ms - q->expires_ms > (int64_t) (request_ttl(r, q) / 4000)) {
             q->dirty |= TR_OUTBOX_STATE;
             tr_outbox_due(&r->outbox, q);
         }
         if (q->output && q->began
-            && now_ms - q->output_expires_ms > output_ms) {
+            && now_ms - q->output_expires_ms
+                   > (int64_t) (output_ttl(r, q) / 4000)) {
             q->output_expires_ms = now_ms;
-            send_expire(r, "out", q->completion,
-                        r->config->redis_output_ttl_us);
+            send_expire(r, "out", q->completion, output_ttl(r, q));
         }
     }
 }

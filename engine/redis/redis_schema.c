@@ -144,6 +144,33 @@ final_fields(tr_redis_command_t *c, const tr_outbox_request_t *q)
     field_text(c, "error", end->message);
 }
 
+static void
+kept_fields(tr_redis_command_t *c, const tr_event_kept_t *kept)
+{
+    char holder[2 * TR_HOLDER + 1];
+
+    tr_redis_schema_holder(kept->holder, holder);
+    tr_redis_text(c, "holder");
+    tr_redis_format(c, "%s", holder);
+    tr_redis_text(c, "input");
+    tr_redis_bytes(c, kept->text, kept->input_len);
+    if (kept->ancestors_len != 0) {
+        tr_redis_text(c, "ancestors");
+        tr_redis_bytes(c, kept->text + kept->input_len, kept->ancestors_len);
+    }
+}
+
+void
+tr_redis_schema_holder(const uint8_t holder[TR_HOLDER],
+                       char out[2 * TR_HOLDER + 1])
+{
+    unsigned i;
+
+    for (i = 0; i < TR_HOLDER; i++) {
+        sprintf(out + 2 * i, "%02x", holder[i]);
+    }
+}
+
 void
 tr_redis_schema_fields(const tr_redis_schema_t *w, tr_redis_command_t *c,
                        const tr_outbox_request_t *q, unsigned groups)
@@ -169,6 +196,9 @@ tr_redis_schema_fields(const tr_redis_schema_t *w, tr_redis_command_t *c,
         field_number(c, "choices", q->end.choices);
         field_number(c, "prompt_tokens", q->end.prompt_tokens);
         field_text(c, "kv_policy", q->policy);
+    }
+    if (groups & TR_OUTBOX_KEPT) {
+        kept_fields(c, &q->answered);
     }
     if (groups & TR_OUTBOX_FINAL) {
         final_fields(c, q);

@@ -36,6 +36,9 @@ void tr_redis_schema_key(const tr_redis_schema_t *w, tr_redis_command_t *c,
 /* HSET of these groups of fields (TR_OUTBOX_*). */
 void tr_redis_schema_fields(const tr_redis_schema_t *w, tr_redis_command_t *c,
                             const tr_outbox_request_t *q, unsigned groups);
+/* The field `holder` of a response that is kept. */
+void tr_redis_schema_holder(const uint8_t holder[TR_HOLDER],
+                            char out[2 * TR_HOLDER + 1]);
 void tr_redis_schema_expire(const tr_redis_schema_t *w, tr_redis_command_t *c,
                             const char *kind, const char *name,
                             uint64_t ttl_us);

@@ -21,7 +21,8 @@ tr_emit_touch(tr_emit_t *e, tr_response_writer_t *o)
     }
 }
 
-/* What the worker gets, to the publisher, if r's output is kept. */
+/* What the worker gets, to the publisher, if r's output is kept; what it got
+ * from another engine is kept for it. */
 static void
 tr_emit_event(tr_emit_t *e, tr_request_t *r, uint16_t type,
               const tr_ring_piece_t *pieces, unsigned n)
@@ -29,6 +30,9 @@ tr_emit_event(tr_emit_t *e, tr_request_t *r, uint16_t type,
     if (r->events != NULL && !r->events_closed && !e->silent) {
         tr_events_record(r, type, pieces, n);
         e->events = r->events;
+    } else if (e->silent && r->kept != NULL
+               && !tr_kept_append(&r->told, &r->told_len, type, pieces, n)) {
+        e->lost = true;
     }
 }
 

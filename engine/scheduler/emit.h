@@ -16,6 +16,7 @@ typedef struct {
     tr_request_events_t *events; /* something was told there */
     tr_bell_t bell;              /* of the step loop's thread */
     bool silent; /* nothing is told: tokens were, by another engine */
+    bool lost;   /* of what was told, r->told lacks something: no memory */
     char text[TR_RESPONSE_WRITER_TEXT_MAX + TR_DIALECT_TEXT_MAX];
     tr_dialect_out_t items;
     uint8_t logprobs[TR_RESPONSE_WRITER_LOGPROB_MAX];

@@ -124,6 +124,9 @@ tr_replay(tr_request_t *r, const tr_tokenizer_t *t, uint32_t vocab)
             rc = replay_choice(e, &r->sequences[i], &choice, ids, vocab);
         }
     }
+    if (rc == TR_OK && e->lost) {
+        rc = tr_error_set(&r->error, TR_ERR_NOMEM, "", "out of memory");
+    }
     if (rc == TR_OK && r->open_sequences == 0) {
         rc = refuse(r, "all of it has ended", 0);
     }

@@ -90,6 +90,9 @@ tr_request_free(tr_request_t *r)
         tr_arena_free(&r->arena);
         free(r->body);
         free(r->ahead);
+        free(r->kept);
+        free(r->told);
+        tr_lookup_free(r->lookup);
         free(r);
     }
 }

@@ -19,6 +19,7 @@
 #include "engine/grammar/grammar.h"
 #include "engine/kv/kv_cache.h"
 #include "engine/transport/response_writer.h"
+#include "kept.h"
 #include "request_events.h"
 #include "engine/sampling/sampler.h"
 #include "engine/sampling/sampling.h"
@@ -215,6 +216,18 @@ struct tr_request {
     uint64_t held_us; /* frontend thread: since when (suspects.c), 0: it was
                        * never held */
 
+    /* a response that is kept: what is to be told of it (tr_event_kept_t),
+     * owned, NULL: nothing or it was told */
+    char *kept;
+    uint64_t kept_input_len;
+    uint32_t kept_ancestors_len;
+    bool output_kept;
+    uint8_t
+        *told; /* its records at another engine, as tr:out has them; owned */
+    size_t told_len;
+    uint8_t holder[TR_HOLDER]; /* of the SUBMIT */
+    tr_lookup_t *lookup;       /* what its body refers to (kept.h), owned */
+
     uint64_t arrival_us;       /* CLOCK_MONOTONIC, first SUBMIT part */
     tr_request_t *prev, *next; /* list of whoever owns it now */
 
@@ -267,6 +280,13 @@ tr_sequence_must_say(const tr_sequence_t *q)
         return -1;
     }
     return r->thought_end[q->closing];
+}
+
+/* Its records go to Redis. */
+static inline bool
+tr_request_output_kept(const tr_request_t *r)
+{
+    return r->output_kept || (r->submit_flags & TR_SUBMIT_RESUMABLE) != 0;
 }
 
 /* Its client has left, and it goes on: nothing but its end is sent, and nothing

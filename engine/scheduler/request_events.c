@@ -39,6 +39,7 @@ tr_events_init(tr_request_events_t *t, int publisher_fd, int frontend_fd)
     memset(t, 0, sizeof(*t));
     t->publisher_fd = publisher_fd;
     t->frontend_fd = frontend_fd;
+    pthread_mutex_init(&t->asking, NULL);
     if (make_ring(TR_EVENTS_FRONTEND_RING, &t->frontend, &t->from_frontend,
                   &t->frontend_memory)
             != TR_OK
@@ -113,8 +114,7 @@ tr_events_answer(tr_request_t *r, uint16_t type, const tr_ring_piece_t *pieces,
     unsigned i;
 
     if (r->events == NULL
-        || (type != TR_RECORD_ACCEPTED
-            && !(r->submit_flags & TR_SUBMIT_RESUMABLE))) {
+        || (type != TR_RECORD_ACCEPTED && !tr_request_output_kept(r))) {
         return;
     }
     for (i = 0; i < n; i++) {
@@ -134,6 +134,44 @@ tr_events_detached(tr_request_t *r)
         /* its room was kept with that of the end */
         (void) tr_ring_put(&r->events->frontend, TR_EVENT_DETACHED, 0,
                            r->event_id, NULL, 0);
+    }
+}
+
+void
+tr_events_keep(tr_request_t *r)
+{
+    tr_event_kept_t note = { .text = r->kept,
+                             .input_len = r->kept_input_len,
+                             .ancestors_len = r->kept_ancestors_len,
+                             .anew = r->migrations != 0 };
+    tr_ring_piece_t piece = { &note, sizeof(note) };
+
+    if (r->events == NULL || r->kept == NULL) {
+        return;
+    }
+    memcpy(note.holder, r->holder, sizeof(note.holder));
+    if (r->events_lost || !frontend_has_room(r->events, sizeof(note))
+        || tr_ring_put(&r->events->frontend, TR_EVENT_KEPT, 0, r->event_id,
+                       &piece, 1)
+               != TR_OK) {
+        r->events_lost = true;
+        return;
+    }
+    r->kept = NULL;
+    r->output_kept = true;
+}
+
+void
+tr_events_told(tr_request_t *r)
+{
+    const uint8_t *payload;
+    tr_ring_piece_t piece;
+    tr_record_t rec;
+    size_t at = 0;
+
+    while (tr_kept_record(r->told, r->told_len, &at, &rec, &payload) == TR_OK) {
+        piece = (tr_ring_piece_t){ payload, rec.length };
+        tr_events_answer(r, rec.type, &piece, 1);
     }
 }
 
@@ -288,7 +326,7 @@ tr_events_record(tr_request_t *r, uint16_t type, const tr_ring_piece_t *pieces,
 {
     tr_request_events_t *t = r->events;
 
-    if (t == NULL || !(r->submit_flags & TR_SUBMIT_RESUMABLE)) {
+    if (t == NULL || !tr_request_output_kept(r)) {
         return;
     }
     if (!r->events_lost

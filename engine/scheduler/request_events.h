@@ -26,6 +26,7 @@
 #ifndef TR_REQUEST_EVENTS_H
 #define TR_REQUEST_EVENTS_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 
@@ -33,6 +34,7 @@
 #include <tokenring/wire.h>
 
 typedef struct tr_request tr_request_t;
+typedef struct tr_lookup tr_lookup_t;
 
 enum tr_event_type {
     TR_EVENT_ARRIVED = 1, /* tr_event_arrived_t */
@@ -41,7 +43,8 @@ enum tr_event_type {
     TR_EVENT_PROGRESS,    /* tr_event_progress_t */
     TR_EVENT_DETACHED,    /* its client has left, it goes on */
     TR_EVENT_LOST,        /* a record did not fit; no more follow */
-    TR_EVENT_END          /* tr_event_end_t */
+    TR_EVENT_END,         /* tr_event_end_t */
+    TR_EVENT_KEPT         /* tr_event_kept_t: a response that is kept */
     /* from 16 on: records of wire.h, as they are.  ACCEPTED of every request,
      * the others of those whose output is kept. */
 };
@@ -88,6 +91,17 @@ typedef struct {
     char message[TR_EVENT_MESSAGE]; /* NUL-terminated */
 } tr_event_end_t;
 
+/* What a response that is kept was an answer to: an array of JSON items, then
+ * the ids of the responses that it goes on from, oldest first, 32 digits each.
+ * `text` is the publisher's, to be freed. */
+typedef struct {
+    char *text;
+    uint64_t input_len;
+    uint32_t ancestors_len;
+    uint32_t anew; /* 1: another engine had it: what that one wrote goes */
+    uint8_t holder[TR_HOLDER];
+} tr_event_kept_t;
+
 #define TR_EVENTS_FRONTEND_RING (2u << 20)
 #define TR_EVENTS_LOOP_RING (4u << 20)
 #define TR_EVENTS_CANCELS 256
@@ -107,6 +121,11 @@ typedef struct {
     /* publisher to frontend thread: requests to be cancelled */
     uint64_t cancels[TR_EVENTS_CANCELS];
     _Atomic uint32_t cancels_tail, cancels_head;
+
+    /* parser threads to publisher: responses that are asked for (kept.h) */
+    pthread_mutex_t asking;
+    tr_lookup_t *asked;         /* under `asking`; the newest first */
+    _Atomic uint32_t n_lookups; /* those that were not freed */
 } tr_request_events_t;
 
 /* The descriptors are borrowed until tr_events_free. */
@@ -125,6 +144,10 @@ void tr_events_arrived(tr_request_events_t *t, tr_request_t *r,
 void tr_events_answer(tr_request_t *r, uint16_t type,
                       const tr_ring_piece_t *pieces, unsigned n);
 void tr_events_detached(tr_request_t *r);
+/* r's response is kept, if it is to be: ahead of all records of it. */
+void tr_events_keep(tr_request_t *r);
+/* What another engine told of it, behind its ACCEPTED. */
+void tr_events_told(tr_request_t *r);
 /* r is over and about to be freed. */
 void tr_events_end(tr_request_t *r, uint64_t now_us);
 /* Shows what was told; once a turn.  t may be NULL. */

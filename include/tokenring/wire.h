@@ -77,6 +77,7 @@ enum tr_record_type {
 #define TR_SUBMIT_IDS 0x0004u       /* its DELTAs carry token ids */
 #define TR_MODEL_ID 16u             /* bytes: which weights and tokenizer */
 #define TR_CACHE_KEY 16u
+#define TR_HOLDER 8u
 #define TR_TRACE_MAX 56u
 #define TR_SUBMIT_MODEL_MAX 256u
 #define TR_SUBMIT_SHARE_MAX 1000u
@@ -111,7 +112,9 @@ typedef struct {
     uint32_t share;      /* of the tenant beside others, up to
                            * TR_SUBMIT_SHARE_MAX; 0: 1 */
     uint32_t charges;    /* engines that ended themselves while it started */
-    uint64_t reserved2;  /* 0 */
+    /* hash of who may read and go on with its response, where that is kept;
+     * 0: nobody in particular */
+    uint8_t holder[TR_HOLDER];
     /* keyed hash of what may share a cache with it; 0: with anybody */
     uint8_t cache_key[TR_CACHE_KEY];
     char trace[TR_TRACE_MAX]; /* traceparent, printable ASCII, then NULs;
