@@ -378,7 +378,7 @@ resolve(const tr_translation_t *t, const json_t *reference, size_t i,
             turn = &l->turns[k];
         }
     }
-    found = !turn->missing && read_output(turn, items)
+    found = turn != NULL && !turn->missing && read_output(turn, items)
                 ? json_array_get(items, index)
                 : NULL;
     if (found != NULL

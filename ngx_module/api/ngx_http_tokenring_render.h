@@ -150,6 +150,10 @@ ngx_int_t ngx_http_tokenring_logprobs_completion(
     ((ctx)->ordered                                                           \
      || ((ctx)->stream && ((ctx)->resumable || (ctx)->items)))
 
+/* drops events of a response that is read again and that the client has */
+void ngx_http_tokenring_responses_skip(ngx_http_tokenring_ctx_t *ctx,
+    size_t before, uint64_t first);
+
 /* such a record, copied into ctx->queue */
 ngx_int_t ngx_http_tokenring_queue_delta(ngx_http_tokenring_ctx_t *ctx,
     tr_wire_delta_t *delta, tr_wire_bytes_t *text, tr_wire_bytes_t *logprobs);

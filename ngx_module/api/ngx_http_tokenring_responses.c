@@ -214,7 +214,8 @@ ngx_http_tokenring_responses_whole(ngx_http_tokenring_ctx_t *ctx)
 {
     if (ngx_http_tokenring_render_records(ctx) != NGX_OK
         || ngx_http_tokenring_response(ctx,
-               ngx_http_tokenring_response_status(&ctx->choices[0]))
+               ctx->error ? NGX_HTTP_TOKENRING_FAILED
+               : ngx_http_tokenring_response_status(&ctx->choices[0]))
            != NGX_OK)
     {
         return NGX_ERROR;
@@ -223,6 +224,33 @@ ngx_http_tokenring_responses_whole(ngx_http_tokenring_ctx_t *ctx)
     ngx_http_tokenring_choices_free(ctx);
 
     return NGX_OK;
+}
+
+
+/* of the events from offset before on, the first of which is number first, a
+ * client that reads a response again has some */
+
+void
+ngx_http_tokenring_responses_skip(ngx_http_tokenring_ctx_t *ctx, size_t before,
+    uint64_t first)
+{
+    u_char  *p, *begin, *last;
+
+    begin = ctx->out.pos + before;
+    last = ctx->out.last;
+
+    for (p = begin; first < ctx->skip && p < last; first++) {
+        p = ngx_strlchr(p, last, LF);
+
+        while (p && p + 1 < last && p[1] != LF) {
+            p = ngx_strlchr(p + 1, last, LF);
+        }
+
+        p = (p && p + 2 <= last) ? p + 2 : last;
+    }
+
+    ngx_memmove(begin, p, last - p);
+    ctx->out.last = begin + (last - p);
 }
 
 
@@ -264,9 +292,12 @@ ngx_http_tokenring_response_start(ngx_http_tokenring_ctx_t *ctx,
 ngx_int_t
 ngx_http_tokenring_responses_end(ngx_http_tokenring_ctx_t *ctx)
 {
+    size_t                      before;
+    uint64_t                    first;
     ngx_http_tokenring_text_t  *out;
 
     out = &ctx->out;
+    before = ngx_http_tokenring_text_len(out);
 
     if (ctx->error == TR_OK) {
         return NGX_OK;
@@ -291,18 +322,25 @@ ngx_http_tokenring_responses_end(ngx_http_tokenring_ctx_t *ctx)
         return ngx_http_tokenring_put(out, "\"}\n\n");
     }
 
+    first = ctx->choices[0].items->sequence;
+
     if (ngx_http_tokenring_response_start(ctx, &ctx->choices[0]) != NGX_OK
-        || ngx_http_tokenring_response_event(ctx, ctx->error_number,
-                                             "response.failed")
+        || ngx_http_tokenring_response_event(ctx,
+               ctx->resumable ? ctx->error_number : 0, "response.failed")
            != NGX_OK
         || ngx_http_tokenring_put(out, ",\"response\":") != NGX_OK
         || ngx_http_tokenring_response(ctx, NGX_HTTP_TOKENRING_FAILED)
-           != NGX_OK)
+           != NGX_OK
+        || ngx_http_tokenring_put(out, "}\n\n") != NGX_OK)
     {
         return NGX_ERROR;
     }
 
-    return ngx_http_tokenring_put(out, "}\n\n");
+    if (ctx->skip) {
+        ngx_http_tokenring_responses_skip(ctx, before, first);
+    }
+
+    return NGX_OK;
 }
 
 

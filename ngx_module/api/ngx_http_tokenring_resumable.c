@@ -320,6 +320,7 @@ ngx_http_tokenring_render_record(ngx_http_tokenring_ctx_t *ctx)
 {
     size_t                        before;
     u_char                       *p;
+    uint64_t                      first;
     ngx_int_t                     rc;
     ngx_http_tokenring_queued_t   head;
 
@@ -331,12 +332,16 @@ ngx_http_tokenring_render_record(ngx_http_tokenring_ctx_t *ctx)
     ctx->pending -= sizeof(ngx_http_tokenring_queued_t);
 
     before = ngx_http_tokenring_text_len(&ctx->out);
+    first = ctx->skip ? ctx->choices[head.index].items->sequence : 0;
 
     rc = ngx_http_tokenring_render_queued(ctx, &head, p);
 
     if (head.number <= ctx->after) {
         /* the client has it */
         ctx->out.last = ctx->out.pos + before;
+
+    } else if (ctx->skip) {
+        ngx_http_tokenring_responses_skip(ctx, before, first);
     }
 
     return rc;

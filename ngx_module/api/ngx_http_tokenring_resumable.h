@@ -25,7 +25,10 @@ void ngx_http_tokenring_resumable_submit(ngx_http_tokenring_ctx_t *ctx,
 void ngx_http_tokenring_owner(ngx_str_t *id, ngx_str_t *key, u_char *owner);
 
 /* whose cached prefixes it shares: TR_CACHE_KEY bytes at key */
-void ngx_http_tokenring_cache_key(ngx_http_tokenring_ctx_t *ctx, u_char *key);
+void ngx_http_tokenring_cache_key(ngx_http_request_t *r, u_char *key);
+
+/* who may go on with its response: TR_HOLDER bytes at holder */
+void ngx_http_tokenring_holder(ngx_http_request_t *r, u_char *holder);
 
 /* the value of a header of the request, borrowed from r, or NULL */
 ngx_str_t *ngx_http_tokenring_header_in(ngx_http_request_t *r,

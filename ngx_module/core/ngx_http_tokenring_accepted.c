@@ -117,7 +117,8 @@ ngx_http_tokenring_accepted_head(ngx_http_tokenring_ctx_t *ctx,
 {
     ctx->prompt_tokens = head->prompt_tokens;
     ctx->created = head->created;
-    ctx->stream = (head->flags & TR_ACCEPTED_STREAM) ? 1 : 0;
+    ctx->stream = (ctx->reread ? ctx->restream
+                               : (head->flags & TR_ACCEPTED_STREAM)) ? 1 : 0;
     ctx->include_usage = (head->flags & TR_ACCEPTED_INCLUDE_USAGE) ? 1 : 0;
     ctx->with_logprobs = (head->flags & TR_ACCEPTED_LOGPROBS) ? 1 : 0;
     ctx->usage_stats = (head->flags & TR_ACCEPTED_USAGE_STATS) ? 1 : 0;

@@ -29,6 +29,7 @@ typedef enum {
     NGX_HTTP_TOKENRING_MODEL,
     NGX_HTTP_TOKENRING_REQUEST,
     NGX_HTTP_TOKENRING_REQUEST_STREAM,
+    NGX_HTTP_TOKENRING_RESPONSE,
     NGX_HTTP_TOKENRING_NOWHERE
 } ngx_http_tokenring_route_e;
 
@@ -37,6 +38,8 @@ static ngx_http_tokenring_route_e ngx_http_tokenring_route(
     ngx_http_request_t *r, ngx_str_t *id, ngx_uint_t *endpoint);
 static ngx_http_tokenring_route_e ngx_http_tokenring_route_request(
     ngx_http_request_t *r, ngx_str_t *id);
+static ngx_http_tokenring_route_e ngx_http_tokenring_route_response(
+    ngx_http_request_t *r, ngx_str_t *id);
 static ngx_http_tokenring_route_e ngx_http_tokenring_route_models(
     ngx_str_t *id);
 static size_t ngx_http_tokenring_prefix_len(ngx_http_request_t *r);
@@ -44,6 +47,8 @@ static size_t ngx_http_tokenring_version_at(u_char *p, size_t len);
 static ngx_int_t ngx_http_tokenring_list(ngx_http_request_t *r,
     ngx_str_t *id);
 static ngx_int_t ngx_http_tokenring_stored(ngx_http_request_t *r,
+    ngx_str_t *id);
+static ngx_int_t ngx_http_tokenring_kept(ngx_http_request_t *r,
     ngx_str_t *id);
 static ngx_int_t ngx_http_tokenring_prompt(ngx_http_request_t *r,
     ngx_uint_t endpoint);
@@ -110,6 +115,9 @@ ngx_http_tokenring_handler(ngx_http_request_t *r)
 
         return ngx_http_tokenring_follow(r, &id);
 
+    case NGX_HTTP_TOKENRING_RESPONSE:
+        return ngx_http_tokenring_kept(r, &id);
+
     case NGX_HTTP_TOKENRING_NOWHERE:
         return ngx_http_tokenring_nowhere(r);
 
@@ -132,6 +140,26 @@ ngx_http_tokenring_stored(ngx_http_request_t *r, ngx_str_t *id)
 
     if (r->method & (NGX_HTTP_GET|NGX_HTTP_HEAD)) {
         return ngx_http_tokenring_request_state(r, id);
+    }
+
+    return ngx_http_tokenring_refuse_method(r, &allow,
+                                       "This URL accepts only GET and DELETE");
+}
+
+
+/* a response that is kept there */
+
+static ngx_int_t
+ngx_http_tokenring_kept(ngx_http_request_t *r, ngx_str_t *id)
+{
+    static ngx_str_t  allow = ngx_string("GET, DELETE");
+
+    if (r->method == NGX_HTTP_DELETE) {
+        return ngx_http_tokenring_response_delete(r, id);
+    }
+
+    if (r->method == NGX_HTTP_GET) {
+        return ngx_http_tokenring_follow_response(r, id);
     }
 
     return ngx_http_tokenring_refuse_method(r, &allow,
@@ -410,7 +438,7 @@ ngx_http_tokenring_prefix_len(ngx_http_request_t *r)
 }
 
 
-/* endpoint: of a PROMPT; id: of a MODEL, a REQUEST or a REQUEST_STREAM */
+/* endpoint: of a PROMPT; id: of what has one */
 
 static ngx_http_tokenring_route_e
 ngx_http_tokenring_route(ngx_http_request_t *r, ngx_str_t *id,
@@ -446,6 +474,15 @@ ngx_http_tokenring_route(ngx_http_request_t *r, ngx_str_t *id,
         id->len = path.len - (sizeof("requests/") - 1);
 
         return ngx_http_tokenring_route_request(r, id);
+    }
+
+    if (path.len > sizeof("responses/") - 1
+        && ngx_strncmp(path.data, "responses/", sizeof("responses/") - 1) == 0)
+    {
+        id->data = path.data + sizeof("responses/") - 1;
+        id->len = path.len - (sizeof("responses/") - 1);
+
+        return ngx_http_tokenring_route_response(r, id);
     }
 
     if (path.len < sizeof("models") - 1
@@ -504,6 +541,21 @@ ngx_http_tokenring_route_request(ngx_http_request_t *r, ngx_str_t *id)
     }
 
     return NGX_HTTP_TOKENRING_REQUEST;
+}
+
+
+/* responses/ID, if Redis is configured */
+
+static ngx_http_tokenring_route_e
+ngx_http_tokenring_route_response(ngx_http_request_t *r, ngx_str_t *id)
+{
+    ngx_http_tokenring_loc_conf_t  *tlcf;
+
+    tlcf = ngx_http_get_module_loc_conf(r, ngx_http_tokenring_module);
+
+    return (tlcf->redis == NULL
+            || ngx_strlchr(id->data, id->data + id->len, '/'))
+           ? NGX_HTTP_TOKENRING_NOWHERE : NGX_HTTP_TOKENRING_RESPONSE;
 }
 
 

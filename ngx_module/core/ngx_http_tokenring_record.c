@@ -657,7 +657,7 @@ ngx_http_tokenring_finish_keep(ngx_http_tokenring_ctx_t *ctx,
 static void
 ngx_http_tokenring_finish_aborted(ngx_http_tokenring_ctx_t *ctx)
 {
-    ctx->error_number = ctx->resumable ? ctx->number : 0;
+    ctx->error_number = (ctx->resumable || ctx->reread) ? ctx->number : 0;
 
     if (ctx->follow) {
         ctx->error = TR_ERR_CANCELLED;
@@ -688,7 +688,7 @@ ngx_http_tokenring_error(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     ngx_http_tokenring_over(ctx);
 
     ctx->error = head.status;
-    ctx->error_number = ctx->resumable ? ctx->number : 0;
+    ctx->error_number = (ctx->resumable || ctx->reread) ? ctx->number : 0;
     ctx->retry_after = head.retry_after_s;
 
     if (head.prompt_tokens) {

@@ -209,6 +209,9 @@ struct ngx_http_tokenring_ctx_s {
     /* options of the request: the same in all states */
     unsigned                        resumable:1;
     unsigned                        detach:1;    /* may go on alone */
+    unsigned                        reread:1;    /* a response that is kept:
+                                                    as this request wants it */
+    unsigned                        restream:1;  /* as a stream */
 
     /* the form of the response, as ACCEPTED said; another engine keeps it,
      * since the response may have begun */
@@ -266,6 +269,7 @@ struct ngx_http_tokenring_ctx_s {
     uint64_t                        number;  /* of the last that arrived */
     uint64_t                        after;   /* of the last the client has */
     ngx_http_tokenring_follow_t    *follow;  /* it is read from Redis */
+    uint64_t                        skip;    /* events that the client has */
 
     ngx_msec_t                      deadline;
     ngx_msec_t                      sent;    /* last output, for comments */

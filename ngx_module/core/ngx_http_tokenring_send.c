@@ -30,6 +30,8 @@
 #define NGX_HTTP_TOKENRING_SPARE_MAX  (256 * 1024)
 
 
+static ngx_uint_t ngx_http_tokenring_tells_failure(
+    ngx_http_tokenring_ctx_t *ctx);
 static void ngx_http_tokenring_stream(ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_stream_chunks(
     ngx_http_tokenring_ctx_t *ctx);
@@ -88,7 +90,9 @@ ngx_http_tokenring_flush(ngx_http_tokenring_ctx_t *ctx)
         return;
     }
 
-    if (ctx->error && !ctx->spoken && !ctx->request->header_sent) {
+    if (ctx->error && !ctx->spoken && !ctx->request->header_sent
+        && !ngx_http_tokenring_tells_failure(ctx))
+    {
         ngx_http_tokenring_finalize(ctx,
                                     ngx_http_tokenring_send_failure(ctx));
         return;
@@ -107,6 +111,16 @@ ngx_http_tokenring_flush(ngx_http_tokenring_ctx_t *ctx)
     if (ctx->follow) {
         ngx_http_tokenring_follow_more(ctx);
     }
+}
+
+
+/* a response that is kept and failed is an object that says so */
+
+static ngx_uint_t
+ngx_http_tokenring_tells_failure(ngx_http_tokenring_ctx_t *ctx)
+{
+    return ctx->reread && ctx->choices
+           && (ctx->error_number || ctx->error == TR_ERR_CLOSED);
 }
 
 

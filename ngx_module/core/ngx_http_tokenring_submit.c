@@ -273,7 +273,11 @@ ngx_http_tokenring_body_head(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_tenant(ctx, tenant);
     ngx_memcpy(&head->tenant, tenant, sizeof(head->tenant));
     head->share = ctx->use ? (uint32_t) ctx->use->plan->share : 0;
-    ngx_http_tokenring_cache_key(ctx, head->cache_key);
+    ngx_http_tokenring_cache_key(ctx->request, head->cache_key);
+
+    if (ctx->endpoint == TR_ENDPOINT_RESPONSES) {
+        ngx_http_tokenring_holder(ctx->request, head->holder);
+    }
 }
 
 

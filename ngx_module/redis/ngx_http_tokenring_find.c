@@ -75,6 +75,10 @@ ngx_http_tokenring_find_answer(void *data, redisReply *reply)
         rc = ngx_http_tokenring_stored_allowed(r, &find->id, &find->rec);
     }
 
+    if (rc == NGX_OK && find->response) {
+        rc = ngx_http_tokenring_stored_held(r, &find->rec);
+    }
+
     ngx_log_debug3(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
                    "tokenring find: %V, rc:%i again:%ud", &find->id, rc,
                    (u_int) find->again);

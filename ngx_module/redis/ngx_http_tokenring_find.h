@@ -31,6 +31,8 @@ typedef struct {
     ngx_http_tokenring_call_t    *call;
     ngx_event_t                   timer;
     unsigned                      again:1;       /* it is the second look */
+    unsigned                      response:1;    /* set by the caller: one that
+                                                    is kept, by its holder */
 } ngx_http_tokenring_find_t;
 
 /* NGX_OK: handler is called once, later, unless _end is called before;

@@ -14,6 +14,9 @@
  * already, or shows that we must read again.  A client too slow for the channel
  * goes back to reading.
  *
+ * GET of /v1/responses/ID is the same, for responses that are kept: whole, or
+ * as a stream, whatever it was at first; its events have numbers of their own.
+ *
  * Reading begins at the first record even if the client has seen some: which
  * choices have begun, and where, depends on them.  What the client has is not
  * sent again.
@@ -29,6 +32,10 @@
 #include <tokenring/handshake.h>
 
 
+static ngx_http_tokenring_ctx_t *ngx_http_tokenring_follow_ctx(
+    ngx_http_request_t *r, ngx_str_t *id);
+static ngx_int_t ngx_http_tokenring_follow_begin(
+    ngx_http_tokenring_follow_t *f);
 static ngx_int_t ngx_http_tokenring_follow_after(ngx_http_request_t *r,
     uint64_t *after);
 static ngx_int_t ngx_http_tokenring_follow_start(
@@ -68,7 +75,6 @@ ngx_http_tokenring_follow(ngx_http_request_t *r, ngx_str_t *name)
     ngx_int_t                     rc;
     ngx_str_t                     id;
     ngx_http_tokenring_ctx_t     *ctx;
-    ngx_http_tokenring_follow_t  *f;
 
     rc = ngx_http_discard_request_body(r);
     if (rc != NGX_OK) {
@@ -85,29 +91,112 @@ ngx_http_tokenring_follow(ngx_http_request_t *r, ngx_str_t *name)
                    "decimal number");
     }
 
-    f = ngx_pcalloc(r->pool, sizeof(ngx_http_tokenring_follow_t));
-    if (f == NULL) {
-        return NGX_HTTP_INTERNAL_SERVER_ERROR;
-    }
-
-    ctx = ngx_http_tokenring_create_ctx(r, 0); /* its record says it */
+    ctx = ngx_http_tokenring_follow_ctx(r, &id);
     if (ctx == NULL) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
-    ngx_log_debug2(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
-                   "tokenring follow: %V, after:%uL", &id, after);
-
-    ctx->follow = f;
-    ctx->completion = id;
     ctx->after = after;
     ctx->resumable = 1;
+
+    return ngx_http_tokenring_follow_begin(ctx->follow);
+}
+
+
+ngx_int_t
+ngx_http_tokenring_follow_response(ngx_http_request_t *r, ngx_str_t *name)
+{
+    uint64_t                   after;
+    ngx_int_t                  rc;
+    ngx_str_t                  id, stream, arg;
+    ngx_http_tokenring_ctx_t  *ctx;
+
+    rc = ngx_http_discard_request_body(r);
+    if (rc != NGX_OK) {
+        return rc;
+    }
+
+    if (ngx_http_tokenring_request_id(name, &id) != NGX_OK) {
+        return ngx_http_tokenring_send_no_response(r);
+    }
+
+    if (ngx_http_arg(r, (u_char *) "stream", 6, &stream) != NGX_OK) {
+        ngx_str_set(&stream, "false");
+    }
+
+    if (!(stream.len == 4 && ngx_strncmp(stream.data, "true", 4) == 0)
+        && !(stream.len == 5 && ngx_strncmp(stream.data, "false", 5) == 0))
+    {
+        return ngx_http_tokenring_send_error(r, TR_ERR_INVALID,
+                   "Invalid 'stream' in the URL. Expected true or false");
+    }
+
+    ctx = ngx_http_tokenring_follow_ctx(r, &id);
+    if (ctx == NULL) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    ctx->reread = 1;
+    ctx->restream = (stream.len == 4);
+    ctx->follow->find.response = 1;
+
+    if (ngx_http_arg(r, (u_char *) "starting_after", 14, &arg) == NGX_OK) {
+
+        if (!ctx->restream || ngx_http_tokenring_decimal(&arg, &after) != NGX_OK
+            || after == (uint64_t) -1)
+        {
+            ngx_http_tokenring_cleanup(ctx);
+            return ngx_http_tokenring_send_error(r, TR_ERR_INVALID,
+                       "'starting_after' in the URL must be the number of an "
+                       "event, and needs stream=true");
+        }
+
+        ctx->skip = after + 1;
+    }
+
+    return ngx_http_tokenring_follow_begin(ctx->follow);
+}
+
+
+static ngx_http_tokenring_ctx_t *
+ngx_http_tokenring_follow_ctx(ngx_http_request_t *r, ngx_str_t *id)
+{
+    ngx_http_tokenring_ctx_t     *ctx;
+    ngx_http_tokenring_follow_t  *f;
+
+    f = ngx_pcalloc(r->pool, sizeof(ngx_http_tokenring_follow_t));
+    if (f == NULL) {
+        return NULL;
+    }
+
+    ctx = ngx_http_tokenring_create_ctx(r, 0); /* its record says it */
+    if (ctx == NULL) {
+        return NULL;
+    }
+
+    ctx->follow = f;
+    ctx->completion = *id;
 
     f->ctx = ctx;
     f->redis = ctx->conf->redis;
 
+    return ctx;
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_follow_begin(ngx_http_tokenring_follow_t *f)
+{
+    ngx_http_request_t  *r;
+
+    r = f->ctx->request;
+
+    ngx_log_debug2(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
+                   "tokenring follow: %V, after:%uL", &f->ctx->completion,
+                   f->ctx->after);
+
     if (ngx_http_tokenring_follow_start(f) != NGX_OK) {
-        ngx_http_tokenring_cleanup(ctx);
+        ngx_http_tokenring_cleanup(f->ctx);
         return ngx_http_tokenring_send_away(r);
     }
 
@@ -237,12 +326,13 @@ ngx_http_tokenring_follow_found(void *data, ngx_int_t rc)
     c = r->connection;
 
     if (rc == NGX_DECLINED) {
-        rc = ngx_http_tokenring_send_unknown(r);
+        rc = ctx->reread ? ngx_http_tokenring_send_no_response(r)
+                         : ngx_http_tokenring_send_unknown(r);
 
     } else if (rc == NGX_ERROR) {
         rc = ngx_http_tokenring_send_away(r);
 
-    } else if (!rec->resumable) {
+    } else if (!rec->resumable && !ctx->reread) {
         rc = ngx_http_tokenring_send_error(r, TR_ERR_NOT_FOUND,
                  "The output of this request was not stored: "
                  "tokenring_resumable was off");

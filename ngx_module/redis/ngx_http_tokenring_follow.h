@@ -35,6 +35,10 @@ struct ngx_http_tokenring_follow_s {
 /* handler of GET /v1/requests/ID/stream; id is borrowed from r */
 ngx_int_t ngx_http_tokenring_follow(ngx_http_request_t *r, ngx_str_t *id);
 
+/* the same of GET /v1/responses/ID, of a response that is kept */
+ngx_int_t ngx_http_tokenring_follow_response(ngx_http_request_t *r,
+    ngx_str_t *id);
+
 /* the client has taken what there was: the next page, if there is one */
 void ngx_http_tokenring_follow_more(ngx_http_tokenring_ctx_t *ctx);
 

@@ -1,10 +1,12 @@
 /*
- * GET and DELETE of /v1/requests/ID.
+ * GET and DELETE of /v1/requests/ID, and DELETE of /v1/responses/ID.
  *
  * Both read the request from Redis, and the heartbeat of its engine unless the
  * request is over; DELETE then tells the engine, wherever it runs, by a message
  * on its channel.  The answer to DELETE says that the engine was told, not that
  * the request has ended: its state says that.
+ *
+ * A response that is kept and over is deleted with all that Redis has of it.
  *
  * The HTTP request waits for Redis no longer than tokenring_redis's timeout.  A
  * request of another owner gets exactly the answer of an unknown id.
@@ -22,14 +24,17 @@ typedef struct {
     ngx_http_tokenring_find_t     find;
     ngx_http_tokenring_call_t    *call;
     unsigned                      cancel:1;
+    unsigned                      drop:1;        /* a kept response */
 } ngx_http_tokenring_lookup_t;
 
 
 static ngx_int_t ngx_http_tokenring_lookup(ngx_http_request_t *r,
-    ngx_str_t *name, ngx_uint_t cancel);
+    ngx_str_t *name, ngx_uint_t cancel, ngx_uint_t drop);
 static void ngx_http_tokenring_lookup_cleanup(void *data);
 static void ngx_http_tokenring_lookup_found(void *data, ngx_int_t rc);
 static void ngx_http_tokenring_lookup_engine(void *data, redisReply *reply);
+static void ngx_http_tokenring_lookup_over(ngx_http_tokenring_lookup_t *l);
+static void ngx_http_tokenring_lookup_dropped(void *data, redisReply *reply);
 static ngx_int_t ngx_http_tokenring_lookup_cancel(
     ngx_http_tokenring_lookup_t *l);
 static void ngx_http_tokenring_lookup_told(void *data, redisReply *reply);
@@ -42,20 +47,27 @@ static void ngx_http_tokenring_lookup_end(ngx_http_tokenring_lookup_t *l,
 ngx_int_t
 ngx_http_tokenring_request_state(ngx_http_request_t *r, ngx_str_t *name)
 {
-    return ngx_http_tokenring_lookup(r, name, 0);
+    return ngx_http_tokenring_lookup(r, name, 0, 0);
 }
 
 
 ngx_int_t
 ngx_http_tokenring_request_cancel(ngx_http_request_t *r, ngx_str_t *name)
 {
-    return ngx_http_tokenring_lookup(r, name, 1);
+    return ngx_http_tokenring_lookup(r, name, 1, 0);
+}
+
+
+ngx_int_t
+ngx_http_tokenring_response_delete(ngx_http_request_t *r, ngx_str_t *name)
+{
+    return ngx_http_tokenring_lookup(r, name, 0, 1);
 }
 
 
 static ngx_int_t
 ngx_http_tokenring_lookup(ngx_http_request_t *r, ngx_str_t *name,
-    ngx_uint_t cancel)
+    ngx_uint_t cancel, ngx_uint_t drop)
 {
     ngx_int_t                       rc;
     ngx_http_cleanup_t             *cln;
@@ -81,14 +93,17 @@ ngx_http_tokenring_lookup(ngx_http_request_t *r, ngx_str_t *name,
     cln->handler = ngx_http_tokenring_lookup_cleanup;
 
     l->cancel = cancel;
+    l->drop = drop;
 
+    l->find.response = drop;
     l->find.request = r;
     l->find.redis = tlcf->redis;
     l->find.handler = ngx_http_tokenring_lookup_found;
     l->find.data = l;
 
     if (ngx_http_tokenring_request_id(name, &l->find.id) != NGX_OK) {
-        return ngx_http_tokenring_send_unknown(r);
+        return drop ? ngx_http_tokenring_send_no_response(r)
+                    : ngx_http_tokenring_send_unknown(r);
     }
 
     if (ngx_http_tokenring_find(&l->find) != NGX_OK) {
@@ -123,13 +138,14 @@ ngx_http_tokenring_lookup_found(void *data, ngx_int_t rc)
     r = l->find.request;
 
     if (rc == NGX_DECLINED) {
-        ngx_http_tokenring_lookup_end(l, ngx_http_tokenring_send_unknown(r));
+        ngx_http_tokenring_lookup_end(l,
+                l->drop ? ngx_http_tokenring_send_no_response(r)
+                        : ngx_http_tokenring_send_unknown(r));
         return;
     }
 
     if (rc == NGX_OK && l->find.rec.final) {
-        ngx_http_tokenring_lookup_end(l,
-                ngx_http_tokenring_lookup_send(l, NGX_HTTP_OK, 0));
+        ngx_http_tokenring_lookup_over(l);
         return;
     }
 
@@ -179,10 +195,101 @@ ngx_http_tokenring_lookup_engine(void *data, redisReply *reply)
         return;
     }
 
+    if (rc == NGX_OK && l->drop) {
+        ngx_http_tokenring_lookup_end(l,
+                ngx_http_tokenring_send_error(r, TR_ERR_INVALID,
+                    "This response is still being generated"));
+        return;
+    }
+
     /* the request is over, or its engine is gone */
 
+    ngx_http_tokenring_lookup_over(l);
+}
+
+
+/* nothing is written of it any more */
+
+static void
+ngx_http_tokenring_lookup_over(ngx_http_tokenring_lookup_t *l)
+{
+    ngx_uint_t                   i;
+    ngx_str_t                    argv[3];
+    ngx_http_tokenring_redis_t  *redis;
+
+    static const char  *kinds[] = { "req", "out" };
+
+    if (!l->drop) {
+        ngx_http_tokenring_lookup_end(l,
+                ngx_http_tokenring_lookup_send(l, NGX_HTTP_OK, 0));
+        return;
+    }
+
+    redis = l->find.redis;
+
+    ngx_str_set(&argv[0], "DEL");
+
+    for (i = 0; i < 2; i++) {
+        argv[i + 1] = ngx_http_tokenring_redis_key(redis,
+                                                   l->find.request->pool,
+                                                   kinds[i], &l->find.id);
+    }
+
+    if (argv[1].data && argv[2].data) {
+        l->call = ngx_http_tokenring_redis_command(redis,
+                                            ngx_http_tokenring_lookup_dropped,
+                                            l, 3, argv);
+        if (l->call) {
+            return;
+        }
+    }
+
     ngx_http_tokenring_lookup_end(l,
-            ngx_http_tokenring_lookup_send(l, NGX_HTTP_OK, 0));
+                            ngx_http_tokenring_send_away(l->find.request));
+}
+
+
+static void
+ngx_http_tokenring_lookup_dropped(void *data, redisReply *reply)
+{
+    ngx_http_tokenring_lookup_t *l = data;
+
+    ngx_int_t                   rc;
+    ngx_http_request_t         *r;
+    ngx_http_tokenring_text_t  *t;
+
+    r = l->find.request;
+    l->call = NULL;
+
+    ngx_http_set_log_request(r->connection->log, r);
+
+    if (reply == NULL || reply->type != REDIS_REPLY_INTEGER) {
+
+        if (reply) {
+            ngx_http_tokenring_redis_complain(l->find.redis, reply);
+        }
+
+        ngx_http_tokenring_lookup_end(l, ngx_http_tokenring_send_away(r));
+        return;
+    }
+
+    t = ngx_http_tokenring_text_create(r->pool);
+
+    if (t == NULL
+        || ngx_http_tokenring_printf(t, 128, "{\"id\":\"resp_%V\","
+                                     "\"object\":\"response\","
+                                     "\"deleted\":true}\n", &l->find.id)
+           != NGX_OK
+        || ngx_http_tokenring_add_request_id(r) != NGX_OK)
+    {
+        rc = NGX_HTTP_INTERNAL_SERVER_ERROR;
+
+    } else {
+        rc = ngx_http_tokenring_send_body(r, NGX_HTTP_OK, "application/json",
+                                          t);
+    }
+
+    ngx_http_tokenring_lookup_end(l, rc);
 }
 
 

@@ -30,6 +30,7 @@ static void ngx_http_tokenring_stored_numbers(redisReply **field,
 static tr_status_t ngx_http_tokenring_stored_status(redisReply *reply);
 static ngx_int_t ngx_http_tokenring_json_timings(ngx_http_tokenring_text_t *t,
     ngx_http_tokenring_stored_t *rec);
+static ngx_int_t ngx_http_tokenring_same(u_char *a, u_char *b, size_t n);
 static ngx_int_t ngx_http_tokenring_json_text(ngx_http_tokenring_text_t *t,
     const char *key, ngx_str_t *value);
 static ngx_int_t ngx_http_tokenring_json_time(ngx_http_tokenring_text_t *t,
@@ -75,6 +76,7 @@ enum {
     NGX_HTTP_TOKENRING_ERROR_STATUS,
     NGX_HTTP_TOKENRING_ERROR,
     NGX_HTTP_TOKENRING_GAP,
+    NGX_HTTP_TOKENRING_HOLDER,
     NGX_HTTP_TOKENRING_FIELDS
 };
 
@@ -93,7 +95,8 @@ static ngx_str_t  ngx_http_tokenring_fields[NGX_HTTP_TOKENRING_FIELDS] = {
     ngx_string("share_pruned"), ngx_string("kv_policy"),
     ngx_string("kv_tokens_full"), ngx_string("kv_tokens_high"),
     ngx_string("kv_tokens_low"), ngx_string("kv_tokens_pruned"),
-    ngx_string("error_status"), ngx_string("error"), ngx_string("gap")
+    ngx_string("error_status"), ngx_string("error"), ngx_string("gap"),
+    ngx_string("holder")
 };
 
 
@@ -238,6 +241,10 @@ ngx_http_tokenring_stored_strings(redisReply **field, ngx_pool_t *pool,
            == NULL
         || ngx_http_tokenring_stored_text(field[NGX_HTTP_TOKENRING_OWNER],
                                           TR_OWNER_LEN + 1, pool, &rec->owner)
+           == NULL
+        || ngx_http_tokenring_stored_text(field[NGX_HTTP_TOKENRING_HOLDER],
+                                          2 * TR_HOLDER + 1, pool,
+                                          &rec->holder)
            == NULL
         || ngx_http_tokenring_stored_text(
                                      field[NGX_HTTP_TOKENRING_FINISH_REASON],
@@ -467,7 +474,6 @@ ngx_http_tokenring_stored_allowed(ngx_http_request_t *r, ngx_str_t *id,
 {
     u_char                          owner[TR_OWNER_LEN];
     ngx_str_t                       key;
-    ngx_uint_t                      i, differ;
     ngx_http_tokenring_loc_conf_t  *tlcf;
 
     if (rec->owner.len == 0) {
@@ -484,10 +490,41 @@ ngx_http_tokenring_stored_allowed(ngx_http_request_t *r, ngx_str_t *id,
 
     ngx_http_tokenring_owner(id, &key, owner);
 
+    return ngx_http_tokenring_same(owner, rec->owner.data, TR_OWNER_LEN);
+}
+
+
+ngx_int_t
+ngx_http_tokenring_stored_held(ngx_http_request_t *r,
+    ngx_http_tokenring_stored_t *rec)
+{
+    u_char  holder[TR_HOLDER], hex[2 * TR_HOLDER];
+
+    if (rec->endpoint != TR_ENDPOINT_RESPONSES
+        || rec->holder.len != 2 * TR_HOLDER)
+    {
+        return NGX_DECLINED;
+    }
+
+    ngx_http_tokenring_holder(r, holder);
+    ngx_hex_dump(hex, holder, TR_HOLDER);
+
+    return ngx_http_tokenring_same(hex, rec->holder.data, 2 * TR_HOLDER);
+}
+
+
+/* how much of it is right must not show in time */
+
+static ngx_int_t
+ngx_http_tokenring_same(u_char *a, u_char *b, size_t n)
+{
+    size_t      i;
+    ngx_uint_t  differ;
+
     differ = 0;
 
-    for (i = 0; i < TR_OWNER_LEN; i++) {
-        differ |= owner[i] ^ rec->owner.data[i];
+    for (i = 0; i < n; i++) {
+        differ |= a[i] ^ b[i];
     }
 
     return differ ? NGX_DECLINED : NGX_OK;
@@ -668,6 +705,14 @@ ngx_http_tokenring_send_unknown(ngx_http_request_t *r)
 {
     return ngx_http_tokenring_send_error(r, TR_ERR_NOT_FOUND,
                                          "There is no request with this id");
+}
+
+
+ngx_int_t
+ngx_http_tokenring_send_no_response(ngx_http_request_t *r)
+{
+    return ngx_http_tokenring_send_error(r, TR_ERR_NOT_FOUND,
+                                         "There is no response with this id");
 }
 
 

@@ -24,6 +24,7 @@ typedef struct {
     ngx_str_t                     policy;        /* of the KV cache */
     ngx_str_t                     request_id;
     ngx_str_t                     owner;
+    ngx_str_t                     holder;        /* of a kept response */
     ngx_str_t                     finish_reason;
     ngx_str_t                     error;
     tr_status_t                   error_status;
@@ -77,11 +78,17 @@ ngx_int_t ngx_http_tokenring_heartbeat_take(ngx_http_tokenring_redis_t *redis,
 ngx_int_t ngx_http_tokenring_stored_allowed(ngx_http_request_t *r,
     ngx_str_t *id, ngx_http_tokenring_stored_t *rec);
 
+/* the same for a response that is kept, by its holder */
+ngx_int_t ngx_http_tokenring_stored_held(ngx_http_request_t *r,
+    ngx_http_tokenring_stored_t *rec);
+
 ngx_int_t ngx_http_tokenring_stored_json(ngx_http_tokenring_text_t *t,
     ngx_str_t *id, ngx_http_tokenring_stored_t *rec, ngx_uint_t cancelling);
 
-/* "There is no request with this id", and "cannot be read at the moment" */
+/* "There is no request with this id", no response, and "cannot be read at the
+ * moment" */
 ngx_int_t ngx_http_tokenring_send_unknown(ngx_http_request_t *r);
+ngx_int_t ngx_http_tokenring_send_no_response(ngx_http_request_t *r);
 ngx_int_t ngx_http_tokenring_send_away(ngx_http_request_t *r);
 
 

@@ -35,24 +35,24 @@ ngx_http_tokenring_cache_hash(u_char *key, const char *kind, u_char *data,
 
 
 void
-ngx_http_tokenring_cache_key(ngx_http_tokenring_ctx_t *ctx, u_char *key)
+ngx_http_tokenring_cache_key(ngx_http_request_t *r, u_char *key)
 {
-    ngx_str_t             value, *header;
-    ngx_connection_t     *c;
-    ngx_http_request_t   *r;
+    ngx_str_t                       value, *header;
+    ngx_connection_t               *c;
+    ngx_http_tokenring_loc_conf_t  *tlcf;
 #if (NGX_HAVE_INET6)
-    struct sockaddr_in6  *sin6;
+    struct sockaddr_in6            *sin6;
 #endif
 
-    r = ctx->request;
     c = r->connection;
+    tlcf = ngx_http_get_module_loc_conf(r, ngx_http_tokenring_module);
 
-    if (ctx->conf->cache_key) {
-        if (ngx_http_complex_value(r, ctx->conf->cache_key, &value) != NGX_OK) {
-            /* no memory: it shares with nobody */
-            ngx_http_tokenring_cache_hash(key, "request:",
-                                          ctx->request_id.data,
-                                          ctx->request_id.len);
+    if (tlcf->cache_key) {
+        if (ngx_http_complex_value(r, tlcf->cache_key, &value) != NGX_OK) {
+            /* no memory: it shares with its connection's alone */
+            ngx_http_tokenring_cache_hash(key, "connection:",
+                                          (u_char *) &c->number,
+                                          sizeof(c->number));
             return;
         }
 
@@ -93,4 +93,42 @@ ngx_http_tokenring_cache_key(ngx_http_tokenring_ctx_t *ctx, u_char *key)
 
     ngx_http_tokenring_cache_hash(key, "addr:", c->addr_text.data,
                                   c->addr_text.len);
+}
+
+
+/*
+ * Who may go on with a response that is kept: who shares its prefixes, and has
+ * the same tokenring_request_key.
+ */
+
+void
+ngx_http_tokenring_holder(ngx_http_request_t *r, u_char *holder)
+{
+    u_char                          cache_key[TR_CACHE_KEY], digest[20];
+    ngx_str_t                       key;
+    ngx_sha1_t                      sha1;
+    ngx_http_tokenring_loc_conf_t  *tlcf;
+
+    tlcf = ngx_http_get_module_loc_conf(r, ngx_http_tokenring_module);
+
+    ngx_http_tokenring_cache_key(r, cache_key);
+
+    ngx_sha1_init(&sha1);
+    ngx_sha1_update(&sha1, "holder:", sizeof("holder:") - 1);
+    ngx_sha1_update(&sha1, cache_key, TR_CACHE_KEY);
+
+    if (tlcf->key) {
+
+        if (ngx_http_complex_value(r, tlcf->key, &key) != NGX_OK) {
+            /* no memory: it is nobody's */
+            ngx_sha1_update(&sha1, &r, sizeof(r));
+
+        } else if (key.len) {
+            ngx_sha1_update(&sha1, key.data, key.len);
+        }
+    }
+
+    ngx_sha1_final(digest, &sha1);
+
+    ngx_memcpy(holder, digest, TR_HOLDER);
 }
