@@ -32,6 +32,9 @@
 #:                  with test-asan-unit, test-asan-e2e
 #: make test-tsan   rings and threads with TSan
 #: make test-prefix a million random operations on cached prefixes
+#: make test-histories
+#:                  ten minutes of kills, stops and drains under clients whose
+#:                  logs are checked (HISTORY_SECONDS, HISTORY_SEED)
 #: make test-nginx  the module in an nginx source tree (NGINX_SRC=DIR)
 #: make test-images the images of docker/, built and run in Debian roots
 #: make test-deb    install, upgrade and purge the packages in a clean Debian
