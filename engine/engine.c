@@ -292,6 +292,7 @@ start_parser(tr_engine_t *e, tr_error_t *err)
         .n_policies = x->n_policies,
         .grammars = e->grammars,
         .grammar_threads = e->config.grammar_threads,
+        .effort_budgets = e->config.effort_budgets,
         .keeps_responses = e->config.redis[0] != '\0'
                            && e->config.redis_responses,
         .request_alpha = e->config.kv_request_alpha,

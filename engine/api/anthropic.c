@@ -580,7 +580,8 @@ take_effort(const tr_translation_t *t, const json_t *effort)
         return tr_translate_wrong_type(t, "output_config.effort", "a string",
                                        effort);
     }
-    if (t->c->api->chat_template->reads_effort) {
+    if (t->c->api->chat_template->reads_effort
+        || tr_openai_effort_budget(t->c->api, json_string_value(effort)) >= 0) {
         return tr_translate_set(t, t->body, "reasoning_effort",
                                 json_incref((json_t *) effort));
     }

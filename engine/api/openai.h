@@ -36,10 +36,11 @@ typedef struct {
     uint32_t n_policies;
     tr_grammar_cache_t *grammars; /* for what constrains answers */
     uint32_t grammar_threads;
-    tr_embedding_t embedding; /* how this model makes them */
-    uint32_t width;           /* of its vectors; 0: the backend makes none */
-    bool keeps_responses;     /* of requests that are told to the publisher */
-    bool request_alpha;       /* kv_alpha_high and kv_alpha_low are allowed */
+    tr_embedding_t embedding;   /* how this model makes them */
+    uint32_t width;             /* of its vectors; 0: the backend makes none */
+    const char *effort_budgets; /* config.h; NULL: none; borrowed */
+    bool keeps_responses;       /* of requests that are told to the publisher */
+    bool request_alpha;         /* kv_alpha_high and kv_alpha_low are allowed */
 } tr_openai_t;
 
 /* Parses r->body, fills the request (params, sequences) and frees the body.

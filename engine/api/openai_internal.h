@@ -79,6 +79,9 @@ void tr_openai_settle_results(tr_openai_call_t *c, json_t *messages);
 /* openai_reasoning.c: include_reasoning; reasoning_effort becomes a variable of
  * the template. */
 tr_status_t tr_openai_read_reasoning(tr_openai_call_t *c);
+/* Tokens of reasoning that this effort stands for here, -1: it stands for none
+ * (reasoning_effort_budgets). */
+int64_t tr_openai_effort_budget(const tr_openai_t *api, const char *effort);
 
 /* A body of /v1/messages, of /v1/responses, becomes one of a chat. */
 tr_status_t tr_anthropic_translate(tr_openai_call_t *c);

@@ -436,6 +436,7 @@ take_effort(const tr_translation_t *t, const json_t *effort)
                                        effort);
     }
     if (template->reads_effort
+        || tr_openai_effort_budget(t->c->api, json_string_value(effort)) >= 0
         || (none
             && (template->reads_thinking
                 || !tr_dialect_reasons(t->c->api->dialect)))) {

@@ -77,6 +77,9 @@ static const setting_t settings[] = {
     { "chat_template", KIND_CHOICE, AT(chat_template), "auto", 0, 0,
       "auto llama3 chatml llama2 mistral none",
       "chat template; auto uses the model's own" },
+    { "reasoning_effort_budgets", KIND_TEXT, AT(effort_budgets), "", 0, 0, NULL,
+      "tokens of reasoning for a reasoning_effort that the chat template does "
+      "not read, as low=1024 high=16384; empty: such efforts are refused" },
     { "tool_dialect", KIND_TEXT, AT(tool_dialect), "auto", 0, 0, NULL,
       "how the model writes tool calls: auto finds out by its chat template; a "
       "name (docs/tools.md), or none: requests with tools are refused" },

@@ -38,6 +38,7 @@ typedef struct {
     char ignore_config[512];     /* keys of config.json without effect */
     char generation_config[16];  /* vllm | openai */
     char chat_template[32];      /* auto | llama3 | chatml | ... */
+    char effort_budgets[256];    /* as EFFORT=TOKENS, separated by blanks */
     char tool_dialect[32];       /* auto | hermes | ... | none (dialect.h) */
     char embedding_pooling[8];   /* auto | last | mean | none (embedding.h) */
     char socket[TR_CONFIG_PATH]; /* Unix socket path */
@@ -128,6 +129,10 @@ tr_status_t tr_config_set(tr_config_t *c, const char *where, const char *key,
 void tr_config_locate(const tr_config_t *c, tr_error_t *err);
 /* Cross-checks and derived defaults, after all was read. */
 tr_status_t tr_config_finish(tr_config_t *c, tr_error_t *err);
+
+/* The tokens that `budgets` (effort_budgets, or NULL) has for an effort, -1:
+ * none. */
+int64_t tr_config_effort_budget(const char *budgets, const char *effort);
 /* Prints the table of settings with defaults and one sentence each. */
 void tr_config_help(void);
 /* The same as entries of a manual page. */

@@ -68,6 +68,73 @@ finish_names(tr_config_t *c, tr_error_t *err)
     return TR_OK;
 }
 
+static const char *const efforts[] = { "minimal", "low",   "medium",
+                                       "high",    "xhigh", "max" };
+
+/* The next "EFFORT=TOKENS" of *at, which moves behind it.  1: one; 0: there is
+ * none; -1: that is not one. */
+static int
+next_budget(const char **at, size_t *name_len, int64_t *tokens)
+{
+    const char *start = *at + strspn(*at, " ");
+    size_t len = strcspn(start, "= "), i;
+    char *end;
+
+    *at = start;
+    if (*start == '\0') {
+        return 0;
+    }
+    for (i = 0; i < sizeof(efforts) / sizeof(efforts[0]); i++) {
+        if (strlen(efforts[i]) == len && strncmp(start, efforts[i], len) == 0
+            && start[len] == '=' && start[len + 1] >= '0'
+            && start[len + 1] <= '9') {
+            *tokens = strtoll(start + len + 1, &end, 10);
+            *name_len = len;
+            *at = end;
+            return (*end == ' ' || *end == '\0') && *tokens <= UINT32_MAX ? 1
+                                                                          : -1;
+        }
+    }
+    return -1;
+}
+
+int64_t
+tr_config_effort_budget(const char *budgets, const char *effort)
+{
+    const char *at = budgets != NULL ? budgets : "", *start;
+    size_t len, n = strlen(effort);
+    int64_t tokens;
+
+    for (start = at; next_budget(&at, &len, &tokens) == 1; start = at) {
+        start += strspn(start, " ");
+        if (len == n && strncmp(start, effort, n) == 0) {
+            return tokens;
+        }
+    }
+    return -1;
+}
+
+static tr_status_t
+finish_budgets(const tr_config_t *c, tr_error_t *err)
+{
+    const char *at = c->effort_budgets;
+    int64_t tokens;
+    size_t len;
+    int rc;
+
+    do {
+        rc = next_budget(&at, &len, &tokens);
+    } while (rc == 1);
+    return rc == 0
+               ? TR_OK
+               : tr_error_set(err, TR_ERR_INVALID, "reasoning_effort_budgets",
+                              "reasoning_effort_budgets \"%s\": expected "
+                              "EFFORT=TOKENS, separated by blanks; an "
+                              "effort is minimal, low, medium, high, "
+                              "xhigh or max",
+                              c->effort_budgets);
+}
+
 /* The first line of the file, without its end. */
 static tr_status_t
 read_password(tr_config_t *c, tr_error_t *err)
@@ -299,6 +366,9 @@ tr_config_finish(tr_config_t *c, tr_error_t *err)
         return rc;
     }
     rc = finish_guard(c, err);
+    if (rc == TR_OK) {
+        rc = finish_budgets(c, err);
+    }
     if (rc != TR_OK) {
         return rc;
     }

@@ -41,7 +41,8 @@ let stack, pocket, dir, client;
 
 before(async () => {
   await new Promise(setImmediate); // all of this file has been read
-  stack = await scripted(SAYS);
+  stack = await scripted(SAYS, { engine: {
+    reasoning_effort_budgets: 'low=4 high=500' } });
   client = new OpenAI({ baseURL: `${stack.url}/v1`, apiKey: 'none' });
   dir = fs.mkdtempSync(path.join(os.tmpdir(), 'tokenring-held-'));
   for (const f of fs.readdirSync(POCKET)) {
@@ -218,6 +219,39 @@ test('thinking_token_budget closes reasoning exactly there', async () => {
     thinking_token_budget: -1 });
   assert.equal(bad.status, 400);
   assert.equal(bad.json().error.param, 'thinking_token_budget');
+});
+
+says(thought, 'Hm.\n</think>\n\nMild.', thought, thought, thought);
+test('reasoning_effort as a budget, in every API', async () => {
+  const closing = (await post(`${stack.url}/v1/tokenize`, {
+    prompt: '</think>', add_special_tokens: false })).json().count;
+  const chat = (body) => post(`${stack.url}/v1/chat/completions`, {
+    messages: ask, max_tokens: 30, ...body });
+  const reasoned = (r) => (r.json().usage.completion_tokens_details
+    || { reasoning_tokens: 0 }).reasoning_tokens;
+  const low = await chat({ reasoning_effort: 'low' });
+  assert.equal(reasoned(low), 4 + closing, low.text);
+  assert.match(low.json().choices[0].message.reasoning_content, /^one/);
+  const high = await chat({ reasoning_effort: 'high' });
+  assert.equal(high.json().choices[0].message.reasoning_content, 'Hm.');
+  const own = await chat({ reasoning_effort: 'low',
+    chat_template_kwargs: { enable_thinking: false } });
+  assert.equal(reasoned(own), 0); // the client says that none is wanted
+  const response = await post(`${stack.url}/v1/responses`, { input: 'Paris?',
+    max_output_tokens: 30, reasoning: { effort: 'low' } });
+  assert.equal(response.json().usage.output_tokens_details.reasoning_tokens,
+    4 + closing, response.text);
+  const message = await post(`${stack.url}/v1/messages`, { messages: ask,
+    max_tokens: 30, output_config: { effort: 'low' } });
+  assert.equal(message.json().content[0].type, 'thinking', message.text);
+  for (const [body, text] of [
+    [{ reasoning_effort: 'medium' }, /does not read it/],
+    [{ reasoning_effort: 'low', thinking_token_budget: 3 }, /both/]]) {
+    const r = await chat(body);
+    assert.equal(r.status, 400);
+    assert.equal(r.json().error.param, 'reasoning_effort');
+    assert.match(r.json().error.message, text);
+  }
 });
 
 // ---- random -----------------------------------------------------------------

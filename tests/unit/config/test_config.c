@@ -372,9 +372,34 @@ static const bad_t bad[] = {
                                         "prompts; expected auto or off" },
     { "threads 1\n", "no model: give a Hugging Face directory with --model "
                      "DIR or `model DIR` in the configuration" },
+    { WITH("reasoning_effort_budgets low"),
+      "reasoning_effort_budgets \"low\"" },
+    { WITH("reasoning_effort_budgets low=1 none=0"),
+      "reasoning_effort_budgets \"low=1 none=0\": expected EFFORT=TOKENS" },
+    { WITH("reasoning_effort_budgets low=4294967296"), "EFFORT=TOKENS" },
+    { WITH("reasoning_effort_budgets low=-1"), "EFFORT=TOKENS" },
+    { WITH("reasoning_effort_budgets low=1x"), "EFFORT=TOKENS" },
+    { WITH("redis_response_ttl 9s"),
+      "redis_response_ttl \"9s\": expected a duration from 10s" },
     { "model /\n", "set served_model_name" },
     { "model ..\n", "cannot make a model name of \"..\"" },
 };
+
+static void
+test_budgets(void **state)
+{
+    static const char text[] = " low=0  high=4294967295 max=7";
+
+    (void) state;
+    assert_int_equal(tr_config_effort_budget(text, "low"), 0);
+    assert_int_equal(tr_config_effort_budget(text, "high"), UINT32_MAX);
+    assert_int_equal(tr_config_effort_budget(text, "max"), 7);
+    assert_int_equal(tr_config_effort_budget(text, "medium"), -1);
+    assert_int_equal(tr_config_effort_budget(text, "hig"), -1);
+    assert_int_equal(tr_config_effort_budget(text, ""), -1);
+    assert_int_equal(tr_config_effort_budget("", "low"), -1);
+    assert_int_equal(tr_config_effort_budget(NULL, "low"), -1);
+}
 
 static void
 test_bad(void **state)
@@ -510,6 +535,7 @@ main(void)
         cmocka_unit_test(test_shipped_file),
         cmocka_unit_test(test_places),
         cmocka_unit_test(test_command_line),
+        cmocka_unit_test(test_budgets),
         cmocka_unit_test(test_bad),
         cmocka_unit_test(test_bad_file),
         cmocka_unit_test(test_password),
