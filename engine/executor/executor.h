@@ -127,7 +127,7 @@ struct tr_executor {
     uint64_t (*due)(tr_executor_t *e, int32_t kv_slot, uint64_t now);
     /* Set by who opened it, NULL: nobody.  Called once, by the step loop's
      * thread, when the device is gone for good: every batch fails from now on,
-     * and the process should end. */
+     * with TR_ERR_LOST, and the process should end. */
     void (*lost)(void *arg, const char *why);
     void *lost_arg;
     void (*free)(tr_executor_t *e);

@@ -119,7 +119,7 @@ lose(tr_executor_cuda_t *x, const char *what)
             x->base.lost(x->base.lost_arg, what);
         }
     }
-    return TR_ERR_INTERNAL;
+    return TR_ERR_LOST;
 }
 
 /* A launch failed: this batch's requests fail, and all if the device is
@@ -233,7 +233,7 @@ tr_executor_cuda_submit(tr_executor_t *e, const tr_batch_t *batch)
     int b;
 
     if (x->gone) {
-        return TR_ERR_INTERNAL;
+        return TR_ERR_LOST;
     }
     if (!tr_cuda_batch_fits(x, batch)) {
         tr_log(TR_LEVEL_ERROR,
@@ -390,7 +390,7 @@ tr_executor_cuda_complete(tr_executor_t *e, const tr_batch_t *batch)
     x->under_way--;
     x->oldest = (x->oldest + 1) % TR_CUDA_SLOTS;
     if (x->gone) {
-        return TR_ERR_INTERNAL;
+        return TR_ERR_LOST;
     }
     if (x->cuda->event_wait(t->done) != 0) {
         return lose(x, "a step");

@@ -388,6 +388,11 @@ ngx_int_t ngx_http_tokenring_admit(ngx_http_tokenring_ctx_t *ctx);
 void ngx_http_tokenring_wake(ngx_http_tokenring_engine_t *engine);
 
 
+/* is this error the end of the request's engine, or of its device? */
+#define ngx_http_tokenring_died(error)                                        \
+    ((error) == TR_ERR_CLOSED || (error) == TR_ERR_LOST)
+
+
 /* _suspects.c */
 
 typedef struct {

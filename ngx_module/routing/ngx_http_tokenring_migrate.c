@@ -217,7 +217,7 @@ ngx_http_tokenring_move_forget(ngx_http_tokenring_ctx_t *ctx)
 static ngx_uint_t
 ngx_http_tokenring_move_refused(ngx_http_tokenring_ctx_t *ctx)
 {
-    return ctx->moving && ctx->error != TR_ERR_CLOSED;
+    return ctx->moving && !ngx_http_tokenring_died(ctx->error);
 }
 
 
@@ -237,6 +237,7 @@ ngx_http_tokenring_may_move(ngx_http_tokenring_ctx_t *ctx)
     switch (ctx->error) {
 
     case TR_ERR_CLOSED:
+    case TR_ERR_LOST:
         break;
 
     case TR_ERR_QUEUE_FULL:
@@ -313,7 +314,11 @@ ngx_http_tokenring_move(ngx_http_tokenring_ctx_t *ctx)
                   tr_status_info(ctx->error).name, ctx->completion_tokens);
 
     ctx->moving = 1;
-    ctx->tried = 0;
+
+    if (ctx->error != TR_ERR_LOST) {
+        ctx->tried = 0;
+    } /* else it may take a moment until that engine shows that it stops */
+
     ngx_http_tokenring_move_reset(ctx);
 
     if (ngx_http_tokenring_admit(ctx) == NGX_OK) {

@@ -284,6 +284,7 @@ ngx_http_tokenring_may_retry(ngx_http_tokenring_ctx_t *ctx)
     switch (ctx->error) {
 
     case TR_ERR_CLOSED:
+    case TR_ERR_LOST:
         /* once, or as often as it might move if it had begun */
         return !ctx->retried || ctx->moves < ctx->conf->migrate;
 
@@ -320,11 +321,14 @@ ngx_http_tokenring_retry(ngx_http_tokenring_ctx_t *ctx)
     /* from the beginning: any engine will do */
     ctx->moving = 0;
 
-    if (error == TR_ERR_CLOSED && ctx->conf->migrate && !ctx->anew) {
+    if (ngx_http_tokenring_died(error) && ctx->conf->migrate && !ctx->anew) {
         /* as those that had begun, it waits where none is there just now */
         ctx->anew = 1;
         ctx->move_deadline = ngx_current_msec + ctx->conf->migrate_timeout;
-        ctx->tried = 0;
+
+        if (error == TR_ERR_CLOSED) {
+            ctx->tried = 0;
+        }
     }
 
     rc = ngx_http_tokenring_admit(ctx);
@@ -340,7 +344,7 @@ ngx_http_tokenring_retry(ngx_http_tokenring_ctx_t *ctx)
 
     ngx_http_tokenring_count(retries);
 
-    if (error == TR_ERR_CLOSED) {
+    if (ngx_http_tokenring_died(error)) {
         ctx->moves += ctx->retried;
         ctx->retried = 1;
     }

@@ -20,8 +20,8 @@
  *     late_error   count tokens, then ERROR
  *     abort        count tokens, then FINISH(aborted) that nobody asked for
  *     dies         at a border between records (fake_engine_dies.c)
- *     moves        "first" tokens, then ERROR with DRAINING; the replay is
- *                  refused "refuse" times with status -"status" (7), then goes
+ *     moves        "first" tokens, then ERROR with status -"leave" (10,
+ *                  DRAINING); the replay is refused "refuse" times with status -"status" (7), then goes
  *                  on to count tokens
  *     escapes      one token with everything that JSON must escape
  *     items        reasoning, text, and count calls
@@ -189,7 +189,7 @@ moves_on(fake_channel_t *c, fake_request_t *r)
             return false;
         }
         refused = 0;
-        fake_put_error(c, r, TR_ERR_DRAINING);
+        fake_put_error(c, r, -(int) fake_body_number(r, "leave", 10));
     }
     request_free(r);
     return true;

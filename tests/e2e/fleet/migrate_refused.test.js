@@ -87,6 +87,22 @@ for (const [status, code] of [['QUEUE_FULL', 7], ['DRAINING', 10]]) {
     });
 }
 
+test('its engine lost the device: as if the engine were lost', async () => {
+  const before = await moves();
+  const s = await ask('', { leave: 28 });
+  assert.ok(s.done, s.raw.slice(-400));
+  assert.equal(s.text(), tokens(6));
+  assert.equal(await moves(), before + 1);
+  const stays = await ask('/never', { leave: 28 });
+  assert.ok(!stays.done);
+  assert.equal(stays.text(), tokens(3));
+  assert.equal(stays.events.at(-1).error.code, 'engine_unavailable');
+  // Nothing has been told: sent again once, without being asked for.
+  const again = await ask('/short', { leave: 28, first: 0, refuse: 1000 });
+  assert.ok(!again.done);
+  assert.equal(again.status, 503);
+});
+
 test('refused, then accepted: a whole answer', async () => {
   const r = await post(`${stack.url}/v1/chat/completions`,
     { fake: 'moves', count: 6, first: 3, refuse: 2 });
