@@ -127,6 +127,23 @@ read_commands(tr_connection_t *c, const tr_request_t *r, uint32_t old)
     return want & TR_CONTROL_DETACH ? want & ~TR_CONTROL_PAUSE : want;
 }
 
+/* More of them are allowed: the loop looks at all of its requests. */
+static void
+take_allowance(tr_connection_t *c, const tr_request_slot_t *s)
+{
+    tr_request_t *r = s->request;
+    uint32_t allowed;
+
+    if ((r->submit_flags & TR_SUBMIT_METERED) == 0) {
+        return;
+    }
+    allowed = tr_allow_get(&c->map, r->id);
+    if (allowed > atomic_load_explicit(&r->allowed, memory_order_relaxed)) {
+        atomic_store_explicit(&r->allowed, allowed, memory_order_relaxed);
+        c->env->wake_loop |= s->state == TR_SLOT_RUNNING;
+    }
+}
+
 static void
 take_command(tr_connection_t *c, uint32_t slot)
 {
@@ -136,6 +153,7 @@ take_command(tr_connection_t *c, uint32_t slot)
     if (s->request == NULL) {
         return; /* it may be ahead of its SUBMIT: read again there */
     }
+    take_allowance(c, s);
     old = atomic_load(&s->request->control);
     want = read_commands(c, s->request, old);
     if (want == old) {

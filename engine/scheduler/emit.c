@@ -144,6 +144,15 @@ tr_emit_unsent(tr_emit_t *e, tr_sequence_t *q, const int32_t *last,
     tr_emit_delta(e, q, n, text_len, logprobs_len, n);
 }
 
+/* Its tokens are told though they have no text yet: they are many, or whoever
+ * counts them might wait for them. */
+static bool
+tr_emit_tells_all(const tr_sequence_t *q)
+{
+    return q->unsent == TR_DELTA_TOKENS_MAX
+           || (q->request->submit_flags & TR_SUBMIT_METERED) != 0;
+}
+
 /* So much of a text as fits a record, whole characters. */
 static uint32_t
 tr_emit_part(const char *text, uint32_t len)
@@ -338,7 +347,7 @@ tr_emit_with_dialect(tr_emit_t *e, tr_sequence_t *q,
         }
     }
     if (t.len != 0 || t.logprobs != 0 || t.owes || reason != 0
-        || q->unsent == TR_DELTA_TOKENS_MAX) {
+        || tr_emit_tells_all(q)) {
         tr_emit_unsent(e, q, t.stop, t.len, t.logprobs);
     }
     return reason;
@@ -385,8 +394,7 @@ tr_emit_token(tr_emit_t *e, tr_sequence_t *q, const tr_sampled_t *sampled)
             reason = TR_FINISH_STOP;
         }
     }
-    if (len != 0 || logprobs != 0 || reason != 0
-        || q->unsent == TR_DELTA_TOKENS_MAX) {
+    if (len != 0 || logprobs != 0 || reason != 0 || tr_emit_tells_all(q)) {
         tr_emit_unsent(e, q, stop ? &token : NULL, len, logprobs);
     }
     return reason;

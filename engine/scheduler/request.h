@@ -202,6 +202,10 @@ struct tr_request {
      * there only with TR_SUBMIT_DETACH, and then PAUSE is not. */
     _Atomic uint32_t control;
 
+    /* tokens that it may sample (channel.h), where it is metered; set by the
+     * frontend thread, never lowered */
+    _Atomic uint32_t allowed;
+
     /* where its events go (request_events.h), NULL: nowhere; written by whoever
      * owns it */
     tr_request_events_t *events;
@@ -234,6 +238,9 @@ struct tr_request {
     /* step loop only, from here on */
     struct tr_client *client; /* whose it is; from the scheduler */
     uint32_t commands;        /* `control` as this step sees it */
+    uint32_t sampling;        /* tokens of its sequences that are under way */
+    uint64_t sample_turn;     /* of the scheduler: in which so many tokens */
+    uint32_t samples;         /* were given out */
     uint64_t paused_since_us; /* 0: not paused */
     uint64_t scheduled_us;    /* first time in a batch, 0 before */
     uint64_t first_token_us, last_token_us; /* of all choices */
@@ -295,6 +302,19 @@ static inline bool
 tr_request_detached(const tr_request_t *r)
 {
     return (r->commands & TR_CONTROL_DETACH) != 0;
+}
+
+/* Tokens that it may have beyond those that are known or under way. */
+static inline uint32_t
+tr_request_allowance(const tr_request_t *r)
+{
+    uint64_t spent = r->completion_tokens + (uint64_t) r->sampling;
+    uint64_t allowed = atomic_load_explicit(&r->allowed, memory_order_relaxed);
+
+    if ((r->submit_flags & TR_SUBMIT_METERED) == 0) {
+        return UINT32_MAX;
+    }
+    return allowed > spent ? (uint32_t) (allowed - spent) : 0;
 }
 
 /* Lays out n_prompts * n sequences in the arena from the prompts' ids (copied):

@@ -179,7 +179,8 @@ tr_scheduler_remove(tr_scheduler_t *s, tr_sequence_t *q)
 /* Tokens that are to be computed before something else must happen.  While a
  * prompt is echoed its last position waits: it gives the first output token.
  * With max_tokens 0 it is never computed, the others only for their scores.
- * The last token of all is never computed either. */
+ * The last token of all is never computed either; nor the newest one of a request
+ * that may have no more. */
 uint32_t
 tr_sequence_goal(const tr_sequence_t *q)
 {
@@ -199,6 +200,9 @@ tr_sequence_goal(const tr_sequence_t *q)
     }
     if (goal >= q->prompt_len && tr_sequence_shares(q)) {
         goal = q->prompt_len - 1;
+    }
+    if (goal == tr_sequence_known(q) && tr_request_allowance(q->request) == 0) {
+        goal--; /* the worker has not allowed the token that it would give */
     }
     return goal;
 }
@@ -276,6 +280,26 @@ tr_scheduler_room(tr_scheduler_t *s, tr_sequence_t *q)
                             o->batch_logprobs + logprobs);
 }
 
+/* May q's request have one token more than this batch gives it? */
+static bool
+tr_scheduler_allowed(const tr_scheduler_t *s, const tr_sequence_t *q)
+{
+    const tr_request_t *r = q->request;
+
+    return tr_request_allowance(r)
+           > (r->sample_turn == s->turn ? r->samples : 0);
+}
+
+static void
+tr_scheduler_count_sample(const tr_scheduler_t *s, tr_request_t *r)
+{
+    if (r->sample_turn != s->turn) {
+        r->sample_turn = s->turn;
+        r->samples = 0;
+    }
+    r->samples++;
+}
+
 /* The caller has asked for room. */
 static void
 tr_scheduler_add_chunk(tr_scheduler_t *s, tr_sequence_t *q, uint32_t n)
@@ -287,6 +311,9 @@ tr_scheduler_add_chunk(tr_scheduler_t *s, tr_sequence_t *q, uint32_t n)
     chunk->n = n;
     chunk->sample = q->computed + n == tr_sequence_known(q);
     chunk->score = q->prompt_scores != NULL && tr_sequence_echoes(q);
+    if (chunk->sample) {
+        tr_scheduler_count_sample(s, q->request);
+    }
     s->n_tokens += n;
     if (!tr_request_detached(q->request)) {
         q->request->writer->batch += tr_sequence_rows(q);
@@ -297,7 +324,8 @@ tr_scheduler_add_chunk(tr_scheduler_t *s, tr_sequence_t *q, uint32_t n)
 bool
 tr_scheduler_step(tr_scheduler_t *s, tr_sequence_t *q, uint32_t limit)
 {
-    if (s->n_tokens >= limit || !tr_scheduler_room(s, q)) {
+    if (s->n_tokens >= limit || !tr_scheduler_allowed(s, q)
+        || !tr_scheduler_room(s, q)) {
         return false;
     }
     tr_scheduler_add_chunk(s, q, 1);
@@ -514,7 +542,12 @@ tr_scheduler_prefill(tr_scheduler_t *s)
         if (tr_sequence_moved(q) && left > moved) {
             left = moved;
         }
-        if (left != 0 && !tr_scheduler_full(s, q) && tr_scheduler_room(s, q)) {
+        if (q->computed + want == tr_sequence_known(q)
+            && !tr_scheduler_allowed(s, q)) {
+            want--; /* its last position gives a token */
+        }
+        if (want != 0 && left != 0 && !tr_scheduler_full(s, q)
+            && tr_scheduler_room(s, q)) {
             want = want < left ? want : left;
             tr_scheduler_add_chunk(s, q, want);
             q->request->prefill_turn = ++s->prompt_chunks;

@@ -60,6 +60,7 @@ tr_scheduler_submit(tr_scheduler_t *s)
         q->computed += chunk->n;
         q->under_way += chunk->n;
         q->ahead += chunk->sample;
+        q->request->sampling += chunk->sample;
         q->chunk[f] = i;
         chunk->cached = true;
         chunk->owed = tr_request_detached(q->request) ? 0 : tr_sequence_rows(q);
@@ -79,6 +80,7 @@ tr_in_flight_take_back(tr_chunk_t *chunk)
     tr_sequence_t *q = chunk->sequence;
 
     q->ahead -= chunk->sample;
+    q->request->sampling -= chunk->sample;
     if (chunk->cached) {
         q->under_way -= chunk->n;
         q->computed -= chunk->n;
@@ -99,6 +101,7 @@ tr_scheduler_chunk_done(tr_scheduler_t *s, tr_chunk_t *chunk, bool computed)
 
         s->counts.prefilled += prompt;
         q->ahead -= chunk->sample;
+        q->request->sampling -= chunk->sample;
         q->under_way -= cached ? chunk->n : 0;
         tr_fair_computed(q, prompt);
         if (chunk->sample && q->pooled == NULL) {
@@ -164,6 +167,7 @@ tr_scheduler_disown(tr_scheduler_t *s, tr_sequence_t *q)
             tr_in_flight_forget(chunk);
         }
     }
+    q->request->sampling -= q->ahead;
     q->ahead = q->under_way = 0;
 }
 

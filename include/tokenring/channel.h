@@ -8,7 +8,7 @@
  * as a worker does, and what is said of workers here holds for it.
  *
  * The memfd: a header page, with the pulse behind the header, the control
- * words, their dirty bitmap, three rings.
+ * words, the allowances, the dirty bitmap of both, three rings.
  *
  *   ring       from, to                   records (wire.h)
  *   requests   worker -> frontend thread  SUBMIT
@@ -28,6 +28,12 @@
  * the word once more when a SUBMIT is complete, since the word can overtake the
  * body.  A slot is used again, with the next generation (the first is 1), only
  * after FINISH with LAST, or ERROR.
+ *
+ * Allowances.  Of a request with TR_SUBMIT_METERED the worker says beside the
+ * control word how many tokens may be sampled, over all its choices and with
+ * those of a replay block: generation << 32 | tokens.  It only grows.  The engine
+ * never samples one more, also ahead of what it has told; a request that has
+ * spent it waits, with its cache, until the worker raises it or ends it.
  *
  * Pulse.  A worker that wonders whether the engine lives counts `ping` up and
  * rings.  The frontend thread copies the word to pong_front at its next turn,
@@ -78,6 +84,7 @@ typedef struct {
     uint64_t size;  /* of the whole memfd */
     uint64_t generation;
     uint64_t control_offset; /* _Atomic uint64_t[slots]; the worker writes */
+    uint64_t allow_offset;   /* _Atomic uint64_t[slots]; the worker writes */
     uint64_t dirty_offset;   /* _Atomic uint64_t[slots / 64]; the worker sets,
                               * the engine takes */
     uint64_t request_offset; /* tr_ring_shared_t, then data */
@@ -103,7 +110,7 @@ typedef struct {
     size_t size;     /* bytes mapped there */
     uint32_t slots;
     uint64_t generation;
-    _Atomic uint64_t *control;
+    _Atomic uint64_t *control, *allow;
     _Atomic uint64_t *dirty;
     tr_ring_shared_t *request, *answer, *response;
     uint8_t *request_data, *answer_data, *response_data;
@@ -175,6 +182,14 @@ static inline int tr_control_set(tr_channel_map_t *map, uint64_t id,
 
 /* Engine: the control word's bits, 0 when it is of another generation. */
 static inline uint32_t tr_control_get(tr_channel_map_t *map, uint64_t id);
+
+/* Worker: the request may have so many tokens, from 0 on.  Before its SUBMIT and
+ * whenever that grows.  1: ring the engine. */
+static inline int tr_allow_set(tr_channel_map_t *map, uint64_t id,
+                               uint32_t tokens);
+
+/* Engine: that, 0 when it is of another generation. */
+static inline uint32_t tr_allow_get(tr_channel_map_t *map, uint64_t id);
 
 /* Engine: takes a word of dirty bits; bit b of word w is slot 64 * w + b. */
 static inline uint64_t tr_control_take(tr_channel_map_t *map, uint32_t word);

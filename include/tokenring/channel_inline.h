@@ -108,6 +108,7 @@ tr_channel_view(tr_channel_map_t *out, void *base, const tr_channel_header_t *h)
     out->slots = h->slots;
     out->generation = h->generation;
     out->control = (_Atomic uint64_t *) (void *) (at + h->control_offset);
+    out->allow = (_Atomic uint64_t *) (void *) (at + h->allow_offset);
     out->dirty = (_Atomic uint64_t *) (void *) (at + h->dirty_offset);
     out->request = (tr_ring_shared_t *) (void *) (at + h->request_offset);
     out->request_data = at + h->request_offset + sizeof(tr_ring_shared_t);
@@ -131,7 +132,8 @@ tr_channel_layout(tr_channel_header_t *h, uint32_t slots, uint32_t request,
     h->slots = slots;
     h->generation = generation;
     h->control_offset = 4096;
-    h->dirty_offset = h->control_offset + 8ull * slots;
+    h->allow_offset = h->control_offset + 8ull * slots;
+    h->dirty_offset = h->allow_offset + 8ull * slots;
     h->request_offset = (h->dirty_offset + slots / 8 + 63) & ~63ull;
     h->request_capacity = request;
     h->answer_offset = h->request_offset + sizeof(tr_ring_shared_t) + request;
@@ -448,20 +450,46 @@ tr_inbox_awake(tr_inbox_t *in)
     tr_ring_awake(&in->responses);
 }
 
+/* A word of the request's slot, and its dirty bit. */
 static inline int
-tr_control_set(tr_channel_map_t *map, uint64_t id, uint32_t bits)
+tr_channel_tell(tr_channel_map_t *map, _Atomic uint64_t *words, uint64_t id,
+                uint32_t value)
 {
     uint32_t slot = (uint32_t) id;
 
     if (slot >= map->slots) {
         return 0;
     }
-    atomic_store_explicit(&map->control[slot],
-                          (id & 0xffffffff00000000ull) | bits,
+    atomic_store_explicit(&words[slot], (id & 0xffffffff00000000ull) | value,
                           memory_order_release);
     atomic_fetch_or_explicit(&map->dirty[slot / 64], 1ull << (slot % 64),
                              memory_order_seq_cst);
     return tr_channel_wake(map);
+}
+
+static inline int
+tr_control_set(tr_channel_map_t *map, uint64_t id, uint32_t bits)
+{
+    return tr_channel_tell(map, map->control, id, bits);
+}
+
+static inline int
+tr_allow_set(tr_channel_map_t *map, uint64_t id, uint32_t tokens)
+{
+    return tr_channel_tell(map, map->allow, id, tokens);
+}
+
+static inline uint32_t
+tr_allow_get(tr_channel_map_t *map, uint64_t id)
+{
+    uint32_t slot = (uint32_t) id;
+    uint64_t word;
+
+    if (slot >= map->slots) {
+        return 0;
+    }
+    word = atomic_load_explicit(&map->allow[slot], memory_order_acquire);
+    return (word >> 32) == (id >> 32) ? (uint32_t) word : 0;
 }
 
 static inline uint32_t

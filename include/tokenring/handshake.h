@@ -24,12 +24,14 @@
 /* Bits of features[0]; features[1] is for more, and 0. */
 #define TR_FEATURE_IDS 0x01u    /* TR_SUBMIT_IDS: DELTAs carry token ids */
 #define TR_FEATURE_REPLAY 0x02u /* SUBMIT may have a replay block */
+#define TR_FEATURE_ALLOW 0x04u  /* TR_SUBMIT_METERED: allowances bind */
 #define TR_FEATURE_PING 0x08u   /* the pulse (channel.h) is answered */
 /* SUBMIT may name the model that was read in the body, and the engine compares;
  * no gateway sends one yet. */
 #define TR_FEATURE_MODEL 0x20u
-#define TR_FEATURES \
-    (TR_FEATURE_IDS | TR_FEATURE_REPLAY | TR_FEATURE_PING | TR_FEATURE_MODEL)
+#define TR_FEATURES                                                          \
+    (TR_FEATURE_IDS | TR_FEATURE_REPLAY | TR_FEATURE_ALLOW | TR_FEATURE_PING \
+     | TR_FEATURE_MODEL)
 
 enum tr_connection_role { TR_ROLE_WORKER = 1, TR_ROLE_CLI = 2 };
 

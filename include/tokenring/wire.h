@@ -75,7 +75,10 @@ enum tr_record_type {
 #define TR_SUBMIT_RESUMABLE 0x0001u /* its output is kept in Redis */
 #define TR_SUBMIT_DETACH 0x0002u    /* goes on without client and channel */
 #define TR_SUBMIT_IDS 0x0004u       /* its DELTAs carry token ids */
-#define TR_MODEL_ID 16u             /* bytes: which weights and tokenizer */
+/* It samples no more tokens than the worker allows (channel.h), and a DELTA tells
+ * of each token at once. */
+#define TR_SUBMIT_METERED 0x0008u
+#define TR_MODEL_ID 16u /* bytes: which weights and tokenizer */
 #define TR_CACHE_KEY 16u
 #define TR_HOLDER 8u
 #define TR_TRACE_MAX 56u
@@ -165,7 +168,7 @@ typedef struct {
     uint64_t seed;                 /* of its sampling, the engine's own too */
     uint8_t model_id[TR_MODEL_ID]; /* as on the status page's card */
     uint64_t exact_id;
-    /* completion tokens of all choices, at most; nobody reads it yet */
+    /* completion tokens of all choices, at most */
     uint64_t max_total;
 } tr_wire_accepted_t; /* ACCEPTED, 72 bytes */
 

@@ -60,6 +60,7 @@ ngx_http_tokenring_accepted(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     }
 
     ngx_http_tokenring_move_keep(ctx, &head);
+    ngx_http_tokenring_accepted_most(ctx, head.max_total);
 
     if (!ngx_http_tokenring_charge(ctx)) {
         ngx_http_tokenring_end_here(ctx);

@@ -709,6 +709,10 @@ ngx_http_tokenring_init_process(ngx_cycle_t *cycle)
         ngx_http_tokenring_redis_open(redises[i]);
     }
 
+    if (tmcf->tenants) {
+        ngx_http_tokenring_accounts_begin(tmcf->tenants);
+    }
+
     if (tmcf->engines.nelts == 0) {
         return NGX_OK;
     }

@@ -253,11 +253,7 @@ ngx_http_tokenring_delta_count(ngx_http_tokenring_ctx_t *ctx,
 {
     ctx->completion_tokens += head->tokens;
 
-    if (ctx->use && ctx->completion_tokens >= ctx->use->next
-        && !ngx_http_tokenring_charge(ctx))
-    {
-        ngx_http_tokenring_end_here(ctx);
-    }
+    ngx_http_tokenring_spend(ctx);
 
     ctx->last_us = ctx->conn ? ctx->conn->now : ngx_http_tokenring_clock();
 

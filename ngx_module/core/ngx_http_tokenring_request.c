@@ -632,7 +632,7 @@ ngx_http_tokenring_cleanup(void *data)
 
     ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_DONE);
 
-    ngx_http_tokenring_charge(ctx);
+    ngx_http_tokenring_tenant_end(ctx);
     ngx_http_tokenring_upload_end(ctx);
     ngx_http_tokenring_body_uncharge(ctx);
     ngx_http_tokenring_move_forget(ctx);

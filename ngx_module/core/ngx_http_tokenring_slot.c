@@ -291,3 +291,19 @@ ngx_http_tokenring_control(ngx_http_tokenring_ctx_t *ctx, uint32_t bits)
         ngx_http_tokenring_ring(conn);
     }
 }
+
+
+void
+ngx_http_tokenring_allow(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_http_tokenring_conn_t  *conn;
+
+    conn = ctx->conn;
+
+    ngx_log_debug1(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
+                   "tokenring request: allow tokens:%uL", ctx->use->taken);
+
+    if (conn && tr_allow_set(&conn->map, ctx->id, (uint32_t) ctx->use->taken)) {
+        ngx_http_tokenring_ring(conn);
+    }
+}

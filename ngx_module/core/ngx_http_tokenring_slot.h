@@ -60,6 +60,10 @@ void ngx_http_tokenring_slot_free(ngx_http_tokenring_conn_t *conn,
 /* the request wants no more of the engine, which is told; conn becomes NULL */
 void ngx_http_tokenring_slot_abandon(ngx_http_tokenring_ctx_t *ctx);
 
+/* the engine may sample as many tokens of it as were taken from its tenant's
+ * budgets */
+void ngx_http_tokenring_allow(ngx_http_tokenring_ctx_t *ctx);
+
 /* what the request wants now, and nothing else: TR_CONTROL_ABORT, _PAUSE,
  * _DETACH, or 0 to go on; _STAY is added where it holds */
 void ngx_http_tokenring_control(ngx_http_tokenring_ctx_t *ctx, uint32_t bits);

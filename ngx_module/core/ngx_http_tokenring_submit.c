@@ -269,6 +269,10 @@ ngx_http_tokenring_body_head(ngx_http_tokenring_ctx_t *ctx,
     ngx_memcpy(head->request_id, ctx->request_id.data, ctx->request_id.len);
     ngx_memcpy(head->completion, ctx->completion.data, TR_COMPLETION_LEN);
 
+    if (ngx_http_tokenring_meter(ctx)) {
+        head->flags |= TR_SUBMIT_METERED;
+    }
+
     ngx_http_tokenring_resumable_submit(ctx, head);
     ngx_http_tokenring_tenant(ctx, tenant);
     ngx_memcpy(&head->tenant, tenant, sizeof(head->tenant));

@@ -1,137 +1,53 @@
 /*
- * What tenants use, and what they are told of it.
+ * What tenants use.
  *
  * A request is let in while all budgets of its plan have something left.  It
- * is then one request; its prompt is taken when the engine has counted it, and
- * its answer as it comes.  Where that empties a budget the answer is cut
- * (_record.c).  What was overdrawn, by a long prompt or by many answers at
- * once, is owed, and nothing is let in until it has come in again.
+ * is then one request; its prompt is taken when the engine has counted it.
+ * What was overdrawn by a long prompt is owed, and nothing is let in until it
+ * has come in again.
  *
- * One lock for all tenants: it is held for the arithmetic of a few budgets,
- * when a request begins, for its prompt, for 64 tokens each, and at its end
- * (once more, to tell the client what is left).  When the memory is full, the
- * tenant that was quiet for longest is forgotten.
+ * Its answer never overdraws: the engine samples what it is allowed to, and
+ * that was taken from the budgets before (a lease).  While it comes, it gets
+ * the next one; the more requests of the tenant are under way, and the less is
+ * left, the smaller.  Where nothing is left the answer is cut (_record.c), and
+ * what it has not used of its leases goes back at its end.
+ *
+ * An answer that is kept in Redis is not cut: it is taken as it comes, and what
+ * it overdraws is owed.
  */
 
+#include "ngx_http_tokenring_accounts.h"
+#include "ngx_http_tokenring_slot.h"
 #include "ngx_http_tokenring_conf.h"
 #include "ngx_http_tokenring_error.h"
-#include "ngx_http_tokenring_metrics.h"
 #include "ngx_http_tokenring_request.h"
 #include "ngx_http_tokenring_send.h"
-#include "ngx_http_tokenring_tenants.h"
 
 #include <ngx_sha1.h>
 
 
-typedef struct {
-    ngx_rbtree_t                    tree;
-    ngx_rbtree_node_t               sentinel;
-    ngx_queue_t                     queue;   /* the last one used first */
-    ngx_http_tokenring_tally_t     *tally;   /* shown or not */
-} ngx_http_tokenring_tenants_t;
-
-
-typedef struct {
-    ngx_rbtree_node_t               node;    /* key: of the hash */
-    ngx_queue_t                     queue;
-    u_char                          name[NGX_HTTP_TOKENRING_TENANT];
-    uint8_t                         kinds[NGX_HTTP_TOKENRING_BUDGETS];
-    ngx_http_tokenring_budget_t     budgets[NGX_HTTP_TOKENRING_BUDGETS];
-} ngx_http_tokenring_account_t;
-
-
-/* tokens of an answer that are charged together, at most */
+/* tokens of an answer that are taken together, at most */
+#define NGX_HTTP_TOKENRING_LEASE   256
 #define NGX_HTTP_TOKENRING_CHARGE  64
 
 
-/* a budget that is empty, and when it is not any more */
-
-typedef struct {
-    ngx_http_tokenring_limit_t     *limit;
-    int64_t                         left;
-    uint64_t                        wait;    /* ms */
-    uint64_t                        reset;   /* ms, until it is full */
-} ngx_http_tokenring_view_t;
-
-
-static void ngx_http_tokenring_now(ngx_http_tokenring_clock_t *clock);
-static ngx_shm_zone_t *ngx_http_tokenring_tenants_lock(
-    ngx_http_tokenring_ctx_t *ctx);
-static void ngx_http_tokenring_tenants_unlock(ngx_shm_zone_t *zone);
-static ngx_http_tokenring_account_t *ngx_http_tokenring_account(
-    ngx_shm_zone_t *zone, ngx_http_tokenring_use_t *use,
-    ngx_http_tokenring_clock_t *clock);
-static ngx_http_tokenring_account_t *ngx_http_tokenring_account_find(
-    ngx_http_tokenring_tenants_t *t, ngx_rbtree_key_t key, u_char *name);
 static void ngx_http_tokenring_account_name(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_use_t *use);
-static void ngx_http_tokenring_account_fit(ngx_http_tokenring_account_t *a,
-    ngx_http_tokenring_plan_t *plan, ngx_http_tokenring_clock_t *clock);
-static ngx_http_tokenring_account_t *ngx_http_tokenring_account_new(
-    ngx_shm_zone_t *zone);
 static ngx_int_t ngx_http_tokenring_plan_of(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_plan_t **plan);
-static ngx_int_t ngx_http_tokenring_limit_refuse(
-    ngx_http_tokenring_ctx_t *ctx, ngx_http_tokenring_view_t *view);
-static void ngx_http_tokenring_look(ngx_http_tokenring_ctx_t *ctx,
-    ngx_http_tokenring_view_t *requests, ngx_http_tokenring_view_t *tokens);
-static ngx_int_t ngx_http_tokenring_limit_header(ngx_http_request_t *r,
-    const char *key, const char *format, uint64_t value);
-static u_char *ngx_http_tokenring_duration(u_char *p, uint64_t ms);
-
-
-ngx_int_t
-ngx_http_tokenring_tenants_init(ngx_shm_zone_t *zone, void *data)
-{
-    ngx_slab_pool_t               *shpool;
-    ngx_http_tokenring_tenants_t  *t;
-
-    shpool = (ngx_slab_pool_t *) zone->shm.addr;
-
-    if (data || zone->shm.exists) {
-        /* a reload: what the old configuration has counted */
-        zone->data = data ? data : shpool->data;
-        return NGX_OK;
-    }
-
-    t = ngx_slab_alloc(shpool, sizeof(ngx_http_tokenring_tenants_t));
-    if (t == NULL) {
-        return NGX_ERROR;
-    }
-
-    ngx_rbtree_init(&t->tree, &t->sentinel, ngx_rbtree_insert_value);
-    ngx_queue_init(&t->queue);
-
-    /* now, while there is room: a reload may show the tenants of a zone that
-     * is full */
-
-    t->tally = ngx_http_tokenring_tally_create(shpool);
-    if (t->tally == NULL) {
-        return NGX_ERROR;
-    }
-
-    shpool->data = t;
-    shpool->log_nomem = 0;
-
-    zone->data = t;
-
-    return NGX_OK;
-}
-
-
-ngx_http_tokenring_tally_t *
-ngx_http_tokenring_tenants_tally(ngx_shm_zone_t *zone)
-{
-    return ((ngx_http_tokenring_tenants_t *) zone->data)->tally;
-}
-
-
-static void
-ngx_http_tokenring_now(ngx_http_tokenring_clock_t *clock)
-{
-    clock->now = ngx_current_msec;
-    clock->unix_s = (uint64_t) ngx_time();
-}
+static ngx_int_t ngx_http_tokenring_enter(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_view_t *empty);
+static void ngx_http_tokenring_find_empty(ngx_http_tokenring_account_t *a,
+    ngx_http_tokenring_plan_t *plan, ngx_http_tokenring_clock_t *clock,
+    ngx_http_tokenring_view_t *empty);
+static void ngx_http_tokenring_take(ngx_http_tokenring_account_t *a,
+    ngx_http_tokenring_plan_t *plan, int64_t in, int64_t out);
+static int64_t ngx_http_tokenring_left(ngx_http_tokenring_account_t *a,
+    ngx_http_tokenring_plan_t *plan);
+static uint64_t ngx_http_tokenring_lease(ngx_http_tokenring_ctx_t *ctx,
+    int64_t left);
+static ngx_uint_t ngx_http_tokenring_goes_on(ngx_http_tokenring_use_t *use,
+    int64_t left);
 
 
 void
@@ -187,29 +103,6 @@ hash:
 }
 
 
-static ngx_shm_zone_t *
-ngx_http_tokenring_tenants_lock(ngx_http_tokenring_ctx_t *ctx)
-{
-    ngx_shm_zone_t                  *zone;
-    ngx_http_tokenring_main_conf_t  *tmcf;
-
-    tmcf = ngx_http_get_module_main_conf(ctx->request,
-                                         ngx_http_tokenring_module);
-    zone = tmcf->tenants;
-
-    ngx_shmtx_lock(&((ngx_slab_pool_t *) zone->shm.addr)->mutex);
-
-    return zone;
-}
-
-
-static void
-ngx_http_tokenring_tenants_unlock(ngx_shm_zone_t *zone)
-{
-    ngx_shmtx_unlock(&((ngx_slab_pool_t *) zone->shm.addr)->mutex);
-}
-
-
 /* of a tenant in a plan: one that changes between plans finds each as it left
  * it */
 
@@ -228,156 +121,6 @@ ngx_http_tokenring_account_name(ngx_http_tokenring_ctx_t *ctx,
     ngx_sha1_final(digest, &sha1);
 
     ngx_memcpy(use->account, digest, NGX_HTTP_TOKENRING_TENANT);
-}
-
-
-/* the account of a tenant, refilled; NULL: the zone has no room for one */
-
-static ngx_http_tokenring_account_t *
-ngx_http_tokenring_account(ngx_shm_zone_t *zone, ngx_http_tokenring_use_t *use,
-    ngx_http_tokenring_clock_t *clock)
-{
-    ngx_uint_t                     i;
-    ngx_rbtree_key_t               key;
-    ngx_http_tokenring_plan_t     *plan;
-    ngx_http_tokenring_account_t  *a;
-    ngx_http_tokenring_tenants_t  *t;
-
-    t = zone->data;
-    plan = use->plan;
-
-    ngx_memcpy(&key, use->account, sizeof(ngx_rbtree_key_t));
-
-    a = ngx_http_tokenring_account_find(t, key, use->account);
-
-    if (a == NULL) {
-        a = ngx_http_tokenring_account_new(zone);
-        if (a == NULL) {
-            return NULL;
-        }
-
-        ngx_memcpy(a->name, use->account, NGX_HTTP_TOKENRING_TENANT);
-        a->node.key = key;
-
-        ngx_rbtree_insert(&t->tree, &a->node);
-
-    } else {
-        ngx_queue_remove(&a->queue);
-    }
-
-    ngx_queue_insert_head(&t->queue, &a->queue);
-
-    ngx_http_tokenring_account_fit(a, plan, clock);
-
-    for (i = 0; i < plan->n; i++) {
-        ngx_http_tokenring_budget_refill(&a->budgets[i],
-                                         &plan->limits[i].rate, clock);
-    }
-
-    return a;
-}
-
-
-/*
- * Its budgets, in the order of the plan's limits.  Since a reload these may be
- * others: what was used stays with the first limit of the same unit and time,
- * whatever its number is now; a new one is full.
- */
-
-static void
-ngx_http_tokenring_account_fit(ngx_http_tokenring_account_t *a,
-    ngx_http_tokenring_plan_t *plan, ngx_http_tokenring_clock_t *clock)
-{
-    uint8_t                      kinds[NGX_HTTP_TOKENRING_BUDGETS], kind;
-    ngx_uint_t                   i, j;
-    ngx_http_tokenring_budget_t  budgets[NGX_HTTP_TOKENRING_BUDGETS];
-
-    for (i = 0; i < NGX_HTTP_TOKENRING_BUDGETS; i++) {
-        kinds[i] = (i < plan->n) ? plan->limits[i].kind : 0;
-    }
-
-    if (ngx_memcmp(kinds, a->kinds, sizeof(kinds)) == 0) {
-        return;
-    }
-
-    for (i = 0; i < plan->n; i++) {
-        kind = kinds[i];
-
-        for (j = 0; j < NGX_HTTP_TOKENRING_BUDGETS; j++) {
-            if (a->kinds[j] == kind) {
-                break;
-            }
-        }
-
-        if (j == NGX_HTTP_TOKENRING_BUDGETS) {
-            ngx_http_tokenring_budget_init(&budgets[i], &plan->limits[i].rate,
-                                           clock);
-            continue;
-        }
-
-        budgets[i] = a->budgets[j];
-        a->kinds[j] = 0;
-    }
-
-    ngx_memcpy(a->budgets, budgets,
-               plan->n * sizeof(ngx_http_tokenring_budget_t));
-    ngx_memcpy(a->kinds, kinds, sizeof(kinds));
-}
-
-
-static ngx_http_tokenring_account_t *
-ngx_http_tokenring_account_find(ngx_http_tokenring_tenants_t *t,
-    ngx_rbtree_key_t key, u_char *name)
-{
-    ngx_rbtree_node_t             *node;
-    ngx_http_tokenring_account_t  *a;
-
-    node = t->tree.root;
-
-    while (node != t->tree.sentinel) {
-
-        if (key != node->key) {
-            node = (key < node->key) ? node->left : node->right;
-            continue;
-        }
-
-        a = (ngx_http_tokenring_account_t *) node;
-
-        /* half of a SHA-1 is equal only if all of it is */
-        return (ngx_memcmp(a->name, name, NGX_HTTP_TOKENRING_TENANT) == 0)
-               ? a : NULL;
-    }
-
-    return NULL;
-}
-
-
-static ngx_http_tokenring_account_t *
-ngx_http_tokenring_account_new(ngx_shm_zone_t *zone)
-{
-    ngx_queue_t                   *q;
-    ngx_slab_pool_t               *shpool;
-    ngx_http_tokenring_account_t  *a;
-    ngx_http_tokenring_tenants_t  *t;
-
-    t = zone->data;
-    shpool = (ngx_slab_pool_t *) zone->shm.addr;
-
-    for ( ;; ) {
-        a = ngx_slab_calloc_locked(shpool,
-                                   sizeof(ngx_http_tokenring_account_t));
-
-        if (a || ngx_queue_empty(&t->queue)) {
-            return a;
-        }
-
-        q = ngx_queue_last(&t->queue);
-        a = ngx_queue_data(q, ngx_http_tokenring_account_t, queue);
-
-        ngx_queue_remove(q);
-        ngx_rbtree_delete(&t->tree, &a->node);
-        ngx_slab_free_locked(shpool, a);
-    }
 }
 
 
@@ -431,14 +174,9 @@ ngx_http_tokenring_plan_of(ngx_http_tokenring_ctx_t *ctx,
 ngx_int_t
 ngx_http_tokenring_admit_tenant(ngx_http_tokenring_ctx_t *ctx, ngx_int_t *rc)
 {
-    ngx_uint_t                     i;
-    ngx_shm_zone_t                *zone;
-    ngx_http_tokenring_use_t      *use;
-    ngx_http_tokenring_plan_t     *plan;
-    ngx_http_tokenring_view_t      empty;
-    ngx_http_tokenring_clock_t     clock;
-    ngx_http_tokenring_budget_t   *b;
-    ngx_http_tokenring_account_t  *a;
+    ngx_http_tokenring_use_t   *use;
+    ngx_http_tokenring_plan_t  *plan;
+    ngx_http_tokenring_view_t   empty;
 
     *rc = ngx_http_tokenring_plan_of(ctx, &plan);
 
@@ -450,334 +188,381 @@ ngx_http_tokenring_admit_tenant(ngx_http_tokenring_ctx_t *ctx, ngx_int_t *rc)
                                         sizeof(ngx_http_tokenring_use_t))
                           : NULL;
     if (use == NULL) {
-        *rc = ngx_http_tokenring_send_error(ctx->request, TR_ERR_INTERNAL,
-                                    "The limits of this request are unknown");
-        return NGX_DECLINED;
+        goto failed;
     }
 
     use->plan = plan;
     ngx_http_tokenring_account_name(ctx, use);
 
     ctx->use = use;
-    empty.limit = NULL;
 
-    ngx_http_tokenring_now(&clock);
-
-    zone = ngx_http_tokenring_tenants_lock(ctx);
-    a = ngx_http_tokenring_account(zone, use, &clock);
-
-    for (i = 0; a && i < plan->n; i++) {
-        b = &a->budgets[i];
-
-        if (ngx_http_tokenring_budget_left(b, &plan->limits[i].rate) >= 1) {
-            continue;
-        }
-
-        /* of several, what takes longest: before that it would be in vain */
-
-        if (empty.limit == NULL
-            || ngx_http_tokenring_budget_wait(b, &plan->limits[i].rate, &clock,
-                                              1)
-               > empty.wait)
-        {
-            empty.limit = &plan->limits[i];
-            empty.left = ngx_http_tokenring_budget_left(b,
-                                                  &plan->limits[i].rate);
-            empty.wait = ngx_http_tokenring_budget_wait(b,
-                                            &plan->limits[i].rate, &clock, 1);
-        }
-    }
-
-    for (i = 0; a && empty.limit == NULL && i < plan->n; i++) {
-        if (plan->limits[i].unit == NGX_HTTP_TOKENRING_UNIT_REQUESTS) {
-            ngx_http_tokenring_budget_take(&a->budgets[i],
-                                           &plan->limits[i].rate, 1);
-        }
-    }
-
-    ngx_http_tokenring_tenants_unlock(zone);
-
-    if (empty.limit == NULL) {
+    if (plan->n == 0) {
         return NGX_OK;
     }
 
-    *rc = ngx_http_tokenring_limit_refuse(ctx, &empty);
+    switch (ngx_http_tokenring_enter(ctx, &empty)) {
 
+    case NGX_OK:
+        return NGX_OK;
+
+    case NGX_DECLINED:
+        *rc = ngx_http_tokenring_limit_refuse(ctx, &empty);
+        return NGX_DECLINED;
+
+    default: /* NGX_ERROR */
+        ngx_log_error(NGX_LOG_ERR, ctx->request->connection->log, 0,
+                      "tokenring: the zone of tokenring_tenants is too small "
+                      "for the requests under way, request=%V",
+                      &ctx->request_id);
+    }
+
+failed:
+
+    *rc = ngx_http_tokenring_send_error(ctx->request, TR_ERR_INTERNAL,
+                                    "The limits of this request are unknown");
     return NGX_DECLINED;
 }
 
 
+/* NGX_DECLINED: a budget is empty; NGX_ERROR: the zone has no room */
+
 static ngx_int_t
-ngx_http_tokenring_limit_refuse(ngx_http_tokenring_ctx_t *ctx,
-    ngx_http_tokenring_view_t *view)
+ngx_http_tokenring_enter(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_view_t *empty)
 {
-    u_char               text[256], *p;
-    ngx_str_t            message, no;
-    ngx_uint_t           day;
-    const char          *type;
-    ngx_http_request_t  *r;
+    ngx_int_t                      rc;
+    ngx_uint_t                     i;
+    ngx_shm_zone_t                *zone;
+    ngx_http_tokenring_plan_t     *plan;
+    ngx_http_tokenring_clock_t     clock;
+    ngx_http_tokenring_account_t  *a;
 
-    static const char   *units[] = { "requests", "prompt tokens",
-                                     "tokens of answers", "tokens" };
+    plan = ctx->use->plan;
+    rc = NGX_ERROR;
 
-    r = ctx->request;
-    day = (view->limit->rate.period == 0);
-    type = (view->limit->unit == NGX_HTTP_TOKENRING_UNIT_REQUESTS) ? "requests"
-                                                              : "tokens";
+    ngx_http_tokenring_now(&clock);
 
-    ngx_http_tokenring_count(limited);
-    ctx->limited = 1;
+    zone = ngx_http_tokenring_accounts_lock(ctx);
+    a = ngx_http_tokenring_account(zone, ctx->use, &clock);
 
-    p = ngx_snprintf(text, sizeof(text) - 32,
-                     "Rate limit reached: %uL %s in a %s. Please try again in ",
-                     view->limit->rate.limit, units[view->limit->unit],
-                     day ? "day"
-                         : (view->limit->rate.period == 1000) ? "second"
-                         : (view->limit->rate.period == 60000) ? "minute"
-                         : "hour");
-    p = ngx_http_tokenring_duration(p, view->wait);
-    *p++ = '.';
+    if (a) {
+        ngx_http_tokenring_find_empty(a, plan, &clock, empty);
 
-    message.data = text;
-    message.len = p - text;
+        if (empty->limit) {
+            rc = NGX_DECLINED;
 
-    ngx_log_error(NGX_LOG_INFO, r->connection->log, 0,
-                  "tokenring: the tenant is at its limit, plan=\"%V\" "
-                  "limit=%V request=%V", &ctx->use->plan->name,
-                  &view->limit->text, &ctx->request_id);
-
-    if (ngx_http_tokenring_limit_header(r, "retry-after-ms", "%uL", view->wait)
-        != NGX_OK)
-    {
-        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+        } else {
+            ctx->use->hold = ngx_http_tokenring_hold(zone, a);
+        }
     }
 
-    ngx_str_set(&no, "false");
+    if (ctx->use->hold) {
+        rc = NGX_OK;
 
-    if (day && ngx_http_tokenring_add_header(r, "x-should-retry", &no)
-               != NGX_OK)
-    {
-        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+        for (i = 0; i < plan->n; i++) {
+            if (plan->limits[i].unit == NGX_HTTP_TOKENRING_UNIT_REQUESTS) {
+                ngx_http_tokenring_budget_take(&a->budgets[i],
+                                               &plan->limits[i].rate, 1);
+            }
+        }
     }
 
-    return ngx_http_tokenring_send_error_body(r, NGX_HTTP_TOO_MANY_REQUESTS,
-               day ? "insufficient_quota" : type,
-               day ? "insufficient_quota" : "rate_limit_exceeded",
-               NULL, &message, (ngx_uint_t) ((view->wait + 999) / 1000));
+    ngx_http_tokenring_accounts_unlock(zone);
+
+    return rc;
+}
+
+
+/* of several, what takes longest: before that it would be in vain */
+
+static void
+ngx_http_tokenring_find_empty(ngx_http_tokenring_account_t *a,
+    ngx_http_tokenring_plan_t *plan, ngx_http_tokenring_clock_t *clock,
+    ngx_http_tokenring_view_t *empty)
+{
+    uint64_t                      wait;
+    ngx_uint_t                    i;
+    ngx_http_tokenring_limit_t   *limit;
+    ngx_http_tokenring_budget_t  *b;
+
+    empty->limit = NULL;
+
+    for (i = 0; i < plan->n; i++) {
+        b = &a->budgets[i];
+        limit = &plan->limits[i];
+
+        if (ngx_http_tokenring_budget_left(b, &limit->rate) >= 1) {
+            continue;
+        }
+
+        wait = ngx_http_tokenring_budget_wait(b, &limit->rate, clock, 1);
+
+        if (empty->limit == NULL || wait > empty->wait) {
+            empty->limit = limit;
+            empty->wait = wait;
+        }
+    }
+}
+
+
+/* from the budgets of tokens */
+
+static void
+ngx_http_tokenring_take(ngx_http_tokenring_account_t *a,
+    ngx_http_tokenring_plan_t *plan, int64_t in, int64_t out)
+{
+    int64_t                      n;
+    ngx_uint_t                   i;
+    ngx_http_tokenring_limit_t  *limit;
+
+    for (i = 0; i < plan->n; i++) {
+        limit = &plan->limits[i];
+
+        switch (limit->unit) {
+
+        case NGX_HTTP_TOKENRING_UNIT_IN:
+            n = in;
+            break;
+
+        case NGX_HTTP_TOKENRING_UNIT_OUT:
+            n = out;
+            break;
+
+        case NGX_HTTP_TOKENRING_UNIT_TOKENS:
+            n = in + out;
+            break;
+
+        default: /* NGX_HTTP_TOKENRING_UNIT_REQUESTS */
+            n = 0;
+            break;
+        }
+
+        ngx_http_tokenring_budget_take(&a->budgets[i], &limit->rate, n);
+    }
+}
+
+
+/* tokens that answers may still take */
+
+static int64_t
+ngx_http_tokenring_left(ngx_http_tokenring_account_t *a,
+    ngx_http_tokenring_plan_t *plan)
+{
+    int64_t                      left;
+    ngx_uint_t                   i;
+    ngx_http_tokenring_limit_t  *limit;
+
+    left = NGX_HTTP_TOKENRING_LIMIT_MAX;
+
+    for (i = 0; i < plan->n; i++) {
+        limit = &plan->limits[i];
+
+        if (limit->unit == NGX_HTTP_TOKENRING_UNIT_OUT
+            || limit->unit == NGX_HTTP_TOKENRING_UNIT_TOKENS)
+        {
+            left = ngx_min(left, ngx_http_tokenring_budget_left(
+                                           &a->budgets[i], &limit->rate));
+        }
+    }
+
+    return left;
+}
+
+
+/* how many tokens it may have beyond those that it was given: where half of its
+ * last lease is used, its part of what is left, and at least one */
+
+static uint64_t
+ngx_http_tokenring_lease(ngx_http_tokenring_ctx_t *ctx, int64_t left)
+{
+    uint64_t                   n;
+    ngx_http_tokenring_use_t  *use;
+
+    use = ctx->use;
+
+    if (!use->metered
+        || ctx->conn == NULL
+        || ctx->cut
+        || ctx->state >= NGX_HTTP_TOKENRING_OVER
+        || left < 1
+        || use->taken - use->out > use->lease / 2
+        || use->taken >= use->most)
+    {
+        return 0;
+    }
+
+    n = (uint64_t) left / (2 * use->hold->account->holds);
+    n = ngx_max(n, 1);
+    n = ngx_min(n, NGX_HTTP_TOKENRING_LEASE);
+
+    return ngx_min(n, use->most - use->taken);
 }
 
 
 ngx_uint_t
 ngx_http_tokenring_charge(ngx_http_tokenring_ctx_t *ctx)
 {
-    int64_t                        in, out, take, left;
-    ngx_uint_t                     i;
+    int64_t                        in, left;
+    uint64_t                       out, n;
     ngx_shm_zone_t                *zone;
     ngx_http_tokenring_use_t      *use;
-    ngx_http_tokenring_plan_t     *plan;
     ngx_http_tokenring_clock_t     clock;
-    ngx_http_tokenring_limit_t    *limit;
     ngx_http_tokenring_account_t  *a;
 
     use = ctx->use;
 
-    if (use == NULL) {
+    if (use == NULL || use->hold == NULL) {
         return 1;
     }
 
     /* one that began again at another engine pays for one answer alone */
 
-    in = (int64_t) (ctx->prompt_tokens - use->in);
-    out = (int64_t) (ctx->completion_tokens - use->out);
-
-    in = ngx_max(in, 0);
-    out = ngx_max(out, 0);
-
-    if (in == 0 && out == 0) {
-        return 1;
-    }
+    in = ngx_max((int64_t) (ctx->prompt_tokens - use->in), 0);
 
     use->in += in;
-    use->out += out;
+    use->out = ngx_max(use->out, ctx->completion_tokens);
 
-    plan = use->plan;
-    left = NGX_HTTP_TOKENRING_CHARGE * 4;
+    /* beyond what was leased, or of an answer without leases */
+    out = (use->out > use->taken) ? use->out - use->taken : 0;
 
     ngx_http_tokenring_now(&clock);
 
-    zone = ngx_http_tokenring_tenants_lock(ctx);
+    zone = ngx_http_tokenring_accounts_lock(ctx);
     a = ngx_http_tokenring_account(zone, use, &clock);
 
-    for (i = 0; a && i < plan->n; i++) {
-        limit = &plan->limits[i];
+    ngx_http_tokenring_take(a, use->plan, in, out);
+    use->taken += out;
 
-        if (limit->unit == NGX_HTTP_TOKENRING_UNIT_REQUESTS) {
-            continue;
-        }
+    left = ngx_http_tokenring_left(a, use->plan);
+    n = ngx_http_tokenring_lease(ctx, left);
 
-        take = (limit->unit == NGX_HTTP_TOKENRING_UNIT_IN) ? in
-               : (limit->unit == NGX_HTTP_TOKENRING_UNIT_OUT) ? out
-               : in + out;
+    ngx_http_tokenring_take(a, use->plan, 0, n);
+    use->taken += n;
+    use->hold->leased = use->taken - use->out;
 
-        ngx_http_tokenring_budget_take(&a->budgets[i], &limit->rate, take);
+    ngx_http_tokenring_accounts_unlock(zone);
 
-        if (limit->unit != NGX_HTTP_TOKENRING_UNIT_IN) {
-            /* what an answer may still take */
-            left = ngx_min(left, ngx_http_tokenring_budget_left(
-                                           &a->budgets[i], &limit->rate));
-        }
+    if (n) {
+        use->lease = n;
+        ngx_http_tokenring_allow(ctx);
     }
 
-    ngx_http_tokenring_tenants_unlock(zone);
+    return ngx_http_tokenring_goes_on(use, left);
+}
 
-    /* the nearer the end, the more often */
+
+/* when to charge again, and whether there is a reason to */
+
+static ngx_uint_t
+ngx_http_tokenring_goes_on(ngx_http_tokenring_use_t *use, int64_t left)
+{
+    uint64_t  leased;
+
+    leased = use->taken - use->out;
+
+    if (use->metered && use->taken >= use->most && use->out <= use->most) {
+        /* it has all that it can have */
+        use->next = use->most + 1;
+        return 1;
+    }
+
+    if (use->metered && use->out <= use->most) {
+        use->next = use->out
+                    + ngx_max((int64_t) (leased - use->lease / 2), 1);
+
+        return leased > 0;
+    }
+
+    /* also of an engine that does not keep to it; the nearer the end, the more
+     * often */
+
+    left = ngx_min(left, NGX_HTTP_TOKENRING_CHARGE * 4);
     use->next = use->out + ngx_max(left / 4, 1);
 
     return left > 0;
 }
 
 
-/* of each kind, the budget of which the smallest share is left */
-
-static void
-ngx_http_tokenring_look(ngx_http_tokenring_ctx_t *ctx,
-    ngx_http_tokenring_view_t *requests, ngx_http_tokenring_view_t *tokens)
+void
+ngx_http_tokenring_spend(ngx_http_tokenring_ctx_t *ctx)
 {
-    int64_t                        left;
-    ngx_uint_t                     i;
-    ngx_shm_zone_t                *zone;
-    ngx_http_tokenring_view_t     *view;
-    ngx_http_tokenring_clock_t     clock;
-    ngx_http_tokenring_limit_t    *limit;
-    ngx_http_tokenring_account_t  *a;
+    ngx_http_tokenring_use_t  *use;
 
-    requests->limit = NULL;
-    tokens->limit = NULL;
+    use = ctx->use;
 
-    ngx_http_tokenring_now(&clock);
-
-    zone = ngx_http_tokenring_tenants_lock(ctx);
-    a = ngx_http_tokenring_account(zone, ctx->use, &clock);
-
-    for (i = 0; a && i < ctx->use->plan->n; i++) {
-        limit = &ctx->use->plan->limits[i];
-        view = (limit->unit == NGX_HTTP_TOKENRING_UNIT_REQUESTS) ? requests
-                                                            : tokens;
-
-        left = ngx_http_tokenring_budget_left(&a->budgets[i], &limit->rate);
-
-        if (view->limit == NULL
-            || (double) left / (double) limit->rate.limit
-               < (double) view->left / (double) view->limit->rate.limit)
-        {
-            view->limit = limit;
-            view->left = left;
-            view->reset = ngx_http_tokenring_budget_wait(&a->budgets[i],
-                                                  &limit->rate, &clock,
-                                                  limit->rate.limit);
-        }
+    if (use == NULL || use->hold == NULL) {
+        return;
     }
 
-    ngx_http_tokenring_tenants_unlock(zone);
+    if (ctx->completion_tokens > use->out) {
+        use->hold->leased = (use->taken > ctx->completion_tokens)
+                            ? use->taken - ctx->completion_tokens : 0;
+    }
+
+    if (ctx->completion_tokens >= use->next
+        && !ngx_http_tokenring_charge(ctx))
+    {
+        ngx_http_tokenring_end_here(ctx);
+    }
 }
 
 
-ngx_int_t
-ngx_http_tokenring_limit_headers(ngx_http_tokenring_ctx_t *ctx)
+ngx_uint_t
+ngx_http_tokenring_meter(ngx_http_tokenring_ctx_t *ctx)
 {
-    u_char                     *p;
-    ngx_str_t                   value;
-    ngx_uint_t                  i;
-    ngx_http_request_t         *r;
-    ngx_http_tokenring_view_t   view[2];
+    ngx_uint_t                 i, meters;
+    ngx_http_tokenring_use_t  *use;
 
-    static const char  *limit[] = { "x-ratelimit-limit-requests",
-                                    "x-ratelimit-limit-tokens" };
-    static const char  *left[] = { "x-ratelimit-remaining-requests",
-                                   "x-ratelimit-remaining-tokens" };
-    static const char  *reset[] = { "x-ratelimit-reset-requests",
-                                    "x-ratelimit-reset-tokens" };
+    use = ctx->use;
+    meters = 0;
 
-    if (ctx->use == NULL) {
-        return NGX_OK;
+    if (use == NULL || use->hold == NULL || ctx->resumable
+        || !tr_endpoint_info(ctx->endpoint)->generates
+        || !(ctx->conn->features & TR_FEATURE_ALLOW))
+    {
+        return 0;
     }
 
-    r = ctx->request;
+    for (i = 0; i < use->plan->n; i++) {
+        meters |= use->plan->limits[i].unit == NGX_HTTP_TOKENRING_UNIT_OUT
+                  || use->plan->limits[i].unit
+                     == NGX_HTTP_TOKENRING_UNIT_TOKENS;
+    }
 
-    /* of an answer that comes whole, all of it */
+    use->metered = meters;
+
+    if (meters) {
+        ngx_http_tokenring_allow(ctx);
+    }
+
+    return meters;
+}
+
+
+void
+ngx_http_tokenring_accepted_most(ngx_http_tokenring_ctx_t *ctx, uint64_t most)
+{
+    if (ctx->use) {
+        ctx->use->most = ngx_min(most, UINT32_MAX);
+    }
+}
+
+
+void
+ngx_http_tokenring_tenant_end(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_shm_zone_t  *zone;
+
+    if (ctx->use == NULL || ctx->use->hold == NULL) {
+        return;
+    }
+
     ngx_http_tokenring_charge(ctx);
 
-    ngx_http_tokenring_look(ctx, &view[0], &view[1]);
+    zone = ngx_http_tokenring_accounts_lock(ctx);
 
-    for (i = 0; i < 2; i++) {
+    ngx_http_tokenring_hold_end(zone, ctx->use->hold);
+    ctx->use->hold = NULL;
 
-        if (view[i].limit == NULL) {
-            continue;
-        }
-
-        p = ngx_pnalloc(r->pool, 64);
-        if (p == NULL) {
-            return NGX_ERROR;
-        }
-
-        value.data = p;
-        value.len = ngx_http_tokenring_duration(p, view[i].reset) - p;
-
-        if (ngx_http_tokenring_limit_header(r, limit[i], "%uL",
-                                            view[i].limit->rate.limit)
-            != NGX_OK
-            || ngx_http_tokenring_limit_header(r, left[i], "%uL",
-                                         (uint64_t) ngx_max(view[i].left, 0))
-               != NGX_OK
-            || ngx_http_tokenring_add_header(r, reset[i], &value) != NGX_OK)
-        {
-            return NGX_ERROR;
-        }
-    }
-
-    return NGX_OK;
-}
-
-
-static ngx_int_t
-ngx_http_tokenring_limit_header(ngx_http_request_t *r, const char *key,
-    const char *format, uint64_t value)
-{
-    u_char     *p;
-    ngx_str_t   text;
-
-    p = ngx_pnalloc(r->pool, NGX_INT64_LEN);
-    if (p == NULL) {
-        return NGX_ERROR;
-    }
-
-    text.data = p;
-    text.len = ngx_sprintf(p, format, value) - p;
-
-    return ngx_http_tokenring_add_header(r, key, &text);
-}
-
-
-/* as OpenAI has it: 120ms, 1s, 6m0s, 1h2m3s; at most 32 bytes */
-
-static u_char *
-ngx_http_tokenring_duration(u_char *p, uint64_t ms)
-{
-    uint64_t  s;
-
-    if (ms < 1000) {
-        return ngx_sprintf(p, "%uLms", ms);
-    }
-
-    s = (ms + 999) / 1000;
-
-    if (s >= 3600) {
-        p = ngx_sprintf(p, "%uLh", s / 3600);
-    }
-
-    if (s >= 60) {
-        p = ngx_sprintf(p, "%uLm", s % 3600 / 60);
-    }
-
-    return ngx_sprintf(p, "%uLs", s % 60);
+    ngx_http_tokenring_accounts_unlock(zone);
 }

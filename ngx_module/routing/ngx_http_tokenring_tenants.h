@@ -54,16 +54,37 @@ typedef struct {
 typedef struct ngx_http_tokenring_tally_s  ngx_http_tokenring_tally_t;
 
 
+/* what a request has of its tenant's account (_accounts.h) */
+
+typedef struct ngx_http_tokenring_hold_s  ngx_http_tokenring_hold_t;
+
+
 /* a request whose tenant has a plan */
 
 typedef struct {
     ngx_http_tokenring_plan_t      *plan;
     u_char                          account[NGX_HTTP_TOKENRING_TENANT];
+    ngx_http_tokenring_hold_t      *hold;    /* NULL: refused, or over */
     uint64_t                        in;      /* tokens, charged up to now */
-    uint64_t                        out;
+    uint64_t                        out;     /* that have come */
+    uint64_t                        taken;   /* from budgets, for its answer:
+                                                what the engine may sample */
+    uint64_t                        lease;   /* of these, the last part */
+    uint64_t                        most;    /* that its answer can have */
     uint64_t                        next;    /* of the answer, when to charge
                                                 again */
+    unsigned                        metered:1;
 } ngx_http_tokenring_use_t;
+
+
+/* how a budget stands */
+
+typedef struct {
+    ngx_http_tokenring_limit_t     *limit;   /* NULL: there is none */
+    int64_t                         left;
+    uint64_t                        wait;    /* ms, until it is not empty */
+    uint64_t                        reset;   /* ms, until it is full */
+} ngx_http_tokenring_view_t;
 
 
 /* _tenants_conf.c */
@@ -76,14 +97,16 @@ char *ngx_http_tokenring_set_tenants(ngx_conf_t *cf, ngx_command_t *cmd,
 char *ngx_http_tokenring_set_limits(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 
+/* the rate of a limit's kind, with a limit of 1.  0: it is not of tokens of
+ * answers, alone or with others */
+ngx_uint_t ngx_http_tokenring_kind_rate(uint8_t kind,
+    ngx_http_tokenring_rate_t *rate);
+
 /* the configuration is complete */
 ngx_int_t ngx_http_tokenring_init_tenants(ngx_conf_t *cf);
 
 
 /* _tenants.c */
-
-/* of the zone's shared memory */
-ngx_int_t ngx_http_tokenring_tenants_init(ngx_shm_zone_t *zone, void *data);
 
 /* whose a request is, hashed: what tokenring_tenant says, or else the client's
  * address */
@@ -98,13 +121,42 @@ void ngx_http_tokenring_tenant(ngx_http_tokenring_ctx_t *ctx,
 ngx_int_t ngx_http_tokenring_admit_tenant(ngx_http_tokenring_ctx_t *ctx,
     ngx_int_t *rc);
 
-/* takes what it has used up to now, if it has a plan; at its end, too.  0: a
- * budget of tokens is empty */
+/* its SUBMIT is next: 1 where the engine samples only what it is allowed to,
+ * which it is told */
+ngx_uint_t ngx_http_tokenring_meter(ngx_http_tokenring_ctx_t *ctx);
+
+/* the engine says how many tokens its answer can have; before it is charged */
+void ngx_http_tokenring_accepted_most(ngx_http_tokenring_ctx_t *ctx,
+    uint64_t most);
+
+/* takes what it has used up to now, and of what is left the next part of its
+ * answer, if it has a plan.  0: a budget of tokens is empty */
 ngx_uint_t ngx_http_tokenring_charge(ngx_http_tokenring_ctx_t *ctx);
+
+/* more of its answer has come; where its budget is empty it ends */
+void ngx_http_tokenring_spend(ngx_http_tokenring_ctx_t *ctx);
+
+/* it is over: what it has not used goes back */
+void ngx_http_tokenring_tenant_end(ngx_http_tokenring_ctx_t *ctx);
+
+
+/* _limits.c */
+
+/* 429, for what is empty; what the content handler returns */
+ngx_int_t ngx_http_tokenring_limit_refuse(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_view_t *empty);
 
 /* x-ratelimit-*: what is left; NGX_ERROR: no memory */
 ngx_int_t ngx_http_tokenring_limit_headers(ngx_http_tokenring_ctx_t *ctx);
 
+
+/* _accounts.c */
+
+/* of the zone's shared memory */
+ngx_int_t ngx_http_tokenring_tenants_init(ngx_shm_zone_t *zone, void *data);
+
+/* the worker's first act: what one before it in its place left */
+void ngx_http_tokenring_accounts_begin(ngx_shm_zone_t *zone);
 
 /* of the zone */
 ngx_http_tokenring_tally_t *ngx_http_tokenring_tenants_tally(

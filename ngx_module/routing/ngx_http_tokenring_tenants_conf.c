@@ -203,6 +203,25 @@ ngx_http_tokenring_plan_limit(ngx_http_tokenring_plan_t *plan, ngx_str_t *text)
 }
 
 
+ngx_uint_t
+ngx_http_tokenring_kind_rate(uint8_t kind, ngx_http_tokenring_rate_t *rate)
+{
+    static const uint64_t  periods[] = { 1000, 60000, 3600000, 0 };
+
+    if (kind == 0
+        || ((kind - 1) / 4 != NGX_HTTP_TOKENRING_UNIT_OUT
+            && (kind - 1) / 4 != NGX_HTTP_TOKENRING_UNIT_TOKENS))
+    {
+        return 0;
+    }
+
+    rate->limit = 1;
+    rate->period = periods[(kind - 1) % 4];
+
+    return 1;
+}
+
+
 /* tokenring_tenants zone=NAME:SIZE [shown]; */
 
 char *
@@ -238,10 +257,10 @@ ngx_http_tokenring_set_tenants(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 
     size = ngx_parse_size(&s);
 
-    if (size == NGX_ERROR || size < (ssize_t) (8 * ngx_pagesize)) {
+    if (size == NGX_ERROR || size < (ssize_t) (16 * ngx_pagesize)) {
         ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
                            "invalid zone size in \"%V\", expected at least "
-                           "%uz", &value[1], 8 * ngx_pagesize);
+                           "%uz", &value[1], 16 * ngx_pagesize);
         return NGX_CONF_ERROR;
     }
 

@@ -175,6 +175,7 @@ SPOILER(slots_odd, h->slots = 65)
 SPOILER(slots_many, h->slots = 0x10000040)
 SPOILER(control, h->control_offset += 8)
 SPOILER(control_wild, h->control_offset = UINT64_MAX - 7)
+SPOILER(allow, h->allow_offset += 8)
 SPOILER(dirty, h->dirty_offset = h->size)
 SPOILER(request, h->request_offset += 64)
 SPOILER(response, h->response_offset = h->request_offset)
@@ -189,15 +190,13 @@ static void
 test_forged_headers_are_refused(void **state)
 {
     static void (*const spoilers[])(tr_channel_header_t *) = {
-        spoil_magic,          spoil_version_low,
-        spoil_version_high,   spoil_size,
-        spoil_slots,          spoil_slots_none,
-        spoil_slots_odd,      spoil_slots_many,
-        spoil_control,        spoil_control_wild,
-        spoil_dirty,          spoil_request,
-        spoil_response,       spoil_request_capacity,
-        spoil_capacity_none,  spoil_capacity_odd,
-        spoil_capacity_small, spoil_capacity_huge,
+        spoil_magic,         spoil_version_low,  spoil_version_high,
+        spoil_size,          spoil_slots,        spoil_slots_none,
+        spoil_slots_odd,     spoil_slots_many,   spoil_control,
+        spoil_control_wild,  spoil_allow,        spoil_dirty,
+        spoil_request,       spoil_response,     spoil_request_capacity,
+        spoil_capacity_none, spoil_capacity_odd, spoil_capacity_small,
+        spoil_capacity_huge,
     };
     size_t i;
 
@@ -519,6 +518,14 @@ test_commands_know_their_generation(void **state)
     assert_int_equal(tr_control_get(&m, TR_ID(5, 11)),
                      TR_CONTROL_ABORT | TR_CONTROL_PAUSE | TR_CONTROL_DETACH
                          | TR_CONTROL_STAY);
+    /* so is what its request may sample */
+    tr_allow_set(&m, TR_ID(5, 11), 77);
+    assert_int_equal(tr_allow_get(&m, TR_ID(5, 11)), 77);
+    assert_int_equal(tr_allow_get(&m, TR_ID(5, 12)), 0);
+    assert_int_equal(tr_allow_get(&m, TR_ID(6, 11)), 0);
+    assert_int_equal(tr_allow_set(&m, TR_ID(64, 11), 1), 0);
+    assert_int_equal(tr_allow_get(&m, TR_ID(64, 11)), 0);
+    assert_int_equal(tr_control_take(&m, 0), 1ull << 5);
     tr_channel_unmap(&m);
     close(fd);
 }

@@ -1,0 +1,406 @@
+/*
+ * Accounts and holds (ngx_http_tokenring_accounts.h).
+ */
+
+#include "ngx_http_tokenring_accounts.h"
+#include "ngx_http_tokenring_conf.h"
+#include "ngx_http_tokenring_request.h"
+
+
+typedef struct {
+    ngx_rbtree_t                    tree;
+    ngx_rbtree_node_t               sentinel;
+    ngx_queue_t                     queue;   /* the last one used first */
+    ngx_queue_t                     workers;
+    ngx_http_tokenring_tally_t     *tally;   /* shown or not */
+} ngx_http_tokenring_tenants_t;
+
+
+/* a place among NGINX's processes, and what its worker holds */
+
+typedef struct {
+    ngx_queue_t                     queue;
+    ngx_queue_t                     holds;
+    ngx_int_t                       slot;
+} ngx_http_tokenring_holder_t;
+
+
+static ngx_http_tokenring_account_t *ngx_http_tokenring_account_find(
+    ngx_http_tokenring_tenants_t *t, ngx_rbtree_key_t key, u_char *name);
+static void ngx_http_tokenring_account_fit(ngx_http_tokenring_account_t *a,
+    ngx_http_tokenring_plan_t *plan, ngx_http_tokenring_clock_t *clock);
+static ngx_http_tokenring_account_t *ngx_http_tokenring_account_new(
+    ngx_shm_zone_t *zone);
+static ngx_uint_t ngx_http_tokenring_account_forget(ngx_shm_zone_t *zone);
+static ngx_http_tokenring_holder_t *ngx_http_tokenring_holder(
+    ngx_shm_zone_t *zone);
+
+
+ngx_int_t
+ngx_http_tokenring_tenants_init(ngx_shm_zone_t *zone, void *data)
+{
+    ngx_slab_pool_t               *shpool;
+    ngx_http_tokenring_tenants_t  *t;
+
+    shpool = (ngx_slab_pool_t *) zone->shm.addr;
+
+    if (data || zone->shm.exists) {
+        /* a reload: what the old configuration has counted */
+        zone->data = data ? data : shpool->data;
+        return NGX_OK;
+    }
+
+    t = ngx_slab_alloc(shpool, sizeof(ngx_http_tokenring_tenants_t));
+    if (t == NULL) {
+        return NGX_ERROR;
+    }
+
+    ngx_rbtree_init(&t->tree, &t->sentinel, ngx_rbtree_insert_value);
+    ngx_queue_init(&t->queue);
+    ngx_queue_init(&t->workers);
+
+    /* now, while there is room: a reload may show the tenants of a zone that
+     * is full */
+
+    t->tally = ngx_http_tokenring_tally_create(shpool);
+    if (t->tally == NULL) {
+        return NGX_ERROR;
+    }
+
+    shpool->data = t;
+    shpool->log_nomem = 0;
+
+    zone->data = t;
+
+    return NGX_OK;
+}
+
+
+ngx_http_tokenring_tally_t *
+ngx_http_tokenring_tenants_tally(ngx_shm_zone_t *zone)
+{
+    return ((ngx_http_tokenring_tenants_t *) zone->data)->tally;
+}
+
+
+void
+ngx_http_tokenring_now(ngx_http_tokenring_clock_t *clock)
+{
+    clock->now = ngx_current_msec;
+    clock->unix_s = (uint64_t) ngx_time();
+}
+
+
+ngx_shm_zone_t *
+ngx_http_tokenring_accounts_lock(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_shm_zone_t                  *zone;
+    ngx_http_tokenring_main_conf_t  *tmcf;
+
+    tmcf = ngx_http_get_module_main_conf(ctx->request,
+                                         ngx_http_tokenring_module);
+    zone = tmcf->tenants;
+
+    ngx_shmtx_lock(&((ngx_slab_pool_t *) zone->shm.addr)->mutex);
+
+    return zone;
+}
+
+
+void
+ngx_http_tokenring_accounts_unlock(ngx_shm_zone_t *zone)
+{
+    ngx_shmtx_unlock(&((ngx_slab_pool_t *) zone->shm.addr)->mutex);
+}
+
+
+ngx_http_tokenring_account_t *
+ngx_http_tokenring_account(ngx_shm_zone_t *zone, ngx_http_tokenring_use_t *use,
+    ngx_http_tokenring_clock_t *clock)
+{
+    ngx_uint_t                     i;
+    ngx_rbtree_key_t               key;
+    ngx_http_tokenring_plan_t     *plan;
+    ngx_http_tokenring_account_t  *a;
+    ngx_http_tokenring_tenants_t  *t;
+
+    t = zone->data;
+    plan = use->plan;
+
+    ngx_memcpy(&key, use->account, sizeof(ngx_rbtree_key_t));
+
+    a = ngx_http_tokenring_account_find(t, key, use->account);
+
+    if (a == NULL) {
+        a = ngx_http_tokenring_account_new(zone);
+        if (a == NULL) {
+            return NULL;
+        }
+
+        ngx_memcpy(a->name, use->account, NGX_HTTP_TOKENRING_TENANT);
+        a->node.key = key;
+
+        ngx_rbtree_insert(&t->tree, &a->node);
+
+    } else {
+        ngx_queue_remove(&a->queue);
+    }
+
+    ngx_queue_insert_head(&t->queue, &a->queue);
+
+    ngx_http_tokenring_account_fit(a, plan, clock);
+
+    for (i = 0; i < plan->n; i++) {
+        ngx_http_tokenring_budget_refill(&a->budgets[i],
+                                         &plan->limits[i].rate, clock);
+    }
+
+    return a;
+}
+
+
+/*
+ * Its budgets, in the order of the plan's limits.  Since a reload these may be
+ * others: what was used stays with the first limit of the same unit and time,
+ * whatever its number is now; a new one is full.
+ */
+
+static void
+ngx_http_tokenring_account_fit(ngx_http_tokenring_account_t *a,
+    ngx_http_tokenring_plan_t *plan, ngx_http_tokenring_clock_t *clock)
+{
+    uint8_t                      kinds[NGX_HTTP_TOKENRING_BUDGETS], kind;
+    ngx_uint_t                   i, j;
+    ngx_http_tokenring_budget_t  budgets[NGX_HTTP_TOKENRING_BUDGETS];
+
+    for (i = 0; i < NGX_HTTP_TOKENRING_BUDGETS; i++) {
+        kinds[i] = (i < plan->n) ? plan->limits[i].kind : 0;
+    }
+
+    if (ngx_memcmp(kinds, a->kinds, sizeof(kinds)) == 0) {
+        return;
+    }
+
+    for (i = 0; i < plan->n; i++) {
+        kind = kinds[i];
+
+        for (j = 0; j < NGX_HTTP_TOKENRING_BUDGETS; j++) {
+            if (a->kinds[j] == kind) {
+                break;
+            }
+        }
+
+        if (j == NGX_HTTP_TOKENRING_BUDGETS) {
+            ngx_http_tokenring_budget_init(&budgets[i], &plan->limits[i].rate,
+                                           clock);
+            continue;
+        }
+
+        budgets[i] = a->budgets[j];
+        a->kinds[j] = 0;
+    }
+
+    ngx_memcpy(a->budgets, budgets,
+               plan->n * sizeof(ngx_http_tokenring_budget_t));
+    ngx_memcpy(a->kinds, kinds, sizeof(kinds));
+}
+
+
+static ngx_http_tokenring_account_t *
+ngx_http_tokenring_account_find(ngx_http_tokenring_tenants_t *t,
+    ngx_rbtree_key_t key, u_char *name)
+{
+    ngx_rbtree_node_t             *node;
+    ngx_http_tokenring_account_t  *a;
+
+    node = t->tree.root;
+
+    while (node != t->tree.sentinel) {
+
+        if (key != node->key) {
+            node = (key < node->key) ? node->left : node->right;
+            continue;
+        }
+
+        a = (ngx_http_tokenring_account_t *) node;
+
+        /* half of a SHA-1 is equal only if all of it is */
+        return (ngx_memcmp(a->name, name, NGX_HTTP_TOKENRING_TENANT) == 0)
+               ? a : NULL;
+    }
+
+    return NULL;
+}
+
+
+static ngx_http_tokenring_account_t *
+ngx_http_tokenring_account_new(ngx_shm_zone_t *zone)
+{
+    ngx_slab_pool_t               *shpool;
+    ngx_http_tokenring_account_t  *a;
+
+    shpool = (ngx_slab_pool_t *) zone->shm.addr;
+
+    do {
+        a = ngx_slab_calloc_locked(shpool,
+                                   sizeof(ngx_http_tokenring_account_t));
+
+    } while (a == NULL && ngx_http_tokenring_account_forget(zone));
+
+    return a;
+}
+
+
+/* the one that was quiet for longest, of those that nobody holds; 0: there is
+ * none */
+
+static ngx_uint_t
+ngx_http_tokenring_account_forget(ngx_shm_zone_t *zone)
+{
+    ngx_queue_t                   *q;
+    ngx_http_tokenring_account_t  *a;
+    ngx_http_tokenring_tenants_t  *t;
+
+    t = zone->data;
+
+    for (q = ngx_queue_last(&t->queue);
+         q != ngx_queue_sentinel(&t->queue);
+         q = ngx_queue_prev(q))
+    {
+        a = ngx_queue_data(q, ngx_http_tokenring_account_t, queue);
+
+        if (a->holds == 0) {
+            ngx_queue_remove(q);
+            ngx_rbtree_delete(&t->tree, &a->node);
+            ngx_slab_free_locked((ngx_slab_pool_t *) zone->shm.addr, a);
+
+            return 1;
+        }
+    }
+
+    return 0;
+}
+
+
+/* of this process */
+
+static ngx_http_tokenring_holder_t *
+ngx_http_tokenring_holder(ngx_shm_zone_t *zone)
+{
+    ngx_queue_t                   *q;
+    ngx_http_tokenring_holder_t   *holder;
+    ngx_http_tokenring_tenants_t  *t;
+
+    t = zone->data;
+
+    for (q = ngx_queue_head(&t->workers);
+         q != ngx_queue_sentinel(&t->workers);
+         q = ngx_queue_next(q))
+    {
+        holder = ngx_queue_data(q, ngx_http_tokenring_holder_t, queue);
+
+        if (holder->slot == ngx_process_slot) {
+            return holder;
+        }
+    }
+
+    do {
+        holder = ngx_slab_calloc_locked((ngx_slab_pool_t *) zone->shm.addr,
+                                        sizeof(ngx_http_tokenring_holder_t));
+
+    } while (holder == NULL && ngx_http_tokenring_account_forget(zone));
+
+    if (holder) {
+        holder->slot = ngx_process_slot;
+        ngx_queue_init(&holder->holds);
+        ngx_queue_insert_tail(&t->workers, &holder->queue);
+    }
+
+    return holder;
+}
+
+
+ngx_http_tokenring_hold_t *
+ngx_http_tokenring_hold(ngx_shm_zone_t *zone, ngx_http_tokenring_account_t *a)
+{
+    ngx_http_tokenring_hold_t    *hold;
+    ngx_http_tokenring_holder_t  *holder;
+
+    /* not to be forgotten for what follows */
+    a->holds++;
+
+    holder = ngx_http_tokenring_holder(zone);
+
+    do {
+        hold = ngx_slab_calloc_locked((ngx_slab_pool_t *) zone->shm.addr,
+                                      sizeof(ngx_http_tokenring_hold_t));
+
+    } while (hold == NULL && ngx_http_tokenring_account_forget(zone));
+
+    if (hold == NULL || holder == NULL) {
+        if (hold) {
+            ngx_slab_free_locked((ngx_slab_pool_t *) zone->shm.addr, hold);
+        }
+
+        a->holds--;
+        return NULL;
+    }
+
+    hold->account = a;
+    ngx_queue_insert_tail(&holder->holds, &hold->queue);
+
+    return hold;
+}
+
+
+void
+ngx_http_tokenring_hold_end(ngx_shm_zone_t *zone,
+    ngx_http_tokenring_hold_t *hold)
+{
+    ngx_uint_t                     i;
+    ngx_http_tokenring_rate_t      rate;
+    ngx_http_tokenring_account_t  *a;
+
+    a = hold->account;
+
+    for (i = 0; i < NGX_HTTP_TOKENRING_BUDGETS; i++) {
+        if (ngx_http_tokenring_kind_rate(a->kinds[i], &rate)) {
+            ngx_http_tokenring_budget_take(&a->budgets[i], &rate,
+                                           -(int64_t) hold->leased);
+        }
+    }
+
+    a->holds--;
+
+    ngx_queue_remove(&hold->queue);
+    ngx_slab_free_locked((ngx_slab_pool_t *) zone->shm.addr, hold);
+}
+
+
+/*
+ * Two processes that live never have one place: what stands there was left by
+ * one that died.
+ */
+
+void
+ngx_http_tokenring_accounts_begin(ngx_shm_zone_t *zone)
+{
+    ngx_queue_t                  *q;
+    ngx_slab_pool_t              *shpool;
+    ngx_http_tokenring_holder_t  *holder;
+
+    shpool = (ngx_slab_pool_t *) zone->shm.addr;
+
+    ngx_shmtx_lock(&shpool->mutex);
+
+    holder = ngx_http_tokenring_holder(zone);
+
+    while (holder && !ngx_queue_empty(&holder->holds)) {
+        q = ngx_queue_head(&holder->holds);
+
+        ngx_http_tokenring_hold_end(zone, ngx_queue_data(q,
+                                          ngx_http_tokenring_hold_t, queue));
+    }
+
+    ngx_shmtx_unlock(&shpool->mutex);
+}
