@@ -96,6 +96,8 @@ cli: $B/bin/tokenring
 # runs is chosen at run time.
 %_avx2.o: ISA = -mavx2 -mfma -mf16c
 %_avx512.o: ISA = -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c
+%_vnni.o: ISA = -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx2 \
+                -mfma -mf16c
 # Unrolled loops: where each variable is at each instruction would take a third
 # of the time of the first build.
 $B/obj/kernels/%.o: CFLAGS += -O3 -fno-var-tracking

@@ -29,11 +29,36 @@
 #include "route.h"
 #include "thread_pool.h"
 
+/* What stands for a weight: the number itself, or an integer. */
+typedef enum {
+    TR_CODES_NONE,
+    TR_CODES_INT8,  /* 0 to 255 */
+    TR_CODES_INT4,  /* 0 to 15 */
+    TR_CODES_MXFP4, /* E2M1: weight = 2 * (what it says) * scale */
+    TR_CODES
+} tr_codes_t;
+
+#define TR_CODES_COLUMNS 32u /* of x that share a scale; divides all groups */
+
+/* Weights as integers: weight = (code - zero) * scale.  x becomes integers of 8
+ * bits for the product, which is exact but for that and for FP32 sums over
+ * TR_CODES_COLUMNS columns each. */
+typedef struct {
+    tr_codes_t codes;
+    uint32_t group;    /* columns of an output that share a scale */
+    tr_dtype_t scales; /* what they are kept in */
+    bool zeros;        /* groups have zero points; else: the middle code */
+    void *work;        /* borrowed: codes_work(), for products; matrices that
+                        * are multiplied one after the other share it */
+} tr_cpu_codes_t;
+
 /* A weight matrix [n][k] (outputs, inputs), in the backend's layout. */
 typedef struct {
     uint32_t n, k;
-    void *data; /* matrix_bytes(n, k, dtype), 64-byte aligned */
+    void *data; /* matrix_bytes(n, k, dtype), or codes_bytes(), 64-byte
+                 * aligned */
     tr_dtype_t dtype;
+    tr_cpu_codes_t codes; /* unless NONE in place of dtype */
 } tr_cpu_matrix_t;
 
 /* Queries of a prompt's end, asked of all that a slot caches as it is and as a
@@ -62,10 +87,22 @@ struct tr_kernels {
     size_t (*matrix_bytes)(uint32_t n, uint32_t k, tr_dtype_t dtype);
 
     /* Stores rows [row, row + rows) of m from src, [rows][m->k] of `dtype`
-     * (no alignment needed), as m->dtype.  A matrix is complete when all rows were
-     * stored.  Calls for different rows may run in parallel. */
+     * (no alignment needed), as m->dtype, or quantised: to INT8 from the largest
+     * magnitude of a group, to INT4 with the code 0 for the largest.  A matrix is
+     * complete when all rows were stored.  Calls for different rows may run in
+     * parallel. */
     int (*matrix_pack)(const tr_cpu_matrix_t *m, uint32_t row, uint32_t rows,
                        const void *src, tr_dtype_t dtype);
+
+    /* Room for a matrix of codes; 0: no kernel has it. */
+    size_t (*codes_bytes)(uint32_t n, uint32_t k, const tr_cpu_codes_t *codes);
+    /* Workspace for products of so many rows. */
+    size_t (*codes_work)(uint32_t rows, uint32_t k);
+    /* Stores a row as it is: codes [k], a byte each; scales, zeros (where the
+     * matrix has them, at most 256): [k / group]. */
+    int (*codes_pack)(const tr_cpu_matrix_t *m, uint32_t row,
+                      const uint8_t *codes, const float *scales,
+                      const uint32_t *zeros);
 
     /* y[rows][n] = x[rows][k] * m^T, plus what y held when `add`.  Weights of 16
      * bits give the bits that the same numbers give in FP32. */

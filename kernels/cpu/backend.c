@@ -15,12 +15,12 @@ act_row(const tr_act_row_f rows[TR_ACTS], tr_act_t act)
 }
 
 /* Launchers that differ only in the inner function they are given. */
-#define BACKEND(isa, panel, codec, tile)                                       \
+#define BACKEND(isa, products, codec, tile)                                    \
     static int matmul_##isa(const tr_stream_t *s, const tr_cpu_matrix_t *m,    \
                             const float *x, size_t ldx, uint32_t rows,         \
                             float *y, size_t ldy, int add)                     \
     {                                                                          \
-        return tr_cpu_matmul(s, m, x, ldx, rows, y, ldy, add, panel);          \
+        return tr_cpu_matmul(s, m, x, ldx, rows, y, ldy, add, products);       \
     }                                                                          \
     static int rmsnorm_##isa(const tr_stream_t *s, const float *x, size_t ldx, \
                              uint32_t rows, uint32_t heads, uint32_t n,        \
@@ -46,7 +46,7 @@ act_row(const tr_act_row_f rows[TR_ACTS], tr_act_t act)
                            const tr_cpu_matrix_t *m, const float *x,           \
                            size_t ldx, uint32_t rows, float *out, size_t ldo)  \
     {                                                                          \
-        return tr_cpu_gated(s, m, x, ldx, rows, out, ldo, panel,               \
+        return tr_cpu_gated(s, m, x, ldx, rows, out, ldo, products,            \
                             act_row(act_rows_##isa, act));                     \
     }                                                                          \
     static int kv_append_##isa(const tr_stream_t *s, const tr_kv_view_t *kv,   \
@@ -81,6 +81,9 @@ act_row(const tr_act_row_f rows[TR_ACTS], tr_act_t act)
         .name = "cpu-" #isa,                                                   \
         .matrix_bytes = tr_cpu_matrix_bytes,                                   \
         .matrix_pack = tr_cpu_matrix_pack,                                     \
+        .codes_bytes = tr_cpu_codes_bytes,                                     \
+        .codes_work = tr_cpu_codes_work,                                       \
+        .codes_pack = tr_cpu_codes_pack,                                       \
         .matmul = matmul_##isa,                                                \
         .embedding = tr_cpu_embedding,                                         \
         .add_bias = tr_cpu_add_bias,                                           \
@@ -104,9 +107,28 @@ act_row(const tr_act_row_f rows[TR_ACTS], tr_act_t act)
         .attention_work = tr_cpu_attention_work,                               \
     };
 
-BACKEND(c, tr_panel_blas, tr_kv_codec_c, &tr_attention_c)
-BACKEND(avx2, tr_panel_avx2, tr_kv_codec_avx2, &tr_attention_avx2)
-BACKEND(avx512, tr_panel_avx512, tr_kv_codec_avx512, &tr_attention_avx512)
+static const tr_products_t products_c = { tr_panel_blas, tr_codes_panel_c,
+                                          tr_codes_row_c };
+static const tr_products_t products_avx2 = { tr_panel_avx2, tr_codes_panel_avx2,
+                                             tr_codes_row_avx2 };
+static const tr_products_t products_avx512 = { tr_panel_avx512,
+                                               tr_codes_panel_avx512,
+                                               tr_codes_row_avx512 };
+static const tr_products_t products_vnni = { tr_panel_avx512,
+                                             tr_codes_panel_vnni,
+                                             tr_codes_row_vnni };
+
+/* AVX-512 comes with and without dot products of bytes; bits are the same. */
+static const tr_products_t *
+products_of_avx512(void)
+{
+    return __builtin_cpu_supports("avx512vnni") ? &products_vnni
+                                                : &products_avx512;
+}
+
+BACKEND(c, &products_c, tr_kv_codec_c, &tr_attention_c)
+BACKEND(avx2, &products_avx2, tr_kv_codec_avx2, &tr_attention_avx2)
+BACKEND(avx512, products_of_avx512(), tr_kv_codec_avx512, &tr_attention_avx512)
 
 const tr_kernels_t *
 tr_kernels_cpu(const char *isa)

@@ -38,29 +38,83 @@ void tr_silu_row_avx512(const float *gate, const float *up, float *out,
 size_t tr_cpu_matrix_bytes(uint32_t n, uint32_t k, tr_dtype_t dtype);
 int tr_cpu_matrix_pack(const tr_cpu_matrix_t *m, uint32_t row, uint32_t rows,
                        const void *src, tr_dtype_t dtype);
+typedef struct tr_codes_group tr_codes_group_t; /* gemm/codes.h */
+
 /* The product of one panel: y[rows][TR_COL_PAD] = x[rows][k] * data, plus what
  * y held when `add`; see matmul.c. */
 typedef struct {
     const void *data, *next; /* next: the panel that probably follows, NULL:
                               * nobody knows */
-    tr_dtype_t dtype;        /* of both */
+    tr_dtype_t dtype;        /* of both, unless they are codes */
     uint32_t k, rows;
     const float *x;
     float *y;
     size_t ldx, ldy;
     bool add;
+
+    /* of codes: what they are, and x as such (codes.h) */
+    const tr_cpu_codes_t *codes;
+    const int8_t *code;
+    const tr_codes_group_t *group;
 } tr_panel_t;
 
 typedef void (*tr_panel_f)(const tr_panel_t *a);
 void tr_panel_blas(const tr_panel_t *a);
 void tr_panel_avx2(const tr_panel_t *a);
 void tr_panel_avx512(const tr_panel_t *a);
+void tr_codes_panel_c(const tr_panel_t *a);
+void tr_codes_panel_avx2(const tr_panel_t *a);
+void tr_codes_panel_avx512(const tr_panel_t *a);
+void tr_codes_panel_vnni(const tr_panel_t *a);
+
+/* A row of x becomes codes [k], and groups [k / TR_CODES_COLUMNS]. */
+typedef void (*tr_codes_row_f)(const float *x, uint32_t k, int8_t *code,
+                               tr_codes_group_t *group);
+void tr_codes_row_c(const float *x, uint32_t k, int8_t *code,
+                    tr_codes_group_t *group);
+void tr_codes_row_avx2(const float *x, uint32_t k, int8_t *code,
+                       tr_codes_group_t *group);
+void tr_codes_row_avx512(const float *x, uint32_t k, int8_t *code,
+                         tr_codes_group_t *group);
+void tr_codes_row_vnni(const float *x, uint32_t k, int8_t *code,
+                       tr_codes_group_t *group);
+
+/* What multiplies: numbers, and codes. */
+typedef struct {
+    tr_panel_f product, codes;
+    tr_codes_row_f row;
+} tr_products_t;
+
 int tr_cpu_matmul(const tr_stream_t *s, const tr_cpu_matrix_t *m,
                   const float *x, size_t ldx, uint32_t rows, float *y,
-                  size_t ldy, int add, tr_panel_f product);
+                  size_t ldy, int add, const tr_products_t *by);
 int tr_cpu_gated(const tr_stream_t *s, const tr_cpu_matrix_t *m, const float *x,
                  size_t ldx, uint32_t rows, float *out, size_t ldo,
-                 tr_panel_f product, tr_act_row_f row);
+                 const tr_products_t *by, tr_act_row_f row);
+/* What a launcher's panels have in common; rows of x become codes where the
+ * matrix has some. */
+tr_panel_t tr_cpu_panel(const tr_stream_t *s, const tr_cpu_matrix_t *m,
+                        const float *x, size_t ldx, uint32_t rows,
+                        const tr_products_t *by);
+/* Is there room for what tr_cpu_panel makes? */
+bool tr_cpu_panel_valid(const tr_cpu_matrix_t *m, size_t ldx);
+
+size_t tr_cpu_codes_bytes(uint32_t n, uint32_t k, const tr_cpu_codes_t *codes);
+size_t tr_cpu_codes_work(uint32_t rows, uint32_t k);
+int tr_cpu_codes_pack(const tr_cpu_matrix_t *m, uint32_t row,
+                      const uint8_t *codes, const float *scales,
+                      const uint32_t *zeros);
+/* Rows of numbers become codes. */
+void tr_cpu_codes_quantise(const tr_cpu_matrix_t *m, uint32_t row,
+                           const void *src, tr_dtype_t dtype);
+/* The last panel's outputs that are none weigh nothing. */
+void tr_cpu_codes_fill(const tr_cpu_matrix_t *m);
+/* Row `row` in FP32. */
+void tr_cpu_codes_load(const tr_cpu_matrix_t *m, uint32_t row, float *out);
+/* Rows of x in m's workspace. */
+void tr_cpu_codes_rows(const tr_stream_t *s, const tr_cpu_matrix_t *m,
+                       const float *x, size_t ldx, uint32_t rows,
+                       tr_codes_row_f row);
 int tr_cpu_embedding(const tr_stream_t *s, const tr_cpu_matrix_t *m,
                      const int32_t *ids, uint32_t rows, float *y, size_t ldy);
 /* Bytes of a panel; a row's first element, of those the next is TR_COL_PAD

@@ -61,17 +61,12 @@ pairs_run(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 int
 tr_cpu_gated(const tr_stream_t *s, const tr_cpu_matrix_t *m, const float *x,
              size_t ldx, uint32_t rows, float *out, size_t ldo,
-             tr_panel_f product, tr_act_row_f row)
+             const tr_products_t *by, tr_act_row_f row)
 {
     uint32_t n = m->n / 2;
     gated_t a = { .m = m,
-                  .of = { .dtype = m->dtype,
-                          .k = m->k,
-                          .rows = rows,
-                          .x = x,
-                          .ldx = ldx,
-                          .ldy = PANEL },
-                  .product = product,
+                  .product = m->codes.codes != TR_CODES_NONE ? by->codes
+                                                             : by->product,
                   .row = row,
                   .out = out,
                   .ldo = ldo,
@@ -79,9 +74,11 @@ tr_cpu_gated(const tr_stream_t *s, const tr_cpu_matrix_t *m, const float *x,
                   .threads = (uint32_t) s->threads };
 
     if (row == NULL || rows > TR_GATED_ROWS || m->n % (2 * PANEL) != 0
-        || ldx < m->k || ldo < n) {
+        || !tr_cpu_panel_valid(m, ldx) || ldo < n) {
         return TR_KERNEL_BADARG;
     }
+    a.of = tr_cpu_panel(s, m, x, ldx, rows, by);
+    a.of.ldy = PANEL;
     tr_thread_pool_run(s->thread_pool, s->threads, a.pairs, 1, pairs_run, &a);
     return TR_KERNEL_OK;
 }

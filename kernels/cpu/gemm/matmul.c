@@ -12,6 +12,8 @@
  * up with zeros: all have the same width.  Threads of the pool take whole
  * panels, one after the other.
  *
+ * Or weights are integers, and rows of x become such for the product: codes.h.
+ *
  * What multiplies a panel is matmul_tile.h with AVX2 or AVX-512, and OpenBLAS
  * (matmul_blas.c) on a processor that has neither.  A library's product is as
  * fast as ours when the weights are in the cache, but there they are only in
@@ -22,7 +24,7 @@
  * Reference: test_matmul.c, plain loops in double for the value, and one chain
  * of fused multiply-adds for the bits.
  */
-#include "kernels/cpu/cpu.h"
+#include "codes.h"
 
 #include <string.h>
 
@@ -37,7 +39,9 @@ tr_cpu_matrix_bytes(uint32_t n, uint32_t k, tr_dtype_t dtype)
 size_t
 tr_cpu_panel_bytes(const tr_cpu_matrix_t *m)
 {
-    return (size_t) m->k * PANEL * tr_dtype_size(m->dtype);
+    return m->codes.codes != TR_CODES_NONE
+               ? tr_cpu_codes_bytes(PANEL, m->k, &m->codes)
+               : (size_t) m->k * PANEL * tr_dtype_size(m->dtype);
 }
 
 uint8_t *
@@ -48,9 +52,10 @@ tr_cpu_matrix_row(const tr_cpu_matrix_t *m, uint32_t row)
 }
 
 static void
-pack_row(const tr_cpu_matrix_t *m, uint32_t row, const uint8_t *in,
+pack_row(const tr_cpu_matrix_t *m, uint32_t row, const void *src,
          tr_dtype_t dtype)
 {
+    const uint8_t *in = src;
     uint8_t *out = tr_cpu_matrix_row(m, row);
 
     if (dtype == m->dtype && dtype != TR_F32) { /* whatever NaN it is */
@@ -70,15 +75,20 @@ tr_cpu_matrix_pack(const tr_cpu_matrix_t *m, uint32_t row, uint32_t rows,
                    const void *src, tr_dtype_t dtype)
 {
     size_t width = tr_dtype_size(dtype);
+    bool codes = m->codes.codes != TR_CODES_NONE;
 
-    if (rows > m->n || row > m->n - rows) {
+    if (rows > m->n || row > m->n - rows || m->codes.codes == TR_CODES_MXFP4) {
         return TR_KERNEL_BADARG;
     }
     for (uint32_t r = 0; r < rows; r++) {
-        pack_row(m, row + r, (const uint8_t *) src + (size_t) r * m->k * width,
-                 dtype);
+        (codes ? tr_cpu_codes_quantise
+               : pack_row)(m, row + r,
+                           (const uint8_t *) src + (size_t) r * m->k * width,
+                           dtype);
     }
-    if (row + rows == m->n) { /* the zeros that fill the last panel */
+    if (codes && row + rows == m->n) {
+        tr_cpu_codes_fill(m);
+    } else if (row + rows == m->n) { /* the zeros that fill the last panel */
         for (size_t n = m->n; n < tr_pad(m->n, PANEL); n++) {
             uint8_t *out = tr_cpu_matrix_row(m, (uint32_t) n);
 
@@ -117,27 +127,52 @@ panels_run(void *arg, uint32_t first, uint32_t end, uint32_t worker)
     }
 }
 
+bool
+tr_cpu_panel_valid(const tr_cpu_matrix_t *m, size_t ldx)
+{
+    return ldx >= m->k
+           && (m->codes.codes == TR_CODES_NONE || m->codes.work != NULL);
+}
+
+tr_panel_t
+tr_cpu_panel(const tr_stream_t *s, const tr_cpu_matrix_t *m, const float *x,
+             size_t ldx, uint32_t rows, const tr_products_t *by)
+{
+    tr_panel_t p = { .dtype = m->dtype,
+                     .k = m->k,
+                     .rows = rows,
+                     .x = x,
+                     .ldx = ldx,
+                     .codes = &m->codes };
+
+    if (m->codes.codes != TR_CODES_NONE) {
+        codes_rows_t to = codes_rows(m->codes.work, rows, m->k);
+
+        tr_cpu_codes_rows(s, m, x, ldx, rows, by->row);
+        p.code = to.code;
+        p.group = to.group;
+    }
+    return p;
+}
+
 int
 tr_cpu_matmul(const tr_stream_t *s, const tr_cpu_matrix_t *m, const float *x,
               size_t ldx, uint32_t rows, float *y, size_t ldy, int add,
-              tr_panel_f product)
+              const tr_products_t *by)
 {
     product_t a = { .m = m,
-                    .of = { .dtype = m->dtype,
-                            .k = m->k,
-                            .rows = rows,
-                            .x = x,
-                            .ldx = ldx,
-                            .y = y,
-                            .ldy = ldy,
-                            .add = add != 0 },
-                    .product = product,
+                    .product = m->codes.codes != TR_CODES_NONE ? by->codes
+                                                               : by->product,
                     .panels = (uint32_t) (tr_pad(m->n, PANEL) / PANEL),
                     .threads = (uint32_t) s->threads };
 
-    if (ldx < m->k || ldy < tr_pad(m->n, PANEL)) {
+    if (!tr_cpu_panel_valid(m, ldx) || ldy < tr_pad(m->n, PANEL)) {
         return TR_KERNEL_BADARG;
     }
+    a.of = tr_cpu_panel(s, m, x, ldx, rows, by);
+    a.of.y = y;
+    a.of.ldy = ldy;
+    a.of.add = add != 0;
     tr_thread_pool_run(s->thread_pool, s->threads, a.panels, 1, panels_run, &a);
     return TR_KERNEL_OK;
 }

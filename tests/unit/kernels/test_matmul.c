@@ -143,8 +143,9 @@ short_shape(const tr_kernels_t *k, tr_dtype_t type, uint32_t n, uint32_t kk,
     float *w = randoms(words, 1), *x = randoms(cap * ldx, 1);
     float *wide = randoms(cap * ldy, 1), *narrow = floats(cap * ldy);
     uint16_t *h = malloc(2 * words);
-    tr_cpu_matrix_t m = { n, kk, floats(k->matrix_bytes(n, kk, type) / 4),
-                          type };
+    tr_cpu_matrix_t m = {
+        n, kk, floats(k->matrix_bytes(n, kk, type) / 4), type, { 0 }
+    };
     tr_cpu_matrix_t full;
 
     for (size_t i = 0; i < words; i++) {
@@ -274,8 +275,9 @@ test_pack(void **state)
     static const float values[] = { 0, -0.0f, 0x1p-24f, -0x3ffp-24f, 0x1p-14f,
                                     1, -2,    65504,    -INFINITY,   NAN };
     uint8_t bytes[21];
-    tr_cpu_matrix_t m = { 1, 10, floats(k->matrix_bytes(1, 10, TR_F32) / 4),
-                          TR_F32 };
+    tr_cpu_matrix_t m = {
+        1, 10, floats(k->matrix_bytes(1, 10, TR_F32) / 4), TR_F32, { 0 }
+    };
     int32_t id = 0;
     float y[10];
 
