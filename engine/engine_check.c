@@ -325,12 +325,11 @@ static void
 say_quantised(const tr_config_t *config, const tr_model_config_t *model,
               FILE *out)
 {
-    bool packed = strcmp(config->backend, "cuda") == 0
-                  && strcmp(config->weights_format, "auto") == 0;
+    bool packed = strcmp(config->weights_format, "auto") == 0;
 
     fprintf(out, "quantised weights: %s, %s (weights_format %s, backend %s)\n",
             tr_quant_method_name(model->quantization.method),
-            packed ? "kept packed where the GPU has kernels"
+            packed ? "kept packed where there are kernels"
                    : "expanded to 16 bits at load",
             config->weights_format, config->backend);
 }

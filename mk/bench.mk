@@ -3,6 +3,7 @@
 #   make bench            all of them, one summary (a few minutes)
 #   make bench-gateway    NGINX with our module against proxy_pass
 #   make bench-engine     matrix products, batching, page management
+#   make bench-weights    a step by what weights are kept in: 16 bits, INT8, INT4
 #   make bench-manager    what the manager of KV pages takes
 #   make bench-attention  compressed caches against 16 bits, cost of scores
 #   make bench-kv-store   tokens into pages: append, moves, compression
@@ -28,6 +29,7 @@
 RESULTS      ?=
 BENCH_PROG   := $B/bench/upstream $B/bench/sse_load
 BENCH_ENGINE := $B/bench/bench_engine
+BENCH_WEIGHTS := $B/bench/bench_weights
 BENCH_MANAGER := $B/bench/bench_manager
 BENCH_ATTENTION := $B/bench/bench_attention
 BENCH_STORE  := $B/bench/bench_kv_store
@@ -41,7 +43,7 @@ $(BENCH_PROG): $B/bench/%: tests/bench/%.c engine/executor/null_trace.h
 	@echo "  CC    $<"
 	$Q$(CC) $(TR_CFLAGS) $(CFLAGS) -o $@ $<
 
-$(BENCH_ENGINE) $(BENCH_MANAGER) $(BENCH_ATTENTION) $(BENCH_STORE) \
+$(BENCH_ENGINE) $(BENCH_WEIGHTS) $(BENCH_MANAGER) $(BENCH_ATTENTION) $(BENCH_STORE) \
     $(BENCH_POLICY) $(BENCH_GRAMMAR) $(BENCH_SCAN): \
     $B/bench/%: $B/obj/tests/bench/%.o $B/libtokenring.a
 	@mkdir -p $(@D)
@@ -66,9 +68,9 @@ bench-gpu: $(BENCH_GPU)
 .PHONY: bench bench-tools bench-dashboard bench-redis bench-resume \
         bench-redis-faults bench-soak \
         bench-capacity bench-reuse bench-fair bench-grammar bench-scan \
-        bench-gateway bench-engine bench-footprint bench-manager \
+        bench-gateway bench-engine bench-weights bench-footprint bench-manager \
         bench-attention bench-kv-store bench-policy
-bench-tools: $(BENCH_PROG) $(BENCH_ENGINE) $(BENCH_MANAGER) $(BENCH_ATTENTION) \
+bench-tools: $(BENCH_PROG) $(BENCH_ENGINE) $(BENCH_WEIGHTS) $(BENCH_MANAGER) $(BENCH_ATTENTION) \
              $(BENCH_STORE) $(BENCH_POLICY) $(BENCH_GRAMMAR) $(BENCH_SCAN)
 
 bench-gateway: engine module $(BENCH_PROG)
@@ -91,6 +93,9 @@ bench-fair: engine cli module
 
 bench-engine: $(BENCH_ENGINE)
 	@B="$B" node tests/bench/engine.js $(call bench_json,engine)
+
+bench-weights: $(BENCH_WEIGHTS)
+	@node tests/bench/weights.js $(call bench_json,weights)
 
 bench-manager: $(BENCH_MANAGER)
 	@B="$B" node tests/bench/manager.js $(call bench_json,manager)
@@ -131,6 +136,7 @@ bench: deps
 	@echo "== engine"
 	@$(MAKE) -s --no-print-directory bench-engine
 	@echo "== manager"
+	@$(MAKE) -s --no-print-directory bench-weights
 	@$(MAKE) -s --no-print-directory bench-manager
 	@echo "== attention"
 	@$(MAKE) -s --no-print-directory bench-attention

@@ -278,6 +278,10 @@ open_model(executor_t *x, const tr_config_t *config, int threads,
         .load_format = config->load_format,
         .dummy_seed = config->dummy_seed,
         .dummy_dtype = TR_BF16, /* as most files have them */
+        .packed = strcmp(config->weights_format, "auto") == 0,
+        .quantise = strcmp(config->cpu_weights, "int8") == 0   ? TR_CODES_INT8
+                    : strcmp(config->cpu_weights, "int4") == 0 ? TR_CODES_INT4
+                                                               : TR_CODES_NONE,
         .equalise = config->kv_equalise,
         .slides = tr_executor_slides(config),
         .rotate = tr_rotate_bits(config->kv_rotate),

@@ -19,8 +19,8 @@
 #include "engine/model/model_config.h"
 #include "engine/model/rotate.h"
 
-/* Weights by part, of those that the recipe has: matrices, in 16 bits where the
- * file's values fit, and vectors in FP32.
+/* Weights by part, of those that the recipe has: matrices, as integers or in 16
+ * bits where the file's values fit, and vectors in FP32.
  * A part of experts has the matrix of the first (tr_model_expert). */
 typedef struct {
     tr_cpu_matrix_t matrix[TR_PART_MATRICES];
@@ -85,9 +85,13 @@ typedef struct {
     const char *load_format;   /* "auto" or "dummy" */
     uint64_t dummy_seed;
     tr_dtype_t dummy_dtype; /* random weights are rounded to it */
-    bool equalise;          /* kv_equalise; weights of files alone */
-    uint32_t rotate;        /* kv_rotate: bits (rotate.h) */
-    bool slides; /* all of the cache is uncompressed, so that layers may
+    bool
+        packed; /* weights_format auto: what is integers in the files stays so */
+    tr_codes_t
+        quantise;    /* cpu_weights: what the other matrices become, or NONE */
+    bool equalise;   /* kv_equalise; weights of files alone */
+    uint32_t rotate; /* kv_rotate: bits (rotate.h) */
+    bool slides;     /* all of the cache is uncompressed, so that layers may
                       * see a part of it; else tr_recipe_bound */
     const tr_kernels_t *kernels; /* outlives the model */
     int threads;
@@ -126,17 +130,23 @@ tr_model_table(const tr_layer_recipe_t *l)
     return l->rope == TR_ROPE_NONE ? TR_ANGLES_NONE : l->rope;
 }
 
+static inline size_t
+tr_model_matrix_bytes(const tr_kernels_t *k, const tr_cpu_matrix_t *w)
+{
+    return w->codes.codes != TR_CODES_NONE
+               ? k->codes_bytes(w->n, w->k, &w->codes)
+               : k->matrix_bytes(w->n, w->k, w->dtype);
+}
+
 /* Matrix of an expert, w being that of the first. */
 static inline tr_cpu_matrix_t
 tr_model_expert(const tr_kernels_t *k, const tr_cpu_matrix_t *w,
                 uint32_t expert)
 {
-    size_t one = k->matrix_bytes(w->n, w->k, w->dtype);
+    tr_cpu_matrix_t m = *w;
 
-    return (tr_cpu_matrix_t){ .n = w->n,
-                              .k = w->k,
-                              .data = (uint8_t *) w->data + expert * one,
-                              .dtype = w->dtype };
+    m.data = (uint8_t *) w->data + expert * tr_model_matrix_bytes(k, w);
+    return m;
 }
 
 /* model_experts.c: what a layer's experts make of its input x, [n][hidden],
@@ -153,6 +163,26 @@ tr_status_t tr_model_check(const tr_recipe_t *r, uint32_t rotate,
 tr_status_t tr_model_weights_load(tr_model_t *m,
                                   const tr_model_options_t *options,
                                   tr_error_t *err);
+
+/* model_codes.c: which integers a tensor's part becomes, as far as this tensor
+ * says; NULL: of load_format dummy. */
+tr_cpu_codes_t tr_model_codes(const tr_model_t *m,
+                              const tr_model_options_t *options,
+                              const tr_model_tensor_t *t,
+                              const tr_tensor_t *tensor);
+/* Are the tensor's codes those of the part? */
+bool tr_model_keeps_codes(const tr_model_t *m,
+                          const tr_model_options_t *options,
+                          const tr_model_tensor_t *t,
+                          const tr_tensor_t *tensor);
+/* Stores row `row` of such a tensor.  room: what tr_model_codes_room says of a
+ * matrix. */
+size_t tr_model_codes_room(const tr_cpu_matrix_t *w);
+void tr_model_codes_row(const tr_model_t *m, const tr_cpu_matrix_t *w,
+                        const tr_model_tensor_t *t, const tr_tensor_t *tensor,
+                        uint32_t row, void *room);
+/* Says what is kept how; expanded: quantised tensors that are not. */
+void tr_model_codes_say(const tr_model_t *m, uint32_t expanded);
 
 /* Anonymous memory, zeroed, 64-byte aligned, in large pages where possible. */
 void *tr_arena_map(size_t size);

@@ -4,9 +4,10 @@
  *
  * All weights live in one arena, in the backend's layout.  Query, key and value
  * rows form one matrix, gate and up rows another, so that a step has four
- * products a layer.  A matrix has the 16-bit type of its tensors, where all
+ * products a layer.  Integers of a file stay so, or numbers become such
+ * (model_codes.c).  Else a matrix has the 16-bit type of its tensors, where all
  * have the same and nothing that is done to them needs more; else FP32.  Which
- * one it is does not change a bit of the results.  Tensors are expanded in
+ * of these it is does not change a bit of the results.  Tensors are expanded in
  * blocks of rows by all threads, and a file's pages are given back as soon as
  * they were read, so that no more than the arena stays resident.  Equalisation
  * (equalise.h) and rotation (rotate.h) change what passes.
@@ -27,14 +28,23 @@
 #include "engine/model/model_tensors.h"
 
 #define BLOCK_ROWS 64u
+#define LOGIT_ROWS 96u /* of a step that has fewer rows, at most (model.c) */
+
+/* What a matrix is kept as. */
+typedef struct {
+    tr_dtype_t dtype;
+    tr_cpu_codes_t codes;
+} type_t;
 
 typedef struct {
     tr_model_t *m;
+    const tr_model_options_t *options;
     tr_safetensors_t *st; /* NULL: dummy */
     uint64_t seed;
-    tr_dtype_t dummy; /* what random weights are rounded to */
-    tr_dtype_t (
-        *types)[TR_PART_MATRICES]; /* of the model, then of each layer */
+    type_t (*types)[TR_PART_MATRICES]; /* of the model, then of each layer */
+    void *codes_work;                  /* products of codes share it */
+    uint32_t codes_columns;            /* the widest of them has so many */
+    uint32_t expanded;                 /* quantised tensors that are not kept */
     size_t at;            /* next free byte of the arena, or the count */
     uint64_t done;        /* weights stored, for the log */
     struct timespec said; /* when progress was last logged */
@@ -57,7 +67,7 @@ take(loader_t *l, size_t floats)
 }
 
 /* Of the part, as types has it. */
-static tr_dtype_t *
+static type_t *
 type_of(loader_t *l, tr_part_t part, uint32_t layer)
 {
     return &l->types[tr_part_layered(part) ? 1 + layer : 0][part];
@@ -75,14 +85,16 @@ take_parts(loader_t *l, tr_weights_t *w, bool layered, uint32_t layer)
         }
         if (part < TR_PART_MATRICES) {
             uint32_t n = tr_part_experts(&l->m->config.recipe, part);
-            uint32_t rows = s.rows / n;
-            tr_dtype_t type = *type_of(l, part, layer);
-            size_t one = l->m->kernels->matrix_bytes(rows, s.columns, type);
+            const type_t *type = type_of(l, part, layer);
+            tr_cpu_matrix_t m = { .n = s.rows / n,
+                                  .k = s.columns,
+                                  .dtype = type->dtype,
+                                  .codes = type->codes };
 
-            w->matrix[part] = (tr_cpu_matrix_t){ .n = rows,
-                                                 .k = s.columns,
-                                                 .data = take_bytes(l, n * one),
-                                                 .dtype = type };
+            m.codes.work = l->codes_work;
+            m.data = take_bytes(l,
+                                n * tr_model_matrix_bytes(l->m->kernels, &m));
+            w->matrix[part] = m;
         } else {
             w->vector[part] = take(l, s.rows);
         }
@@ -129,6 +141,11 @@ layout(loader_t *l)
     tr_model_t *m = l->m;
 
     l->at = 0;
+    l->codes_work = take_bytes(l,
+                               m->kernels->codes_work(m->max_rows > LOGIT_ROWS
+                                                          ? m->max_rows
+                                                          : LOGIT_ROWS,
+                                                      l->codes_columns));
     take_parts(l, &m->root, false, 0);
     take_ropes(l);
     for (uint32_t i = 0; i < m->config.recipe.layers; i++) {
@@ -150,36 +167,83 @@ keeps_values(const tr_model_t *m, const tr_model_tensor_t *t, tr_dtype_t type)
     return type == TR_BF16 || !tr_equalise_has(m->equalise, t);
 }
 
+static bool
+same_codes(const tr_cpu_codes_t *a, const tr_cpu_codes_t *b)
+{
+    return a->codes == b->codes && a->group == b->group
+           && a->scales == b->scales && a->zeros == b->zeros;
+}
+
+/* A tensor more of a part, which is kept as all of them can be. */
+static void
+join_type(const tr_model_t *m, const tr_model_tensor_t *t, tr_dtype_t dtype,
+          const tr_cpu_codes_t *codes, type_t *to)
+{
+    static const tr_cpu_codes_t none = { .codes = TR_CODES_NONE };
+
+    if (t->row == 0) { /* the part's first */
+        *to = (type_t){ dtype, *codes };
+    }
+    if (!keeps_values(m, t, dtype) || to->dtype != dtype) {
+        to->dtype = TR_F32;
+    }
+    if (!same_codes(&to->codes, codes)) {
+        to->codes = none;
+    }
+}
+
 /* The type of each matrix. */
 static tr_status_t
-choose_types(loader_t *l, tr_dtype_t dummy)
+choose_types(loader_t *l)
 {
     const tr_model_t *m = l->m;
-    const tr_tensor_t *tensor;
     tr_model_tensor_t t;
     tr_status_t rc = TR_OK;
     uint32_t at = 0;
 
     while (rc == TR_OK && tr_model_tensor_next(&m->config, &at, &t)) {
-        tr_dtype_t type = dummy, *to;
+        const tr_tensor_t *tensor = NULL;
+        tr_cpu_codes_t codes;
 
         if (t.part >= TR_PART_MATRICES) {
             continue;
         }
         if (l->st != NULL) {
             rc = tr_model_tensor_find(l->st, &t, &tensor, l->err);
-            type = rc == TR_OK ? tensor->dtype : TR_F32;
         }
-        to = type_of(l, t.part, t.layer);
-        if (!keeps_values(m, &t, type)) {
-            *to = TR_F32;
-        } else if (t.row == 0) { /* the part's first */
-            *to = type;
-        } else if (*to != type) {
-            *to = TR_F32;
+        if (rc == TR_OK) {
+            codes = tr_model_codes(m, l->options, &t, tensor);
+            join_type(m, &t, tensor ? tensor->dtype : l->options->dummy_dtype,
+                      &codes, type_of(l, t.part, t.layer));
         }
     }
     return rc;
+}
+
+/* Counts what the types mean for memory. */
+static void
+count_codes(loader_t *l)
+{
+    tr_model_tensor_t t;
+    uint32_t at = 0;
+
+    while (tr_model_tensor_next(&l->m->config, &at, &t)) {
+        const tr_tensor_t *tensor;
+        bool codes;
+
+        if (t.part >= TR_PART_MATRICES) {
+            continue;
+        }
+        codes = type_of(l, t.part, t.layer)->codes.codes != TR_CODES_NONE;
+        if (codes && t.columns > l->codes_columns) {
+            l->codes_columns = t.columns;
+        }
+        tensor = l->st ? tr_model_tensor_named(l->st, t.name) : NULL;
+        l->expanded += tensor != NULL && tensor->packed != NULL
+                       && !(codes
+                            && tr_model_keeps_codes(l->m, l->options, &t,
+                                                    tensor));
+    }
 }
 
 static void
@@ -205,8 +269,7 @@ typedef struct {
     const tr_model_tensor_t *t;
     const tr_tensor_t *tensor; /* NULL: dummy */
     uint32_t grain;            /* rows of a block */
-    uint64_t seed;             /* dummy, and what it is rounded to */
-    tr_dtype_t dummy;
+    uint64_t seed;             /* dummy */
     atomic_int failed;
 } fill_t;
 
@@ -278,7 +341,7 @@ block_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
         if (a->tensor == NULL) {
             tr_model_fill_random(block, n * k, a->seed, r * k,
                                  a->l->m->config.init_range);
-            round_all(block, n * k, a->dummy);
+            round_all(block, n * k, a->l->options->dummy_dtype);
         }
         for (uint32_t i = 0; a->tensor != NULL && i < n; i++) {
             tr_model_row_load(&a->l->m->config.recipe, a->t, a->tensor, r + i,
@@ -303,6 +366,24 @@ tensor_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
               t->dtype);
 }
 
+/* Codes as they are in the file. */
+static void
+code_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
+{
+    fill_t *a = arg;
+    void *room = malloc(tr_model_codes_room(a->w));
+
+    (void) worker;
+    if (room == NULL) {
+        atomic_store(&a->failed, 1);
+        return;
+    }
+    for (uint32_t r = first; r < end; r++) {
+        tr_model_codes_row(a->l->m, a->w, a->t, a->tensor, r, room);
+    }
+    free(room);
+}
+
 static tr_status_t
 load_matrix(loader_t *l, const tr_cpu_matrix_t *w, const tr_model_tensor_t *t)
 {
@@ -313,9 +394,8 @@ load_matrix(loader_t *l, const tr_cpu_matrix_t *w, const tr_model_tensor_t *t)
                  .w = w,
                  .t = t,
                  .grain = together < BLOCK_ROWS ? BLOCK_ROWS : together,
-                 .seed = tr_model_tensor_seed(l->seed, t->name),
-                 .dummy = l->dummy };
-    bool as_is = false;
+                 .seed = tr_model_tensor_seed(l->seed, t->name) };
+    bool as_is = false, codes = false;
     tr_status_t rc;
 
     say_progress(l, (uint64_t) t->rows * w->k);
@@ -327,11 +407,17 @@ load_matrix(loader_t *l, const tr_cpu_matrix_t *w, const tr_model_tensor_t *t)
         if (rc != TR_OK) {
             return rc;
         }
+        codes = w->codes.codes != TR_CODES_NONE
+                && tr_model_keeps_codes(m, l->options, t, a.tensor);
         as_is = together == 0 && !tr_equalise_has(m->equalise, t)
                 && !tr_model_tensor_reordered(&m->config.recipe, t, a.tensor);
     }
     tr_thread_pool_run(m->stream.thread_pool, m->stream.threads, t->rows,
-                       a.grain, as_is ? tensor_rows : block_rows, &a);
+                       a.grain,
+                       codes   ? code_rows
+                       : as_is ? tensor_rows
+                               : block_rows,
+                       &a);
     if (a.tensor != NULL) {
         tr_safetensors_release(a.tensor);
     }
@@ -405,7 +491,11 @@ prepare(loader_t *l, const tr_model_options_t *options)
         rc = tr_equalise_choose(&m->config, l->st, m->stream, &m->equalise,
                                 l->err);
     }
-    return rc == TR_OK ? choose_types(l, options->dummy_dtype) : rc;
+    rc = rc == TR_OK ? choose_types(l) : rc;
+    if (rc == TR_OK) {
+        count_codes(l);
+    }
+    return rc;
 }
 
 static tr_status_t
@@ -429,10 +519,9 @@ tr_status_t
 tr_model_weights_load(tr_model_t *m, const tr_model_options_t *options,
                       tr_error_t *err)
 {
-    loader_t l = { .m = m,
-                   .seed = options->dummy_seed,
-                   .dummy = options->dummy_dtype,
-                   .err = err };
+    loader_t l = {
+        .m = m, .options = options, .seed = options->dummy_seed, .err = err
+    };
     tr_status_t rc;
 
     clock_gettime(CLOCK_MONOTONIC, &l.said);
@@ -441,6 +530,7 @@ tr_model_weights_load(tr_model_t *m, const tr_model_options_t *options,
         rc = make_arena(&l);
     }
     if (rc == TR_OK) {
+        tr_model_codes_say(m, l.expanded);
         rc = load_all(&l);
     }
     tr_safetensors_close(l.st);

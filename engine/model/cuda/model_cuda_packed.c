@@ -25,20 +25,6 @@
 
 /* ---- which parts --------------------------------------------------------- */
 
-/* Is every column in the group that it has by its number? */
-static bool
-in_order(const tr_packed_t *p)
-{
-    const tr_tensor_t *groups = p->part[TR_PACKED_GROUPS];
-
-    for (uint32_t k = 0; groups != NULL && k < p->columns; k++) {
-        if (tr_packed_word(groups, k) != k / p->block_columns) {
-            return false;
-        }
-    }
-    return true;
-}
-
 /* The form that a quantised tensor's codes have, for a part of some shape. */
 static tr_weight_form_t
 form_of(const tr_packed_t *p, tr_part_shape_t shape)
@@ -47,7 +33,7 @@ form_of(const tr_packed_t *p, tr_part_shape_t shape)
     tr_weight_form_t f = none;
     uint32_t columns = p->block_columns;
 
-    if (p->format->codes == NULL || !in_order(p)) {
+    if (!(p->format->kept & TR_PACKED_ON_CUDA) || !tr_packed_in_order(p)) {
         return none;
     }
     f.format = p->bits == 4 ? TR_WEIGHT_INT4

@@ -95,17 +95,21 @@ void
 tr_bytes_codes(const tr_packed_t *p, uint32_t row, uint32_t from, uint32_t n,
                uint8_t *out)
 {
-    memcpy(out,
-           (const uint8_t *) p->part[TR_PACKED_CODES]->data
-               + (size_t) row * p->columns + from,
+    const tr_tensor_t *t = p->part[TR_PACKED_CODES];
+    uint8_t sign = t->stored == TR_STORED_I8 ? 0x80 : 0;
+
+    memcpy(out, (const uint8_t *) t->data + (size_t) row * p->columns + from,
            n);
+    for (uint32_t i = 0; sign != 0 && i < n; i++) {
+        out[i] ^= sign; /* 128 more */
+    }
 }
 
 float
 tr_bytes_scale(const tr_packed_t *p, uint32_t row, uint32_t group,
                uint32_t *zero)
 {
-    *zero = 0;
+    *zero = p->part[TR_PACKED_CODES]->stored == TR_STORED_I8 ? 128 : 0;
     return tr_packed_scale(p,
                            (size_t) (row / p->block_rows) * p->blocks + group);
 }

@@ -50,3 +50,23 @@ tr_mxfp4_read(const tr_packed_t *p, uint32_t row, uint32_t from, uint32_t n,
                  * tr_packed_scale(p, at / BLOCK);
     }
 }
+
+void
+tr_mxfp4_codes(const tr_packed_t *p, uint32_t row, uint32_t from, uint32_t n,
+               uint8_t *out)
+{
+    const uint8_t *codes = p->part[TR_PACKED_CODES]->data;
+    size_t at = (size_t) row * p->columns + from;
+
+    for (uint32_t i = 0; i < n; i++, at++) {
+        *out++ = codes[at / 2] >> at % 2 * 4 & 15;
+    }
+}
+
+float
+tr_mxfp4_scale(const tr_packed_t *p, uint32_t row, uint32_t group,
+               uint32_t *zero)
+{
+    *zero = 0;
+    return tr_packed_scale(p, (size_t) row * (p->columns / BLOCK) + group);
+}

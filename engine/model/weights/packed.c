@@ -17,6 +17,7 @@
 const tr_packed_format_t tr_packed_formats[] = {
     { .name = "FP8",
       .methods = BY(FP8),
+      .kept = TR_PACKED_ON_CUDA,
       .stem = ".weight",
       .part = { [TR_PACKED_CODES] = { ".weight", STORED(F8_E4M3), false },
                 [TR_PACKED_SCALES] = { ".weight_scale_inv", SCALE_TYPES,
@@ -27,6 +28,7 @@ const tr_packed_format_t tr_packed_formats[] = {
       .scale = tr_bytes_scale },
     { .name = "FP8",
       .methods = BY(FP8) | BY(MODELOPT) | BY(COMPRESSED),
+      .kept = TR_PACKED_ON_CUDA,
       .stem = ".weight",
       .part = { [TR_PACKED_CODES] = { ".weight", STORED(F8_E4M3), false },
                 [TR_PACKED_SCALES] = { ".weight_scale", SCALE_TYPES, false } },
@@ -36,14 +38,18 @@ const tr_packed_format_t tr_packed_formats[] = {
       .scale = tr_bytes_scale },
     { .name = "INT8",
       .methods = BY(COMPRESSED),
+      .kept = TR_PACKED_ON_CPU,
       .stem = ".weight",
       .part = { [TR_PACKED_CODES] = { ".weight", STORED(I8), false },
                 [TR_PACKED_SCALES] = { ".weight_scale", STORED(FLOAT),
                                        false } },
       .check = tr_bytes_check,
-      .read = tr_bytes_read },
+      .read = tr_bytes_read,
+      .codes = tr_bytes_codes,
+      .scale = tr_bytes_scale },
     { .name = "packed integers",
       .methods = BY(COMPRESSED),
+      .kept = TR_PACKED_ON_CPU | TR_PACKED_ON_CUDA,
       .stem = ".weight",
       .part = { [TR_PACKED_CODES] = { ".weight_packed", STORED(I32), false },
                 [TR_PACKED_SCALES] = { ".weight_scale", STORED(FLOAT), false },
@@ -56,6 +62,7 @@ const tr_packed_format_t tr_packed_formats[] = {
       .scale = tr_words_scale },
     { .name = "AWQ",
       .methods = BY(AWQ),
+      .kept = TR_PACKED_ON_CPU | TR_PACKED_ON_CUDA,
       .stem = ".weight",
       .part = { [TR_PACKED_CODES] = { ".qweight", STORED(I32), false },
                 [TR_PACKED_SCALES] = { ".scales", STORED(FLOAT), false },
@@ -66,6 +73,7 @@ const tr_packed_format_t tr_packed_formats[] = {
       .scale = tr_awq_scale },
     { .name = "GPTQ",
       .methods = BY(GPTQ),
+      .kept = TR_PACKED_ON_CPU | TR_PACKED_ON_CUDA,
       .stem = ".weight",
       .part = { [TR_PACKED_CODES] = { ".qweight", STORED(I32), false },
                 [TR_PACKED_SCALES] = { ".scales", STORED(FLOAT), false },
@@ -77,11 +85,14 @@ const tr_packed_format_t tr_packed_formats[] = {
       .scale = tr_gptq_scale },
     { .name = "MXFP4",
       .methods = BY(MXFP4),
+      .kept = TR_PACKED_ON_CPU,
       .stem = "",
       .part = { [TR_PACKED_CODES] = { "_blocks", STORED(U8), false },
                 [TR_PACKED_SCALES] = { "_scales", STORED(U8), false } },
       .check = tr_mxfp4_check,
-      .read = tr_mxfp4_read },
+      .read = tr_mxfp4_read,
+      .codes = tr_mxfp4_codes,
+      .scale = tr_mxfp4_scale },
     { .name = NULL }
 };
 
@@ -386,6 +397,19 @@ tr_packed_find(const tr_quantization_t *q, const tr_safetensors_t *st,
                    : TR_BF16;
     *out = p;
     return TR_OK;
+}
+
+bool
+tr_packed_in_order(const tr_packed_t *p)
+{
+    const tr_tensor_t *groups = p->part[TR_PACKED_GROUPS];
+
+    for (uint32_t k = 0; groups != NULL && k < p->columns; k++) {
+        if (tr_packed_word(groups, k) != k / p->block_columns) {
+            return false;
+        }
+    }
+    return true;
 }
 
 /* ---- reading --------------------------------------------------------------- */

@@ -48,9 +48,13 @@ typedef enum {
     TR_PACKED_PARTS
 } tr_packed_part_t;
 
+#define TR_PACKED_ON_CPU 1u
+#define TR_PACKED_ON_CUDA 2u
+
 typedef struct {
     const char *name; /* "FP8", for people */
     uint32_t methods; /* bits 1 << tr_quant_method_t that write it */
+    uint32_t kept;    /* bits TR_PACKED_ON_*: who may keep its codes */
     const char *stem; /* what the parts' names replace at a weight's end */
     struct {
         const char *name; /* NULL: there is none */
@@ -64,8 +68,9 @@ typedef struct {
     /* Weights [from, from + n) of a row, unrounded. */
     void (*read)(const tr_packed_t *p, uint32_t row, uint32_t from, uint32_t n,
                  float *out);
-    /* For who keeps codes (NULL: nobody does): those [from, from + n) of a row,
-     * a byte each, and scale and zero point of one of its groups. */
+    /* For who keeps codes: those [from, from + n) of a row, a byte each, and
+     * scale and zero point of one of its groups.  Signed integers of 8 bits have
+     * 128 added; FP8 and E2M1 are as in the file, and have no zero point. */
     void (*codes)(const tr_packed_t *p, uint32_t row, uint32_t from, uint32_t n,
                   uint8_t *out);
     float (*scale)(const tr_packed_t *p, uint32_t row, uint32_t group,
@@ -104,6 +109,9 @@ void tr_packed_release(const tr_packed_t *p);
 /* Are all codes numbers?  FP8 has two that are none.  Reads all of them, so it is
  * asked where they are loaded.  TR_ERR_FORMAT names the tensor and the place. */
 tr_status_t tr_packed_check_codes(const tr_packed_t *p, tr_error_t *err);
+
+/* Is every column in the group that it has by its number? */
+bool tr_packed_in_order(const tr_packed_t *p);
 
 /* Bytes in the files. */
 uint64_t tr_packed_bytes(const tr_packed_t *p);
@@ -173,6 +181,7 @@ TR_PACKED_CODES_OF(bytes);
 TR_PACKED_CODES_OF(words);
 TR_PACKED_CODES_OF(awq);
 TR_PACKED_CODES_OF(gptq);
+TR_PACKED_CODES_OF(mxfp4);
 #undef TR_PACKED_CODES_OF
 
 #endif

@@ -3,7 +3,8 @@
 // Quantised checkpoints in service: models/pocket in two formats, made by
 // models/pocket/quantise.py, answers through NGINX what its twin answers, whose
 // files hold the same weights in 16 bits.  Greedy, sampled, in a batch, and under a
-// policy that compresses.  Skipped where python3 has no numpy.
+// policy that compresses.  Weights that stay packed answer in a batch as alone.
+// Skipped where python3 has no numpy.
 
 const { test } = require('node:test');
 const assert = require('node:assert/strict');
@@ -31,12 +32,15 @@ const body = (i) => endless(i, 24, {
 });
 
 // All at once, and the log that the engine wrote.
-async function answers(model) {
+async function answers(model, settings, alone = false) {
   const stack = await Stack.start({ engine: { model,
-    served_model_name: 'pocket', kv_policies: 'diffkv' } });
+    served_model_name: 'pocket', kv_policies: 'diffkv', ...settings } });
   try {
-    const all = Array.from({ length: ANSWERS },
-      (_, i) => stream(`${stack.url}/v1/chat/completions`, body(i)));
+    const all = [];
+    for (let i = 0; i < ANSWERS; i++) {
+      all.push(stream(`${stack.url}/v1/chat/completions`, body(i)));
+      if (alone) await all[i].finished;
+    }
     await Promise.all(all.map((s) => s.finished));
     return { texts: all.map((s) => s.text()), log: read(stack.engine.log) };
   } finally {
@@ -55,12 +59,38 @@ for (const [format, said] of [
     try {
       quantise(format, path.join(dir, 'codes'));
       quantise(format, path.join(dir, 'twin'), '--twin');
-      const one = await answers(path.join(dir, 'codes'));
+      const one = await answers(path.join(dir, 'codes'),
+        { weights_format: 'expand' });
       const twin = await answers(path.join(dir, 'twin'));
       assert.deepEqual(one.texts, twin.texts);
       assert.equal(new Set(one.texts).size, ANSWERS);
       assert.match(one.log, said);
       assert.doesNotMatch(twin.log, / weights method=/);
+    } finally {
+      fs.rmSync(dir, { recursive: true, force: true });
+    }
+  });
+}
+
+for (const [what, format, settings, said] of [
+  ['awq, packed', 'awq', {},
+    /weights kept int8_parts=0 int4_parts=32 mxfp4_parts=0 .* expanded_tensors=0/],
+  ['cpu_weights int8', null, { cpu_weights: 'int8' },
+    /weights kept int8_parts=33 int4_parts=0 mxfp4_parts=0 /],
+]) {
+  test(`${what}: a batch answers as each alone`, {
+    skip: PYTHON || !format ? false : 'python3 has no numpy',
+  }, async () => {
+    const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'tr-quantised-'));
+    try {
+      const model = format ? path.join(dir, 'codes')
+        : path.join(ROOT, 'models/pocket');
+      if (format) quantise(format, model);
+      const batch = await answers(model, settings);
+      const alone = await answers(model, settings, true);
+      assert.deepEqual(batch.texts, alone.texts);
+      assert.equal(new Set(batch.texts).size, ANSWERS);
+      assert.match(batch.log, said);
     } finally {
       fs.rmSync(dir, { recursive: true, force: true });
     }

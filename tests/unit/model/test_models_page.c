@@ -95,8 +95,9 @@ test_formats(void **state)
                                            i == 0 ? "" : ",", f->part[i].name);
                 }
             }
-            snprintf(row + n, sizeof(row) - n, " | in 16 bits | %s |\n",
-                     f->codes != NULL ? "packed" : "in 16 bits");
+            snprintf(row + n, sizeof(row) - n, " | %s | %s |\n",
+                     f->kept & TR_PACKED_ON_CPU ? "packed" : "in 16 bits",
+                     f->kept & TR_PACKED_ON_CUDA ? "packed" : "in 16 bits");
             if (strstr(page, row) == NULL) {
                 fail_msg("docs/models.md has no line%s", row);
             }
