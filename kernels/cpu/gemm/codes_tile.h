@@ -249,7 +249,8 @@ codes_block_product(const tr_panel_t *a, uint32_t first, uint32_t end,
     size_t bytes = codes_bytes(a->codes->codes,
                                (end - first) * TR_CODES_COLUMNS);
     uint32_t asks = tiles * PARTS * (end - first); /* occasions */
-    uint32_t lines = next == NULL ? 0 : (uint32_t) ((bytes / 64 + asks - 1) / asks);
+    uint32_t lines = next == NULL ? 0
+                                  : (uint32_t) ((bytes / 64 + asks - 1) / asks);
     codes_job_t t = { .a = a,
                       .first = first,
                       .end = end,
