@@ -38,7 +38,7 @@ tiling_of(const tr_device_props_t *d, uint32_t n, uint32_t k)
 {
     gemm_tiling_t h = {};
 
-    h.split = 1;
+    h.split = h.teams = 1;
     h.tile = tile_of(n, d->pairs * GEMM_CLUSTER);
     if (h.tile < TILE_WHOLE) {
         h.split = GEMM_CLUSTER;
@@ -53,7 +53,8 @@ tiling_of(const tr_device_props_t *d, uint32_t n, uint32_t k)
     return h;
 }
 
-/* The same tiles, of packed w: its slots are small, and hold whole groups. */
+/* The same tiles, of packed w: its slots are small, and hold whole groups.
+ * Groups of warps for which a tile has no rows take other slots of it. */
 static gemm_tiling_t
 tiling_of_form(const tr_device_props_t *d, tr_weight_form_t form, uint32_t n,
                uint32_t k)
@@ -69,6 +70,7 @@ tiling_of_form(const tr_device_props_t *d, tr_weight_form_t form, uint32_t n,
     h.piece = h.tile / TR_WEIGHT_ROWS * tr_weight_block(form.format);
     h.w = h.depth * h.piece + h.groups * h.tile * 4;
     h.w = (h.w + 1023) / 1024 * 1024; /* x is aligned to that */
+    h.teams = GEMM_WARPS / 4 / gemm_groups(h);
     return h;
 }
 
@@ -97,10 +99,13 @@ smem_plan(const tr_device_props_t *d, uint32_t columns, gemm_args_t *a)
 {
     for (uint32_t p = 0; p < a->phases; p++) {
         uint32_t received = gemm_received(a->phase[p].tiling, columns);
+        uint32_t partial = gemm_partial(a->phase[p].tiling, columns);
 
         a->received = received > a->received ? received : a->received;
+        a->partial = partial > a->partial ? partial : a->partial;
     }
-    a->ring = (d->shared - gemm_shared(0, a->received)) / 1024 * 1024;
+    a->ring = (d->shared - gemm_shared(0, a->received + a->partial)) / 1024
+              * 1024;
     for (uint32_t p = 0; p < a->phases; p++) {
         gemm_tiling_t *h = &a->phase[p].tiling;
 
@@ -230,12 +235,10 @@ launch(const tr_cuda_stream_t *s, gemm_args_t *a)
             return TR_KERNEL_BADARG;
         }
     }
-    return launch_clusters(s, true, gemm_shared(a->ring, a->received),
-                           GEMM_CLUSTER,
-                           packed ? small_gemm_kernel<N, true>
-                                  : small_gemm_kernel<N, false>,
-                           dim3(s->device->pairs * GEMM_CLUSTER), GEMM_THREADS,
-                           *a, maps);
+    return launch_clusters(
+        s, true, gemm_shared(a->ring, a->received + a->partial), GEMM_CLUSTER,
+        packed ? small_gemm_kernel<N, true> : small_gemm_kernel<N, false>,
+        dim3(s->device->pairs * GEMM_CLUSTER), GEMM_THREADS, *a, maps);
 }
 
 static bool

@@ -15,7 +15,8 @@
  *   epilogue    the two blocks of a cluster exchange sums; each finishes every
  *               other row of x, from registers: scale, gate or residual
  *
- * A warpgroup for which the tile has no rows skips the product.
+ * A warpgroup for which the tile has no rows skips the product, or where weights
+ * are packed takes some of its slots (gemm_team).
  *
  * Weights may be packed (small_gemm_packed.cuh); chains of 16-bit weights alone
  * have a kernel of their own, which knows nothing of that.
@@ -107,6 +108,9 @@ gemm_sums(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
 
     if (PACKED && f.p.form.format != TR_WEIGHT_16) {
         gemm_multiply_packed<N>(a, s, p, steps, t, c);
+        if (f.tiling.teams > 1) {
+            gemm_join_teams<N>(f.tiling, s, c);
+        }
     } else if (f.tiling.depth == 2) {
         gemm_multiply<N, 2>(a, s, p, steps, t, c);
     } else {
@@ -186,6 +190,20 @@ gemm_product(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
     }
 }
 
+/* By the warps of teams behind the first. */
+template <int N>
+static __device__ __forceinline__ void
+gemm_help(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p)
+{
+    gemm_block_tiles_t part = gemm_block_tiles(a.phase[p].tiling);
+    gemm_pipeline_t t = { 0, 0, false };
+    float c[N / 2];
+
+    for (uint32_t i = 0; i < part.tiles; i++) {
+        gemm_sums<N, true>(a, s, p, part.steps, t, c);
+    }
+}
+
 /* PACKED: weights may be packed. */
 template <int N, bool PACKED>
 static __global__ void __launch_bounds__(GEMM_THREADS)
@@ -218,7 +236,12 @@ static __global__ void __launch_bounds__(GEMM_THREADS)
 
         if (warp / 4 < gemm_groups(h)) {
             gemm_product<N, PACKED>(a, s, p, got);
-        } else if (h.split > 1 && gemm_block_tiles(h).tiles > 0) {
+            continue;
+        }
+        if (PACKED && warp / 4 < gemm_groups(h) * h.teams) {
+            gemm_help<N>(a, s, p);
+        }
+        if (h.split > 1 && gemm_block_tiles(h).tiles > 0) {
             got ^= 1;
         }
     }

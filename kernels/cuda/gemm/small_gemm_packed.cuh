@@ -25,6 +25,7 @@ typedef struct {
 typedef struct {
     uint32_t codes, x, scales; /* scales: of this lane's row g, of group 0 */
     uint32_t piece, row; /* bytes to the next piece; of a group's scales */
+    uint32_t teams;      /* slots to the next */
 } gemm_strip_t;
 
 static __device__ __forceinline__ void
@@ -46,11 +47,11 @@ gemm_leave_slot(const gemm_smem_t &s, uint32_t p, uint32_t slot)
     __syncwarp();
 }
 
+/* The n-th slot from here, in a ring of so many. */
 static __device__ __forceinline__ void
-gemm_next_slot(gemm_pipeline_t &t, uint32_t slots)
+gemm_next_slot(gemm_pipeline_t &t, uint32_t slots, uint32_t n)
 {
-    if (++t.slot == slots) {
-        t.slot = 0;
+    for (t.slot += n; t.slot >= slots; t.slot -= slots) {
         t.parity ^= 1;
         t.later = true;
     }
@@ -135,7 +136,7 @@ gemm_multiply_rows(const gemm_smem_t &s, uint32_t p, const gemm_strip_t &o,
             gemm_leave_slot(s, p, t.slot);
         }
         left = t.slot;
-        gemm_next_slot(t, slots);
+        gemm_next_slot(t, slots, o.teams);
     }
     wgmma_wait<0>();
     wgmma_touch(c);
@@ -177,7 +178,7 @@ gemm_multiply_blocks(const gemm_smem_t &s, uint32_t p, const gemm_strip_t &o,
         wgmma_touch(a[0]);
         wgmma_touch(a[SETS - 1]);
         gemm_leave_slot(s, p, t.slot);
-        gemm_next_slot(t, slots);
+        gemm_next_slot(t, slots, o.teams);
     }
 }
 
@@ -237,11 +238,20 @@ gemm_multiply_groups(const gemm_smem_t &s, uint32_t p, const gemm_strip_t &o,
             }
         }
         gemm_leave_slot(s, p, t.slot);
-        gemm_next_slot(t, slots);
+        gemm_next_slot(t, slots, o.teams);
     }
 }
 
-/* As gemm_multiply of small_gemm.cuh. */
+/* Who shares a tile with whom.  Where a tile has rows for one or two groups of
+ * warps alone, the others are teams of their own, which take its slots in turn:
+ * what happens to a slot takes longer than its bytes. */
+static __device__ __forceinline__ uint32_t
+gemm_team(const gemm_tiling_t &h)
+{
+    return threadIdx.x / 128 / gemm_groups(h);
+}
+
+/* The team's part of the sums, as gemm_multiply of small_gemm.cuh. */
 template <int N>
 static __device__ __forceinline__ void
 gemm_multiply_packed(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
@@ -249,14 +259,21 @@ gemm_multiply_packed(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
 {
     const gemm_tiling_t &h = a.phase[p].tiling;
     const tr_weight_form_t form = a.phase[p].p.form;
-    uint32_t strip = threadIdx.x / 32, lane = threadIdx.x % 32;
+    uint32_t team = gemm_team(h), lane = threadIdx.x % 32;
+    uint32_t strip = threadIdx.x / 32 - team * gemm_groups(h) * 4;
     uint32_t bytes = gemm_slot(h, N), slots = h.slots;
     gemm_strip_t o = { s.ring + strip * tr_weight_block(form.format)
                            + lane * 16,
                        s.ring + h.w,
                        s.ring + h.depth * h.piece + (strip * 16 + lane / 4) * 4,
-                       h.piece, h.tile * 4 };
+                       h.piece,
+                       h.tile * 4,
+                       h.teams };
+    gemm_pipeline_t end = t;
 
+    gemm_next_slot(end, slots, steps);
+    gemm_next_slot(t, slots, team);
+    steps = (steps + h.teams - 1 - team) / h.teams;
 #pragma unroll
     for (int i = 0; i < N / 2; i++) {
         c[i] = 0;
@@ -280,6 +297,46 @@ gemm_multiply_packed(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
     } else {
         gemm_multiply_groups<N, 1, 32>(s, p, o, bytes, slots, steps, t, c);
     }
+    t = end;
+}
+
+/* Where thread `thread` of a team behind the first leaves its first sum. */
+static __device__ __forceinline__ uint32_t
+gemm_left_at(const gemm_tiling_t &h, const gemm_smem_t &s, uint32_t columns,
+             uint32_t team)
+{
+    uint32_t threads = gemm_groups(h) * 128;
+
+    return s.partial + (team - 1) * threads * columns * 2
+           + threadIdx.x % threads * 4;
+}
+
+/* All teams: those behind the first leave their sums, which it adds, in their
+ * order. */
+template <int N>
+static __device__ __forceinline__ void
+gemm_join_teams(const gemm_tiling_t &h, const gemm_smem_t &s, float (&c)[N / 2])
+{
+    uint32_t team = gemm_team(h), threads = gemm_groups(h) * 128;
+
+    if (team > 0) {
+        uint32_t at = gemm_left_at(h, s, N, team);
+
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
+            shared_store4(at + i * threads * 4, c[i]);
+        }
+    }
+    bar_named(2, threads * h.teams);
+    for (uint32_t other = 1; team == 0 && other < h.teams; other++) {
+        uint32_t at = gemm_left_at(h, s, N, other);
+
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
+            c[i] += __uint_as_float(shared_load4(at + i * threads * 4));
+        }
+    }
+    bar_named(2, threads * h.teams); /* there is room for the next */
 }
 
 /* FP8 with a scale a row: those of the lane's rows; 1 otherwise. */

@@ -1,7 +1,7 @@
 /*
  * small_gemm_smem.cuh: how a product is divided among blocks, and the layout of
- * a block's shared memory: the ring of slots, the other block's sums, then
- * barriers and flags between warps.
+ * a block's shared memory: the ring of slots, the other block's sums, those of
+ * teams, then barriers and flags between warps.
  */
 #ifndef TR_CUDA_SMALL_GEMM_SMEM_CUH
 #define TR_CUDA_SMALL_GEMM_SMEM_CUH
@@ -26,6 +26,7 @@ typedef struct {
     uint32_t w;            /* bytes of a slot in front of x */
     uint32_t piece;        /* bytes of one piece of w in it */
     uint32_t groups;       /* packed: groups of columns in a slot */
+    uint32_t teams;        /* packed: of groups, which take slots in turn */
     uint32_t steps, slots; /* slots of a tile; of the ring */
 } gemm_tiling_t;
 
@@ -37,9 +38,9 @@ typedef struct {
 typedef struct {
     gemm_phase_t phase[TR_CUDA_SMALL_GEMM_CHAIN];
     uint32_t phases;
-    uint32_t ring, received; /* bytes */
-    uint32_t *barrier;       /* its highest bit changes when all blocks
-                                 * have come */
+    uint32_t ring, received, partial; /* bytes */
+    uint32_t *barrier;                /* its highest bit changes when all
+                                       * blocks have come */
 } gemm_args_t;
 
 typedef struct {
@@ -65,6 +66,13 @@ TR_HD uint32_t
 gemm_received(const gemm_tiling_t &h, uint32_t columns)
 {
     return h.split == 1 ? 0 : gemm_groups(h) * 128 * columns;
+}
+
+/* Sums of the teams behind the first. */
+TR_HD uint32_t
+gemm_partial(const gemm_tiling_t &h, uint32_t columns)
+{
+    return (h.teams - 1) * gemm_groups(h) * 256 * columns;
 }
 
 /* What a block has of a product: some tiles, some of their steps. */
@@ -113,16 +121,16 @@ typedef struct {
 static_assert(sizeof(gemm_smem_tail_t) >= 6 * 1024,
               "what is read behind the ring");
 
-/* With what aligns the ring. */
+/* With what aligns the ring; sums: received and partial. */
 TR_HD uint32_t
-gemm_shared(uint32_t ring, uint32_t received)
+gemm_shared(uint32_t ring, uint32_t sums)
 {
-    return 1024 + ring + received + (uint32_t) sizeof(gemm_smem_tail_t);
+    return 1024 + ring + sums + (uint32_t) sizeof(gemm_smem_tail_t);
 }
 
 /* Addresses in shared memory. */
 typedef struct {
-    uint32_t ring, received, tail;
+    uint32_t ring, received, partial, tail;
 } gemm_smem_t;
 
 #define GEMM_SMEM(s, member) \
@@ -154,7 +162,8 @@ gemm_smem_open(const gemm_args_t &a, uint8_t *shared)
 
     s.ring = (smem_address(shared) + 1023) / 1024 * 1024;
     s.received = s.ring + a.ring;
-    s.tail = s.received + a.received;
+    s.partial = s.received + a.received;
+    s.tail = s.partial + a.partial;
     to = (uint32_t *) &(
              (gemm_smem_tail_t *) (shared + s.tail - smem_address(shared)))
              ->args;
