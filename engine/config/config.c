@@ -117,9 +117,8 @@ static const setting_t settings[] = {
     { "cpu_weights", KIND_CHOICE, AT(cpu_weights), "auto", 0, 0,
       "auto int8 int4",
       "backend cpu: int8 and int4 quantise weights of 16 or 32 bits at load, "
-      "in "
-      "groups of 32 (embedding and head always to 8 bits); auto keeps what is "
-      "in the files" },
+      "in groups of 32 (embedding and head always to 8 bits); auto keeps what "
+      "is in the files" },
     { "cuda_fused_products", KIND_BOOL, AT(cuda_fused_products), "yes", 0, 0,
       NULL,
       "backend cuda: small-batch products as one kernel, where it is faster; "
