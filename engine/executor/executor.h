@@ -208,6 +208,8 @@ tr_status_t tr_executor_model_choose(const tr_config_t *config,
                                      tr_kv_choice_t *out, tr_error_t *err);
 tr_status_t tr_executor_cuda_choose(const tr_config_t *config,
                                     tr_kv_choice_t *out, tr_error_t *err);
+/* One backend's own.  The device's leaves kv_policy auto to tr_executor_open()
+ * and refuses it, so that a program with CUDA alone needs nothing of the CPU. */
 tr_status_t tr_executor_model_open(const tr_config_t *config,
                                    tr_executor_t **out, tr_error_t *err);
 tr_status_t tr_executor_cuda_open(const tr_config_t *config,

@@ -554,35 +554,13 @@ open_parts(tr_executor_cuda_t *x, const tr_config_t *config, tr_error_t *err)
     return rc == TR_OK ? open_graphs(x, err) : rc;
 }
 
-/* With kv_policy auto, *chosen becomes the configuration with what was taken. */
-static tr_status_t
-choose_policy(const tr_config_t **config, tr_config_t *chosen, tr_error_t *err)
-{
-    tr_kv_choice_t choice;
-    tr_status_t rc = TR_OK;
-
-    if (tr_kv_chooses(*config)) {
-        rc = tr_executor_cuda_choose(*config, &choice, err);
-    }
-    if (rc == TR_OK && tr_kv_chooses(*config)) {
-        tr_kv_chosen(*config, &choice, chosen);
-        *config = chosen;
-    }
-    return rc;
-}
-
 tr_status_t
 tr_executor_cuda_open(const tr_config_t *config, tr_executor_t **out,
                       tr_error_t *err)
 {
-    tr_executor_cuda_t *x;
-    tr_config_t chosen;
-    tr_status_t rc = choose_policy(&config, &chosen, err);
+    tr_executor_cuda_t *x = calloc(1, sizeof(*x));
+    tr_status_t rc;
 
-    if (rc != TR_OK) {
-        return rc;
-    }
-    x = calloc(1, sizeof(*x));
     if (x == NULL) {
         return tr_error_set(err, TR_ERR_NOMEM, "", "out of memory");
     }

@@ -49,9 +49,7 @@ open_with(tr_config_t *c)
     tr_executor_t *e;
     tr_error_t err;
 
-    if ((strcmp(c->backend, "cuda") == 0 ? tr_executor_cuda_open
-                                         : tr_executor_model_open)(c, &e, &err)
-        != TR_OK) {
+    if (tr_executor_open(c, &e, &err) != TR_OK) {
         fail_msg("%s: %s", c->backend, err.text);
     }
     return e;
