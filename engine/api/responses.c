@@ -212,6 +212,7 @@ static tr_status_t
 take_input(const tr_translation_t *t)
 {
     json_t *input = tr_json_field(t->c->root, "input"), *item, *said;
+    json_t *items = NULL; /* input's, with what they refer to */
     const json_t *first = tr_json_field(t->c->root, "instructions");
     tr_status_t rc = TR_OK;
     json_t *message;
@@ -249,17 +250,17 @@ take_input(const tr_translation_t *t)
     }
     json_decref(said);
     if (rc == TR_OK) {
-        rc = tr_responses_input(t, input, &input);
+        rc = tr_responses_input(t, input, &items);
     }
-    json_array_foreach (input, i, item) {
+    json_array_foreach (items, i, item) {
         if (rc == TR_OK) {
             rc = take_item(t, item, i);
         }
     }
     if (rc == TR_OK) {
-        rc = tr_responses_keep(t, input);
+        rc = tr_responses_keep(t, items);
     }
-    json_decref(input);
+    json_decref(items);
     return rc == TR_OK ? tr_translate_settle(t) : rc;
 }
 

@@ -324,7 +324,7 @@ take_entry(tr_lookup_t *l, tr_turn_t *turn, const redisReply *entry,
     turn->last = (uint32_t) strtoul(id, NULL, 10);
     fields = entry->element[1];
     if (fields->type != REDIS_REPLY_ARRAY || fields->elements != 2
-        || !text_of(fields->element[1], &bytes, &len)
+        || !text_of(fields->element[1], &bytes, &len) || len == 0
         || !check_records((const uint8_t *) bytes, len, end)
         || !has_room(l, len)) {
         return false;

@@ -197,6 +197,23 @@ test('of somebody else, unknown, deleted', async () => {
   assert.equal(other.status, 405);
 });
 
+says('Kept.', 'Kept.', 'Alive.');
+test('what Redis has is not what was written', async () => {
+  for (const [spoil, status] of [
+    [(r) => redis.command('HSET', key(r), 'input', '{"not": "items"}'), 500],
+    [(r) => redis.command('HSET', key(r), 'input', 'x'), 500],
+  ]) {
+    const spoilt = await turn({ input: 'Keep this.' });
+    await done(spoilt);
+    await spoil(spoilt);
+    const e = await turn({ previous_response_id: spoilt.id, input: [
+      { role: 'user', content: 'And this.' }] }).then(
+      () => assert.fail('it worked'), (x) => x);
+    assert.equal(e.status, status, String(e));
+  }
+  assert.equal((await turn({ input: 'Hello?' })).output_text, 'Alive.');
+});
+
 says(THINK, 'Referred.', 'The same.', ...rounds);
 test('references to items', async () => {
   const first = await turn({ input: 'Look.' });
