@@ -91,7 +91,7 @@ write_nginx_conf() {
             ${redis_at:+-e "s|#  *tokenring_redis 127.0.0.1:6379;|tokenring_redis $redis_at;|"} \
             "$ROOT/conf/tokenring.conf" | if [ "$ENGINES" -eq 1 ]; then
                 # Streams that are kept in Redis do not move to another engine.
-                sed ${redis_at:+-e "s|#  *tokenring_resumable on;|tokenring_resumable on;|"}
+                sed "${redis_at:+s|#  *tokenring_resumable on;|tokenring_resumable on;|}"
             else
                 several_engines
             fi
