@@ -313,7 +313,7 @@ look_at_writer(tr_connection_t *c)
 }
 
 /* Answers a ping: for this thread at once, for the loop when it has come round
- * to its next turn. */
+ * to its next turn; pings that come meanwhile get that answer, too. */
 static void
 answer_ping(tr_connection_t *c)
 {
@@ -322,7 +322,7 @@ answer_ping(tr_connection_t *c)
     if (loop == NULL) {
         return;
     }
-    if (tr_channel_pinged(&c->map)) {
+    if (tr_channel_pinged(&c->map) && c->beat == 0) {
         c->beat = tr_loop_ask(loop);
     }
     if (c->beat != 0 && tr_loop_beat(loop) >= c->beat) {

@@ -393,6 +393,7 @@ ngx_http_tokenring_ready(ngx_http_tokenring_conn_t *conn,
     conn->state = NGX_HTTP_TOKENRING_READY;
     conn->complaint = 0;
     conn->features = tr_features(welcome->features);
+    conn->asked = ngx_current_msec;
     conn->pinged = ngx_current_msec;
     conn->heard = ngx_current_msec;
     conn->missed = 0;

@@ -66,7 +66,10 @@ struct ngx_http_tokenring_conn_s {
     ngx_msec_t                      attempted;
     uint32_t                        features;    /* TR_FEATURE_*, of both */
     ngx_event_t                     probe;       /* while requests are there */
-    ngx_msec_t                      pinged;      /* the last time */
+    ngx_msec_t                      asked;       /* the last ping */
+    ngx_msec_t                      pinged;      /* the first one that the
+                                                  * step loop has not
+                                                  * answered, or the last */
     ngx_msec_t                      heard;       /* the last record, or news */
     ngx_uint_t                      missed;      /* probes without a pong */
 

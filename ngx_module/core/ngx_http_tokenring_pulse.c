@@ -32,19 +32,30 @@ static void ngx_http_tokenring_fence(ngx_http_tokenring_conn_t *conn);
 static void ngx_http_tokenring_leave(ngx_http_tokenring_conn_t *conn);
 
 
+/*
+ * An engine may be stopped between the two answers: the step loop's is not
+ * waited for, but its time goes on from the first ping without one.
+ */
+
 void
 ngx_http_tokenring_ping(ngx_http_tokenring_conn_t *conn)
 {
     if (conn->state != NGX_HTTP_TOKENRING_READY
         || conn->broken
         || !(conn->features & TR_FEATURE_PING)
-        || !tr_channel_loop_answers(&conn->map)
         || !tr_channel_front_answers(&conn->map))
     {
         return;
     }
 
-    conn->pinged = ngx_current_msec;
+    if (tr_channel_loop_answers(&conn->map)) {
+        conn->pinged = ngx_current_msec;
+
+    } else if (ngx_current_msec - conn->asked < NGX_HTTP_TOKENRING_PROBE) {
+        return;
+    }
+
+    conn->asked = ngx_current_msec;
 
     if (tr_channel_ping(&conn->map)) {
         ngx_http_tokenring_ring(conn);
@@ -55,18 +66,15 @@ ngx_http_tokenring_ping(ngx_http_tokenring_conn_t *conn)
 static ngx_uint_t
 ngx_http_tokenring_answers(ngx_http_tokenring_conn_t *conn, ngx_msec_t stall)
 {
-    ngx_msec_t  age;
-
     if (!(conn->features & TR_FEATURE_PING)) {
         return 1;
     }
 
-    age = ngx_current_msec - conn->pinged;
-
     return (tr_channel_front_answers(&conn->map)
-            || age < NGX_HTTP_TOKENRING_PONG)
+            || ngx_current_msec - conn->asked < NGX_HTTP_TOKENRING_PONG)
            && (tr_channel_loop_answers(&conn->map)
-               || age < ngx_max(stall, NGX_HTTP_TOKENRING_PONG));
+               || ngx_current_msec - conn->pinged
+                  < ngx_max(stall, NGX_HTTP_TOKENRING_PONG));
 }
 
 
@@ -154,9 +162,9 @@ ngx_http_tokenring_hangs(ngx_http_tokenring_conn_t *conn)
 
 
 /*
- * Its channel is closed: whatever it does when it goes on, nobody hears it, and
- * it ends the requests that it finds without a worker.  Ours are at other
- * engines by then.
+ * Its channel is closed: whatever it does when it goes on, no client hears it,
+ * and it ends the requests that it finds without a worker.  Ours are at other
+ * engines by then.  It still writes to Redis (docs/fleet.md).
  */
 
 static void
