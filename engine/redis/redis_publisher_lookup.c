@@ -132,19 +132,23 @@ advance(tr_redis_publisher_t *r, tr_lookup_t *l)
     }
     for (i = 0; i < l->n_turns && l->error.status == TR_OK; i++) {
         turn = &l->turns[i];
-        complete &= turn->complete;
         if (turn->complete || turn->asked || r->now_us < turn->again_us) {
             continue;
         }
-        if (r->now_us < l->deadline_us
+        if (r->now_us < l->deadline_us && turn->known
             && tr_outbox_holds(&r->outbox, turn->id)) {
             turn->running = true;
             turn->again_us = r->now_us + r->config->redis_flush_us;
         } else if (r->now_us < l->deadline_us) {
             send_turn(r, l, turn);
+        } else if (!turn->known) {
+            miss(l, turn);
         } else if (turn->running && turn->conversation) {
             fail_turn(l, turn, "is still being generated.");
         }
+    }
+    for (i = 0; i < l->n_turns; i++) {
+        complete &= l->turns[i].complete;
     }
     if (r->now_us >= l->deadline_us && !complete) {
         fail_away(l);
@@ -257,8 +261,9 @@ take_fields(tr_redis_publisher_t *r, tr_lookup_t *l, uint32_t number,
     if (reply->type != REDIS_REPLY_ARRAY || reply->elements != 3
         || !is_holder(l, reply->element[0])
         || !text_of(reply->element[1], &text, &len)) {
-        /* of another owner: looked for as often, so that time tells nothing */
-        if (++turn->tries == TRIES) {
+        /* of another owner: looked for as often, so that time tells nothing;
+         * or ours, and still to be written */
+        if (!tr_outbox_holds(&r->outbox, turn->id) && ++turn->tries == TRIES) {
             miss(l, turn);
         }
         turn->again_us = r->now_us + AGAIN_US;
