@@ -34,6 +34,8 @@ static void ngx_http_tokenring_lookup_cleanup(void *data);
 static void ngx_http_tokenring_lookup_found(void *data, ngx_int_t rc);
 static void ngx_http_tokenring_lookup_engine(void *data, redisReply *reply);
 static void ngx_http_tokenring_lookup_over(ngx_http_tokenring_lookup_t *l);
+static ngx_uint_t ngx_http_tokenring_lookup_number(
+    ngx_http_tokenring_lookup_t *l, redisReply *reply);
 static void ngx_http_tokenring_lookup_dropped(void *data, redisReply *reply);
 static ngx_int_t ngx_http_tokenring_lookup_cancel(
     ngx_http_tokenring_lookup_t *l);
@@ -249,14 +251,13 @@ ngx_http_tokenring_lookup_over(ngx_http_tokenring_lookup_t *l)
 }
 
 
-static void
-ngx_http_tokenring_lookup_dropped(void *data, redisReply *reply)
-{
-    ngx_http_tokenring_lookup_t *l = data;
+/* 0: no number came, and the client has been told that Redis is away */
 
-    ngx_int_t                   rc;
-    ngx_http_request_t         *r;
-    ngx_http_tokenring_text_t  *t;
+static ngx_uint_t
+ngx_http_tokenring_lookup_number(ngx_http_tokenring_lookup_t *l,
+    redisReply *reply)
+{
+    ngx_http_request_t  *r;
 
     r = l->find.request;
     l->call = NULL;
@@ -270,6 +271,25 @@ ngx_http_tokenring_lookup_dropped(void *data, redisReply *reply)
         }
 
         ngx_http_tokenring_lookup_end(l, ngx_http_tokenring_send_away(r));
+        return 0;
+    }
+
+    return 1;
+}
+
+
+static void
+ngx_http_tokenring_lookup_dropped(void *data, redisReply *reply)
+{
+    ngx_http_tokenring_lookup_t *l = data;
+
+    ngx_int_t                   rc;
+    ngx_http_request_t         *r;
+    ngx_http_tokenring_text_t  *t;
+
+    r = l->find.request;
+
+    if (!ngx_http_tokenring_lookup_number(l, reply)) {
         return;
     }
 
@@ -334,17 +354,8 @@ ngx_http_tokenring_lookup_told(void *data, redisReply *reply)
     ngx_http_request_t  *r;
 
     r = l->find.request;
-    l->call = NULL;
 
-    ngx_http_set_log_request(r->connection->log, r);
-
-    if (reply == NULL || reply->type != REDIS_REPLY_INTEGER) {
-
-        if (reply) {
-            ngx_http_tokenring_redis_complain(l->find.redis, reply);
-        }
-
-        ngx_http_tokenring_lookup_end(l, ngx_http_tokenring_send_away(r));
+    if (!ngx_http_tokenring_lookup_number(l, reply)) {
         return;
     }
 
