@@ -55,9 +55,7 @@ decode_before_prompts(void **state)
 
     (void) state;
     fixture_init(&b, 100, 8, 32);
-    for (i = 0; i < 3; i++) {
-        old[i] = add(&b, 4, 50);
-    }
+    add_all(&b, old, 3, 4, 50);
     step(&b);
     prompt = add(&b, 200, 1);
     compose(&b);
@@ -70,9 +68,7 @@ decode_before_prompts(void **state)
     assert_ptr_equal(b.s.chunks[3].sequence->request, prompt);
     assert_int_equal(b.s.chunks[3].n, 29);
     apply(&b);
-    for (i = 0; i < 3; i++) {
-        drop(&b, old[i]);
-    }
+    drop_all(&b, old, 3);
     drop(&b, prompt);
     fixture_free(&b);
 }
@@ -88,9 +84,7 @@ decode_more_than_a_batch(void **state)
 
     (void) state;
     fixture_init(&b, 200, 32, 8);
-    for (i = 0; i < 20; i++) {
-        r[i] = add(&b, 1, 1000);
-    }
+    add_all(&b, r, 20, 1, 1000);
     for (i = 0; i < 100; i++) {
         step(&b);
         assert_in_range(b.s.n_tokens, 1, 8);
@@ -103,9 +97,7 @@ decode_more_than_a_batch(void **state)
         assert_true(i < 60);
         step(&b);
     }
-    for (i = 0; i < 20; i++) {
-        drop(&b, r[i]);
-    }
+    drop_all(&b, r, 20);
     tr_request_free(prompt);
     fixture_free(&b);
 }
@@ -196,9 +188,7 @@ moved_shortest_first(void **state)
     assert_int_equal(ready[1], 2);
     assert_int_equal(ready[2], 7); /* 200 in steps of 49, with the first's */
     assert_true(ready[0] > ready[2]);
-    for (i = 0; i < 3; i++) {
-        drop(&b, r[i]);
-    }
+    drop_all(&b, r, 3);
     fixture_free(&b);
 }
 
@@ -232,9 +222,7 @@ moved_leave_half(void **state)
     }
     step(&b);
     assert_int_equal(b.s.n_tokens, 64);
-    for (i = 0; i < 2; i++) {
-        drop(&b, moved[i]);
-    }
+    drop_all(&b, moved, 2);
     tr_request_free(new);
     fixture_free(&b);
 }
@@ -357,9 +345,7 @@ admission_in_order(void **state)
     step(&b); /* r[0] is done */
     compose(&b);
     assert_int_equal(r[3]->sequences[0].state, TR_SEQ_RUNNING);
-    for (i = 0; i < 5; i++) {
-        drop(&b, r[i]);
-    }
+    drop_all(&b, r, 5);
     /* a small one does not overtake a big one that waits for pages */
     r[0] = add(&b, 60 * 32, 2);
     step(&b);
@@ -390,9 +376,7 @@ who_waits_is_left_alone(void **state)
 
     (void) state;
     fixture_init(&b, 100, 2, 64);
-    for (i = 0; i < 2; i++) {
-        old[i] = add(&b, 4, 50);
-    }
+    add_all(&b, old, 2, 4, 50);
     step(&b);
     next = add(&b, 4, 50);
     hidden = make_request(&b, 4, 50, 1);
@@ -411,9 +395,7 @@ who_waits_is_left_alone(void **state)
         apply(&b);
     }
     assert_int_equal(next->sequences[0].state, TR_SEQ_WAITING);
-    for (i = 0; i < 2; i++) {
-        drop(&b, old[i]);
-    }
+    drop_all(&b, old, 2);
     step(&b);
     assert_int_equal(own->state, TR_SEQ_RUNNING);
     drop(&b, next);
@@ -597,9 +579,7 @@ full_ring_is_asked_once(void **state)
     /* each whether it is full, and for its chunk; one of each kind in vain */
     assert_in_range(asked, 60 + b.s.n_chunks, 60 + b.s.n_chunks + 2);
     apply(&b);
-    for (i = 0; i < 60; i++) {
-        drop(&b, r[i]);
-    }
+    drop_all(&b, r, 60);
     fixture_free(&b);
 }
 

@@ -17,6 +17,17 @@ add_of(fixture_t *b, uint64_t tenant, uint32_t share, uint32_t prompt,
     return r;
 }
 
+/* n alike, into r. */
+static void
+add_all_of(fixture_t *b, tr_request_t **r, uint32_t n, uint64_t tenant,
+           uint32_t share, uint32_t prompt, uint32_t max_tokens,
+           uint32_t choices)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        r[i] = add_of(b, tenant, share, prompt, max_tokens, choices);
+    }
+}
+
 static uint64_t
 served(const tr_request_t *r)
 {
@@ -46,21 +57,15 @@ the_flood_waits(void **state)
 
     (void) state;
     fixture_init(&b, 1000, 4, 64);
-    for (i = 0; i < 12; i++) {
-        flood[i] = add_of(&b, 1, 0, 40, 5, 1);
-    }
-    for (i = 0; i < 3; i++) {
-        step(&b);
-    }
+    add_all_of(&b, flood, 12, 1, 0, 40, 5, 1);
+    steps(&b, 3);
     one = add_of(&b, 2, 0, 40, 5, 1);
     for (i = 0; one->sequences[0].state == TR_SEQ_WAITING; i++) {
         assert_true(i < 12); /* when the first place is free */
         step(&b);
     }
     assert_int_equal(flood[11]->sequences[0].state, TR_SEQ_WAITING);
-    for (i = 0; i < 12; i++) {
-        drop(&b, flood[i]);
-    }
+    drop_all(&b, flood, 12);
     drop(&b, one);
     fixture_free(&b);
 }
@@ -71,22 +76,17 @@ fifo(void **state)
 {
     fixture_t b;
     tr_request_t *flood[12], *one;
-    uint32_t i;
 
     (void) state;
     fixture_init(&b, 1000, 4, 64);
     b.s.fair = false;
-    for (i = 0; i < 12; i++) {
-        flood[i] = add_of(&b, 1, 0, 40, 5, 1);
-    }
+    add_all_of(&b, flood, 12, 1, 0, 40, 5, 1);
     one = add_of(&b, 2, 0, 40, 5, 1);
     while (one->sequences[0].state == TR_SEQ_WAITING) {
         step(&b);
     }
     assert_int_not_equal(flood[11]->sequences[0].state, TR_SEQ_WAITING);
-    for (i = 0; i < 12; i++) {
-        drop(&b, flood[i]);
-    }
+    drop_all(&b, flood, 12);
     drop(&b, one);
     fixture_free(&b);
 }
@@ -152,7 +152,6 @@ nobody_saves(void **state)
 {
     fixture_t b;
     tr_request_t *busy, *idle, *again;
-    uint32_t i;
 
     (void) state;
     fixture_init(&b, 1000, 4, 64);
@@ -161,9 +160,7 @@ nobody_saves(void **state)
     assert_int_equal(idle->open_sequences, 0);
     tr_request_free(idle);
     busy = add_of(&b, 1, 0, 10, 500, 1);
-    for (i = 0; i < 300; i++) {
-        step(&b);
-    }
+    steps(&b, 300);
     assert_true(served(busy) >= 600);
     again = add_of(&b, 2, 0, 10, 5, 1);
     assert_true(served(again) >= served(busy));
@@ -179,7 +176,6 @@ nobody_saves_by_a_pause(void **state)
 {
     fixture_t b;
     tr_request_t *busy, *still, *next, *other, *alone;
-    uint32_t i;
 
     (void) state;
     fixture_init(&b, 1000, 8, 64);
@@ -188,9 +184,7 @@ nobody_saves_by_a_pause(void **state)
     busy = add_of(&b, 1, 0, 10, 2000, 1);
     step(&b);
     still->commands = alone->commands = TR_CONTROL_PAUSE;
-    for (i = 0; i < 300; i++) {
-        step(&b);
-    }
+    steps(&b, 300);
     assert_true(served(busy) >= 600);
     other = add_of(&b, 4, 0, 10, 5, 1);
     assert_true(served(other) >= served(busy));
@@ -221,7 +215,6 @@ nobody_saves_by_not_reading(void **state)
 {
     fixture_t b;
     tr_request_t *busy, *still;
-    uint32_t i;
 
     (void) state;
     fixture_init(&b, 1000, 4, 64);
@@ -234,9 +227,7 @@ nobody_saves_by_not_reading(void **state)
     writer_fill(&b.writer[1]);
     step(&b);
     b.now += TR_SCHEDULER_FULL_US;
-    for (i = 0; i < 300; i++) {
-        step(&b);
-    }
+    steps(&b, 300);
     writer_drain(&b.peer[1]);
     compose(&b);
     assert_non_null(row_of(&b, still));
@@ -335,12 +326,8 @@ a_place_in_a_full_house(void **state)
 
     (void) state;
     fixture_init(&b, 2000, 16, 256);
-    for (i = 0; i < 20; i++) {
-        crowd[i] = add_of(&b, 1, 0, 8, 2000, 1);
-    }
-    for (i = 0; i < 4; i++) {
-        step(&b);
-    }
+    add_all_of(&b, crowd, 20, 1, 0, 8, 2000, 1);
+    steps(&b, 4);
     assert_int_equal(b.s.n_running, 16);
     one = add_of(&b, 2, 0, 8, 30, 1);
     step(&b);
@@ -367,9 +354,7 @@ a_place_in_a_full_house(void **state)
     step(&b);
     step(&b);
     assert_int_equal(b.s.n_running, 16);
-    for (i = 0; i < 20; i++) {
-        drop(&b, crowd[i]);
-    }
+    drop_all(&b, crowd, 20);
     tr_request_free(one);
     fixture_free(&b);
 }
@@ -380,16 +365,11 @@ pages_in_a_full_house(void **state)
 {
     fixture_t b;
     tr_request_t *crowd[4], *one;
-    uint32_t i;
 
     (void) state;
     fixture_init(&b, 40, 16, 512);
-    for (i = 0; i < 4; i++) {
-        crowd[i] = add_of(&b, 1, 0, 300, 300, 1);
-    }
-    for (i = 0; i < 6; i++) {
-        step(&b);
-    }
+    add_all_of(&b, crowd, 4, 1, 0, 300, 300, 1);
+    steps(&b, 6);
     assert_int_equal(b.s.n_running, 4);
     one = add_of(&b, 2, 0, 100, 5, 1);
     step(&b);
@@ -399,9 +379,7 @@ pages_in_a_full_house(void **state)
     step(&b);
     assert_int_equal(one->sequences[0].state, TR_SEQ_RUNNING);
     assert_int_equal(b.s.preemptions, 1);
-    for (i = 0; i < 4; i++) {
-        drop(&b, crowd[i]);
-    }
+    drop_all(&b, crowd, 4);
     drop(&b, one);
     fixture_free(&b);
 }
@@ -428,12 +406,8 @@ one_makes_way_at_a_time(void **state)
 
     (void) state;
     fixture_init(&b, 40, 16, 512);
-    for (i = 0; i < 9; i++) {
-        crowd[i] = add_of(&b, 1, 0, 120, 300, 1);
-    }
-    for (i = 0; i < 6; i++) {
-        step(&b);
-    }
+    add_all_of(&b, crowd, 9, 1, 0, 120, 300, 1);
+    steps(&b, 6);
     one = add_of(&b, 2, 0, 400, 5, 1);
     step(&b);
     be_patient(&b);
@@ -445,9 +419,7 @@ one_makes_way_at_a_time(void **state)
     }
     assert_int_equal(one->open_sequences, 0);
     tr_request_free(one);
-    for (i = 0; i < 9; i++) {
-        drop(&b, crowd[i]);
-    }
+    drop_all(&b, crowd, 9);
     fixture_free(&b);
 }
 
@@ -465,9 +437,7 @@ ways_made(uint32_t older, uint32_t younger, uint32_t prompt)
     other = add_of(&b, 3, 0, 32 * 38 - older - younger - 64, 60, 1);
     two[0] = add_of(&b, 1, 0, older, 400, 1);
     two[1] = add_of(&b, 1, 0, younger, 400, 1);
-    for (i = 0; i < 6; i++) {
-        step(&b);
-    }
+    steps(&b, 6);
     assert_int_equal(b.s.n_running, 3);
     one = add_of(&b, 2, 0, prompt, 5, 1);
     step(&b);
@@ -549,13 +519,10 @@ short_steps(void **state)
 {
     fixture_t b;
     tr_request_t *flood[4], *one;
-    uint32_t i;
 
     (void) state;
     fixture_init(&b, 4000, 64, 256);
-    for (i = 0; i < 4; i++) {
-        flood[i] = add_of(&b, 1, 0, 5000, 5, 1);
-    }
+    add_all_of(&b, flood, 4, 1, 0, 5000, 5, 1);
     compose(&b);
     assert_int_equal(b.s.n_tokens, 256);
     apply(&b);
@@ -569,9 +536,7 @@ short_steps(void **state)
     assert_int_equal(tokens_of(&b, 2), 1);
     assert_int_equal(tokens_of(&b, 1), 64);
     apply(&b);
-    for (i = 0; i < 4; i++) {
-        drop(&b, flood[i]);
-    }
+    drop_all(&b, flood, 4);
     drop(&b, one);
     fixture_free(&b);
 }
@@ -587,13 +552,9 @@ rows_by_turns(void **state)
 
     (void) state;
     fixture_init(&b, 2000, 32, 64);
-    for (i = 0; i < 20; i++) {
-        crowd[i] = add_of(&b, 1, 0, 1, 1000, 1);
-    }
+    add_all_of(&b, crowd, 20, 1, 0, 1, 1000, 1);
     one = add_of(&b, 2, 0, 1, 1000, 1);
-    for (i = 0; i < 4; i++) {
-        step(&b);
-    }
+    steps(&b, 4);
     for (i = 0; i < 100; i++) {
         compose(&b);
         assert_int_equal(tokens_of(&b, 1), 8);
@@ -618,14 +579,11 @@ choices_take_turns(void **state)
 {
     fixture_t b;
     tr_request_t *crowd, *one;
-    uint32_t i;
 
     (void) state;
     fixture_init(&b, 4000, 64, 64);
     crowd = add_of(&b, 1, 0, 1, 1000, 40);
-    for (i = 0; i < 4; i++) {
-        step(&b);
-    }
+    steps(&b, 4);
     compose(&b);
     assert_int_equal(b.s.n_tokens, 40);
     apply(&b);

@@ -19,9 +19,7 @@ youngest_goes_first(void **state)
     for (i = 0; i < 3; i++) { /* two pages each, a third comes at 65 */
         r[i] = add(&b, 60, 100);
     }
-    for (i = 0; i < 5; i++) {
-        step(&b);
-    }
+    steps(&b, 5);
     assert_int_equal(b.s.n_running, 3);
     step(&b); /* r[0] wants its third page */
     assert_int_equal(r[2]->sequences[0].state, TR_SEQ_WAITING);
@@ -36,9 +34,7 @@ youngest_goes_first(void **state)
     r[1] = add(&b, 1, 1);
     step(&b);
     assert_int_equal(r[2]->sequences[0].state, TR_SEQ_RUNNING);
-    for (i = 0; i < 3; i++) {
-        drop(&b, r[i]);
-    }
+    drop_all(&b, r, 3);
     fixture_free(&b);
 }
 
@@ -47,25 +43,18 @@ paused_goes_before_youngest(void **state)
 {
     fixture_t b;
     tr_request_t *r[3];
-    uint32_t i;
 
     (void) state;
     fixture_init(&b, 6, 4, 1000);
-    for (i = 0; i < 3; i++) {
-        r[i] = add(&b, 60, 100);
-    }
-    for (i = 0; i < 5; i++) {
-        step(&b);
-    }
+    add_all(&b, r, 3, 60, 100);
+    steps(&b, 5);
     r[0]->commands = TR_CONTROL_PAUSE; /* the oldest of all */
     step(&b);
     assert_int_equal(r[0]->sequences[0].state, TR_SEQ_WAITING);
     assert_int_equal(r[1]->sequences[0].state, TR_SEQ_RUNNING);
     assert_int_equal(r[2]->sequences[0].state, TR_SEQ_RUNNING);
     assert_int_equal(r[2]->preemptions, 0);
-    for (i = 0; i < 3; i++) {
-        drop(&b, r[i]);
-    }
+    drop_all(&b, r, 3);
     fixture_free(&b);
 }
 
@@ -233,14 +222,12 @@ prompts_have_a_share(void **state)
 {
     fixture_t b;
     tr_request_t *r[3], *big;
-    uint32_t i, uncompressed;
+    uint32_t uncompressed;
 
     (void) state;
     fixture_init_policy(&b, UNIFORM, 100, 10, 4, 4);
     uncompressed = tr_kv_plan(b.kv)->layout[0].tokens;
-    for (i = 0; i < 3; i++) {
-        r[i] = add(&b, 15 * uncompressed, 3);
-    }
+    add_all(&b, r, 3, 15 * uncompressed, 3);
     compose(&b);
     assert_int_equal(b.s.n_running, 2);
     assert_int_equal(used(&b), 30);
@@ -251,9 +238,7 @@ prompts_have_a_share(void **state)
     }
     compose(&b);
     assert_int_equal(r[2]->sequences[0].state, TR_SEQ_RUNNING);
-    for (i = 0; i < 3; i++) {
-        drop(&b, r[i]);
-    }
+    drop_all(&b, r, 3);
     big = add(&b, 60 * uncompressed, 3);
     assert_true(tr_scheduler_fits(b.kv, big));
     compose(&b);
@@ -337,9 +322,7 @@ swapped_and_back(void **state)
     assert_int_equal(q->computed, computed);
     assert_non_null(row_of(&b, r[2]));
     assert_int_equal(row_of(&b, r[2])->pos, computed);
-    for (i = 0; i < 3; i++) {
-        drop(&b, r[i]);
-    }
+    drop_all(&b, r, 3);
     fixture_free(&b);
 }
 
