@@ -16,8 +16,8 @@ multiply(float (&c)[4], uint64_t a, uint64_t b)
 #if TR_WGMMA
     asm volatile("{ .reg .pred p; setp.eq.u32 p, 1, 1;\n"
                  "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 "
-                 "{%0,%1,%2,%3}, %4, %5, p, 1, 1, 0, 0; }"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 "{" WGMMA_NAMES4 "}, %4, %5, p, 1, 1, 0, 0; }"
+                 : WGMMA_SUMS4(c, 0)
                  : "l"(a), "l"(b));
 #endif
 }
@@ -28,9 +28,8 @@ multiply(float (&c)[8], uint64_t a, uint64_t b)
 #if TR_WGMMA
     asm volatile("{ .reg .pred p; setp.eq.u32 p, 1, 1;\n"
                  "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
-                 "{%0,%1,%2,%3,%4,%5,%6,%7}, %8, %9, p, 1, 1, 0, 0; }"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]),
-                   "+f"(c[5]), "+f"(c[6]), "+f"(c[7])
+                 "{" WGMMA_NAMES8 "}, %8, %9, p, 1, 1, 0, 0; }"
+                 : WGMMA_SUMS8(c, 0)
                  : "l"(a), "l"(b));
 #endif
 }
@@ -41,12 +40,8 @@ multiply(float (&c)[16], uint64_t a, uint64_t b)
 #if TR_WGMMA
     asm volatile("{ .reg .pred p; setp.eq.u32 p, 1, 1;\n"
                  "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
-                 "%16, %17, p, 1, 1, 0, 0; }"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]),
-                   "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), "+f"(c[9]),
-                   "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),
-                   "+f"(c[14]), "+f"(c[15])
+                 "{" WGMMA_NAMES16 "}, %16, %17, p, 1, 1, 0, 0; }"
+                 : WGMMA_SUMS16(c, 0)
                  : "l"(a), "l"(b));
 #endif
 }
@@ -57,17 +52,8 @@ multiply(float (&c)[32], uint64_t a, uint64_t b)
 #if TR_WGMMA
     asm volatile("{ .reg .pred p; setp.eq.u32 p, 1, 1;\n"
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-                 "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,"
-                 "%31}, %32, %33, p, 1, 1, 0, 0; }"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]),
-                   "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), "+f"(c[9]),
-                   "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),
-                   "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]),
-                   "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]),
-                   "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]),
-                   "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]),
-                   "+f"(c[30]), "+f"(c[31])
+                 "{" WGMMA_NAMES32 "}, %32, %33, p, 1, 1, 0, 0; }"
+                 : WGMMA_SUMS32(c, 0)
                  : "l"(a), "l"(b));
 #endif
 }
@@ -79,8 +65,8 @@ multiply(float (&c)[4], const uint32_t (&a)[4], uint64_t b, int add)
 #if TR_WGMMA
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %9, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 "
-                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, %8, p, 1, 1, 0; }"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 "{" WGMMA_NAMES4 "}, {%4,%5,%6,%7}, %8, p, 1, 1, 0; }"
+                 : WGMMA_SUMS4(c, 0)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),
                    "r"(add));
 #endif
@@ -92,10 +78,8 @@ multiply(float (&c)[8], const uint32_t (&a)[4], uint64_t b, int add)
 #if TR_WGMMA
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %13, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
-                 "{%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, p, 1, 1, "
-                 "0; }"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]),
-                   "+f"(c[5]), "+f"(c[6]), "+f"(c[7])
+                 "{" WGMMA_NAMES8 "}, {%8,%9,%10,%11}, %12, p, 1, 1, 0; }"
+                 : WGMMA_SUMS8(c, 0)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),
                    "r"(add));
 #endif
@@ -107,12 +91,8 @@ multiply(float (&c)[16], const uint32_t (&a)[4], uint64_t b, int add)
 #if TR_WGMMA
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %21, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
-                 "{%16,%17,%18,%19}, %20, p, 1, 1, 0; }"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]),
-                   "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), "+f"(c[9]),
-                   "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),
-                   "+f"(c[14]), "+f"(c[15])
+                 "{" WGMMA_NAMES16 "}, {%16,%17,%18,%19}, %20, p, 1, 1, 0; }"
+                 : WGMMA_SUMS16(c, 0)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),
                    "r"(add));
 #endif
@@ -124,17 +104,8 @@ multiply(float (&c)[32], const uint32_t (&a)[4], uint64_t b, int add)
 #if TR_WGMMA
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-                 "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,"
-                 "%31}, {%32,%33,%34,%35}, %36, p, 1, 1, 0; }"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]),
-                   "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]), "+f"(c[9]),
-                   "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),
-                   "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]),
-                   "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]),
-                   "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]),
-                   "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]),
-                   "+f"(c[30]), "+f"(c[31])
+                 "{" WGMMA_NAMES32 "}, {%32,%33,%34,%35}, %36, p, 1, 1, 0; }"
+                 : WGMMA_SUMS32(c, 0)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),
                    "r"(add));
 #endif
