@@ -107,9 +107,7 @@ run(bool equalise, tr_equalise_t *table, float *logits)
     int32_t tokens[LEN];
 
     fixture_open_with(&fixture, dir, "auto", NULL, 2, LEN, equalise, 0);
-    for (uint32_t i = 0; i < LEN; i++) {
-        tokens[i] = (int32_t) (i * 37 % VOCAB);
-    }
+    fixed_text(tokens);
     fixture_step(&fixture,
                  &(fixture_item_t){ tr_kv_open(fixture.kv, NULL), 0, LEN,
                                     tokens },
@@ -123,46 +121,6 @@ run(bool equalise, tr_equalise_t *table, float *logits)
     fixture_close(&fixture);
 }
 
-static const family_t families[] = {
-    { .name = "llama",
-      .config = "",
-      .dtype = TR_F32,
-      .kv_heads = 2,
-      .dim = 32,
-      .theta = 10000 },
-    { .name = "llama",
-      .config = ",\"attention_bias\":true",
-      .dtype = TR_BF16,
-      .kv_heads = 3,
-      .dim = 64,
-      .theta = 10000,
-      .qkv_bias = true,
-      .o_bias = true },
-    { .name = "qwen2",
-      .config = "",
-      .dtype = TR_F16,
-      .kv_heads = 1,
-      .dim = 48,
-      .theta = 1e6,
-      .tied = true,
-      .qkv_bias = true },
-    { .name = "qwen3",
-      .config = "",
-      .dtype = TR_BF16,
-      .kv_heads = 2,
-      .dim = 64,
-      .theta = 1e6,
-      .qk_norm = true },
-};
-
-static void
-make_model(const family_t *f)
-{
-    make_weights(f);
-    write_config(f);
-    write_weights(f->dtype);
-}
-
 static void
 test_exact(void **state)
 {
@@ -170,8 +128,8 @@ test_exact(void **state)
     tr_equalise_t table;
 
     (void) state;
-    for (size_t i = 0; i < sizeof(families) / sizeof(families[0]); i++) {
-        const family_t *f = &families[i];
+    for (size_t i = 0; i < KINDS; i++) {
+        const family_t *f = &kinds[i];
         float size = 0;
 
         make_model(f);
@@ -203,15 +161,14 @@ test_exact(void **state)
 static void
 test_bias(void **state)
 {
-    const family_t *f = &families[2];
+    const family_t *f = &kinds[2];
     float logits[VOCAB];
     tr_equalise_t table;
 
     (void) state;
     make_weights(f);
     weight("model.layers.%u.self_attn.k_proj.bias", 1)[7] = 40;
-    write_config(f);
-    write_weights(f->dtype);
+    write_model(f);
     run(true, &table, logits);
     assert_int_equal(table.pairs, 1);
     assert_int_equal(table.channels, 0);
@@ -224,7 +181,7 @@ test_bias(void **state)
 static void
 test_shared_norm(void **state)
 {
-    const family_t *f = &families[3];
+    const family_t *f = &kinds[3];
     float logits[VOCAB];
     tr_equalise_t table;
 
@@ -233,8 +190,7 @@ test_shared_norm(void **state)
     for (uint32_t half = 0; half < 2; half++) { /* layer 0, pair 3, head 1 */
         scale_projection(f, "k_proj", 0, f->dim + 3 + half * f->dim / 2, 5);
     }
-    write_config(f);
-    write_weights(f->dtype);
+    write_model(f);
     run(true, &table, logits);
     assert_int_equal(table.pairs, 0);
     free_weights();
@@ -244,7 +200,7 @@ test_shared_norm(void **state)
 static void
 test_bounded(void **state)
 {
-    const family_t *f = &families[0];
+    const family_t *f = &kinds[0];
     float logits[VOCAB];
     tr_equalise_t table;
 
@@ -256,8 +212,7 @@ test_bounded(void **state)
     /* the largest query, sqrt(hidden) * 0.7 or so, times 2^9 */
     scale_projection(f, "q_proj", 0, 5 * f->dim + 4, 9 + 7);
     weight("model.layers.%u.self_attn.o_proj.weight", 2)[2 * f->dim + 6] = 1024;
-    write_config(f);
-    write_weights(f->dtype);
+    write_model(f);
     run(true, &table, logits);
     assert_int_equal(table.pairs, 1);
     assert_int_equal(table.channels, 1);

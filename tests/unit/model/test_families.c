@@ -280,9 +280,7 @@ test_families(void **state)
 
     (void) state;
     for (size_t i = 0; i < sizeof(families) / sizeof(families[0]); i++) {
-        make_weights(&families[i]);
-        write_config(&families[i]);
-        write_weights(families[i].dtype);
+        make_model(&families[i]);
         compare_family(&families[i], "c");
         if (tr_kernels_cpu("avx2") != NULL) {
             compare_family(&families[i], "avx2");
