@@ -295,10 +295,6 @@ take_tool(const tr_translation_t *t, const json_t *tool, size_t i,
     char param[64];
     json_t *function;
 
-    snprintf(param, sizeof(param), "tools[%zu]", i);
-    if (!json_is_object(tool)) {
-        return tr_translate_wrong_type(t, param, "an object", tool);
-    }
     snprintf(param, sizeof(param), "tools[%zu].type", i);
     if (type != NULL && !tr_translate_is(type, "custom")) {
         return tr_translate_wrong_value(t, param, type,
@@ -325,36 +321,13 @@ take_tool(const tr_translation_t *t, const json_t *tool, size_t i,
                          json_object_get(tool, "name"), "description",
                          tr_json_field(tool, "description"), "parameters",
                          value, "strict", tr_json_field(tool, "strict"));
-    return json_array_append_new(tools,
-                                 json_pack("{s:s, s:o}", "type", "function",
-                                           "function", function))
-                   == 0
-               ? TR_OK
-               : tr_translate_no_memory(t);
+    return tr_translate_function(t, tools, function);
 }
 
 static tr_status_t
 take_tools(const tr_translation_t *t)
 {
-    const json_t *list = tr_json_field(t->c->root, "tools"), *tool;
-    tr_status_t rc;
-    json_t *tools;
-    size_t i;
-
-    if (list == NULL) {
-        return TR_OK;
-    }
-    if (!json_is_array(list)) {
-        return tr_translate_wrong_type(t, "tools", "an array of tools", list);
-    }
-    tools = json_array();
-    rc = tr_translate_set(t, t->body, "tools", tools);
-    json_array_foreach ((json_t *) list, i, tool) {
-        if (rc == TR_OK) {
-            rc = take_tool(t, tool, i, tools);
-        }
-    }
-    return rc;
+    return tr_translate_tools(t, take_tool);
 }
 
 static tr_status_t

@@ -282,51 +282,30 @@ take_function(const tr_translation_t *t, const json_t *tool, size_t i,
     }
     function = json_copy((json_t *) tool);
     json_object_del(function, "type");
-    return json_array_append_new(tools,
-                                 json_pack("{s:s, s:o}", "type", "function",
-                                           "function", function))
-                   == 0
-               ? TR_OK
-               : tr_translate_no_memory(t);
+    return tr_translate_function(t, tools, function);
 }
 
 /* What the server would run itself is left out: clients send such tools to
  * servers that they do not know, and can do without. */
 static tr_status_t
+take_tool(const tr_translation_t *t, const json_t *tool, size_t i,
+          json_t *tools)
+{
+    const json_t *type = json_object_get(tool, "type");
+    char param[64];
+
+    if (!json_is_string(type)) {
+        snprintf(param, sizeof(param), "tools[%zu].type", i);
+        return tr_translate_wrong_type(t, param, "a string", type);
+    }
+    return tr_translate_is(type, "function") ? take_function(t, tool, i, tools)
+                                             : TR_OK;
+}
+
+static tr_status_t
 take_tools(const tr_translation_t *t)
 {
-    const json_t *list = tr_json_field(t->c->root, "tools"), *tool;
-    tr_status_t rc;
-    json_t *tools;
-    char param[64];
-    size_t i;
-
-    if (list == NULL) {
-        return TR_OK;
-    }
-    if (!json_is_array(list)) {
-        return tr_translate_wrong_type(t, "tools", "an array of tools", list);
-    }
-    tools = json_array();
-    rc = tr_translate_set(t, t->body, "tools", tools);
-    json_array_foreach ((json_t *) list, i, tool) {
-        if (rc != TR_OK) {
-            break;
-        }
-        snprintf(param, sizeof(param), "tools[%zu]", i);
-        if (!json_is_object(tool)) {
-            return tr_translate_wrong_type(t, param, "an object", tool);
-        }
-        snprintf(param, sizeof(param), "tools[%zu].type", i);
-        if (!json_is_string(json_object_get(tool, "type"))) {
-            return tr_translate_wrong_type(t, param, "a string",
-                                           json_object_get(tool, "type"));
-        }
-        if (tr_translate_is(json_object_get(tool, "type"), "function")) {
-            rc = take_function(t, tool, i, tools);
-        }
-    }
-    return rc;
+    return tr_translate_tools(t, take_tool);
 }
 
 static tr_status_t

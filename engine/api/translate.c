@@ -145,6 +145,48 @@ tr_translate_call(const tr_translation_t *t, json_t *message, const json_t *id,
                             arguments));
 }
 
+tr_status_t
+tr_translate_function(const tr_translation_t *t, json_t *tools,
+                      json_t *function)
+{
+    return json_array_append_new(tools,
+                                 json_pack("{s:s, s:o}", "type", "function",
+                                           "function", function))
+                   == 0
+               ? TR_OK
+               : tr_translate_no_memory(t);
+}
+
+tr_status_t
+tr_translate_tools(const tr_translation_t *t, tr_translate_tool_t take)
+{
+    const json_t *list = tr_json_field(t->c->root, "tools"), *tool;
+    tr_status_t rc;
+    json_t *tools;
+    char param[64];
+    size_t i;
+
+    if (list == NULL) {
+        return TR_OK;
+    }
+    if (!json_is_array(list)) {
+        return tr_translate_wrong_type(t, "tools", "an array of tools", list);
+    }
+    tools = json_array();
+    rc = tr_translate_set(t, t->body, "tools", tools);
+    json_array_foreach ((json_t *) list, i, tool) {
+        if (rc != TR_OK) {
+            break;
+        }
+        if (!json_is_object(tool)) {
+            snprintf(param, sizeof(param), "tools[%zu]", i);
+            return tr_translate_wrong_type(t, param, "an object", tool);
+        }
+        rc = take(t, tool, i, tools);
+    }
+    return rc;
+}
+
 /* Blocks of reasoning become one text, a line each.  All at once: a body may have
  * a million of them. */
 static tr_status_t

@@ -54,6 +54,17 @@ tr_status_t tr_translate_call(const tr_translation_t *t, json_t *message,
 /* The result of a call, without content yet; NULL without memory. */
 json_t *tr_translate_result(const tr_translation_t *t, const json_t *id);
 
+/* Each of the client's tools, which are objects, in turn; take() has
+ * tr_translate_function add what a chat has of it to `tools`. */
+typedef tr_status_t (*tr_translate_tool_t)(const tr_translation_t *t,
+                                           const json_t *tool, size_t i,
+                                           json_t *tools);
+tr_status_t tr_translate_tools(const tr_translation_t *t,
+                               tr_translate_tool_t take);
+/* function is taken. */
+tr_status_t tr_translate_function(const tr_translation_t *t, json_t *tools,
+                                  json_t *function);
+
 tr_status_t tr_translate_settle(const tr_translation_t *t);
 
 #endif
