@@ -6,11 +6,62 @@
 #define TR_BENCH_H
 
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include <tokenring/error.h>
+
+/* A pair of the command line: text or number is where the value goes. */
+typedef struct {
+    const char *name; /* "--model" */
+    const char **text;
+    int *number; /* min or more, at most max */
+    int min, max;
+} bench_option_t;
+
+/* Reads pairs to the end; ends the program where one is not among the n. */
+static inline void
+bench_options(int argc, char **argv, const bench_option_t *options, size_t n)
+{
+    int i;
+
+    for (i = 1; i + 1 < argc; i += 2) {
+        const bench_option_t *o = options;
+
+        while (o < options + n && strcmp(argv[i], o->name) != 0) {
+            o++;
+        }
+        if (o == options + n) {
+            break;
+        }
+        if (o->text != NULL) {
+            *o->text = argv[i + 1];
+            continue;
+        }
+        *o->number = atoi(argv[i + 1]);
+        if (*o->number < o->min || *o->number > o->max) {
+            break;
+        }
+    }
+    if (i == argc) {
+        return;
+    }
+    fprintf(stderr, "usage: %s", program_invocation_short_name);
+    for (const bench_option_t *o = options; o < options + n; o++) {
+        if (o->text != NULL) {
+            fprintf(stderr, " [%s ..]", o->name);
+        } else if (o->max == INT_MAX) {
+            fprintf(stderr, " [%s N]", o->name);
+        } else {
+            fprintf(stderr, " [%s %d..%d]", o->name, o->min, o->max);
+        }
+    }
+    fprintf(stderr, "\n");
+    exit(2);
+}
 
 /* Seconds of the monotonic clock. */
 static inline double

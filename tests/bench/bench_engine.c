@@ -301,28 +301,14 @@ static options_t
 parse(int argc, char **argv)
 {
     options_t o = { "models/pocket", NULL, 0, 9 };
+    const bench_option_t options[] = {
+        { "--model", &o.model, NULL, 0, 0 },
+        { "--threads", NULL, &o.threads, 0, INT_MAX },
+        { "--rounds", NULL, &o.rounds, 1, ROUNDS_MAX },
+        { "--json", &o.json, NULL, 0, 0 },
+    };
 
-    for (int i = 1; i + 1 < argc; i += 2) {
-        if (strcmp(argv[i], "--model") == 0) {
-            o.model = argv[i + 1];
-        } else if (strcmp(argv[i], "--threads") == 0) {
-            o.threads = atoi(argv[i + 1]);
-        } else if (strcmp(argv[i], "--rounds") == 0) {
-            o.rounds = atoi(argv[i + 1]);
-        } else if (strcmp(argv[i], "--json") == 0) {
-            o.json = argv[i + 1];
-        } else {
-            argc = 0;
-        }
-    }
-    if (argc % 2 == 0 || o.rounds < 1 || o.rounds > ROUNDS_MAX
-        || o.threads < 0) {
-        fprintf(stderr,
-                "usage: bench_engine [--model DIR] [--threads N] "
-                "[--rounds 1..%d] [--json FILE]\n",
-                ROUNDS_MAX);
-        exit(2);
-    }
+    bench_options(argc, argv, options, sizeof(options) / sizeof(options[0]));
     o.threads = o.threads ? o.threads : tr_thread_pool_cores();
     return o;
 }

@@ -138,24 +138,14 @@ parse(int argc, char **argv)
 {
     options_t o = { "tests/bench/shapes/qwen2.5-0.5b", NULL,
                     tr_thread_pool_cores(), 7 };
+    const bench_option_t options[] = {
+        { "--model", &o.model, NULL, 0, 0 },
+        { "--threads", NULL, &o.threads, 1, INT_MAX },
+        { "--rounds", NULL, &o.rounds, 1, ROUNDS_MAX },
+        { "--json", &o.json, NULL, 0, 0 },
+    };
 
-    for (int i = 1; i + 1 < argc; i += 2) {
-        if (strcmp(argv[i], "--model") == 0) {
-            o.model = argv[i + 1];
-        } else if (strcmp(argv[i], "--threads") == 0) {
-            o.threads = atoi(argv[i + 1]);
-        } else if (strcmp(argv[i], "--rounds") == 0) {
-            o.rounds = atoi(argv[i + 1]);
-        } else if (strcmp(argv[i], "--json") == 0) {
-            o.json = argv[i + 1];
-        }
-    }
-    if (argc % 2 == 0 || o.threads < 1 || o.rounds < 1
-        || o.rounds > ROUNDS_MAX) {
-        fprintf(stderr, "usage: bench_weights [--model DIR] [--threads N] "
-                        "[--rounds N] [--json FILE]\n");
-        exit(2);
-    }
+    bench_options(argc, argv, options, sizeof(options) / sizeof(options[0]));
     return o;
 }
 
