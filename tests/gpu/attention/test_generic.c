@@ -13,7 +13,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 static const tr_stream_t cpu_stream = { 1, NULL };
 static double worst_out, worst_score;
@@ -375,31 +374,16 @@ one_round(const fixture_side_t *side)
     return ok;
 }
 
+static void
+say_what(void)
+{
+    printf("largest relative error %.1e of outputs, %.1e of what scores grew "
+           "by\n",
+           worst_out, worst_score);
+}
+
 int
 main(int argc, char **argv)
 {
-    fixture_side_t side = { 0 };
-    uint32_t rounds, failed = 0;
-    uint64_t seed;
-
-    rounds = argc > 1 ? (uint32_t) atoi(argv[1]) : 32;
-    seed = argc > 2 ? strtoull(argv[2], NULL, 10) : (uint64_t) time(NULL);
-    if (tr_cuda_open(0, &side.device) != 0) {
-        printf("no device: %s\n", tr_cuda_reason());
-        return 77;
-    }
-    side.stream.device = &side.device;
-    cuda_ok(cudaStreamCreate((cudaStream_t *) &side.stream.stream), "stream");
-    for (uint32_t r = 0; r < rounds; r++) {
-        random_seed(seed + r);
-        if (!one_round(&side)) {
-            printf("FAILED: test_generic 1 %llu\n",
-                   (unsigned long long) (seed + r));
-            failed++;
-        }
-    }
-    printf("generic: %u rounds from seed %llu, %u failed; largest relative "
-           "error %.1e of outputs, %.1e of what scores grew by\n",
-           rounds, (unsigned long long) seed, failed, worst_out, worst_score);
-    return failed != 0;
+    return fixture_rounds(argc, argv, "generic", one_round, say_what);
 }

@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 static void *
 room(size_t bytes)
@@ -417,4 +418,34 @@ fixture_input_free(fixture_input_t *in)
     }
     fixture_room_free(in->there);
     free(in->want);
+}
+
+int
+fixture_rounds(int argc, char **argv, const char *name,
+               fixture_round_t one_round, void (*what)(void))
+{
+    fixture_side_t side = { 0 };
+    uint32_t rounds, failed = 0;
+    uint64_t seed;
+
+    rounds = argc > 1 ? (uint32_t) atoi(argv[1]) : 32;
+    seed = argc > 2 ? strtoull(argv[2], NULL, 10) : (uint64_t) time(NULL);
+    if (tr_cuda_open(0, &side.device) != 0) {
+        printf("no device: %s\n", tr_cuda_reason());
+        return 77;
+    }
+    side.stream.device = &side.device;
+    cuda_ok(cudaStreamCreate((cudaStream_t *) &side.stream.stream), "stream");
+    for (uint32_t r = 0; r < rounds; r++) {
+        random_seed(seed + r);
+        if (!one_round(&side)) {
+            printf("FAILED: test_%s 1 %llu\n", name,
+                   (unsigned long long) (seed + r));
+            failed++;
+        }
+    }
+    printf("%s: %u rounds from seed %llu, %u failed; ", name, rounds,
+           (unsigned long long) seed, failed);
+    what();
+    return failed != 0;
 }

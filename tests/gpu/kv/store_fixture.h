@@ -35,6 +35,13 @@ typedef struct {
     uint32_t max_len;
 } fixture_t;
 
+/* Rounds of a test program NAME [rounds [seed]], each with random numbers of its
+ * own; says which failed, and `what` it saw.  What main returns: 77 without a
+ * device. */
+typedef bool (*fixture_round_t)(const fixture_side_t *side);
+int fixture_rounds(int argc, char **argv, const char *name,
+                   fixture_round_t one_round, void (*what)(void));
+
 /* What the other side works on: device memory, or host memory. */
 void *fixture_room(size_t bytes);
 void fixture_room_free(void *p);

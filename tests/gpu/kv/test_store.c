@@ -12,7 +12,6 @@
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 /* Scores that attention would have left, on both sides. */
 static void
@@ -78,32 +77,15 @@ one_round(const fixture_side_t *side)
     return ok;
 }
 
+static void
+say_what(void)
+{
+    printf("%llu comparisons of all pages, %llu tokens compressed\n",
+           (unsigned long long) store_checks, (unsigned long long) store_moved);
+}
+
 int
 main(int argc, char **argv)
 {
-    fixture_side_t side = { 0 };
-    uint32_t rounds, failed = 0;
-    uint64_t seed;
-
-    rounds = argc > 1 ? (uint32_t) atoi(argv[1]) : 32;
-    seed = argc > 2 ? strtoull(argv[2], NULL, 10) : (uint64_t) time(NULL);
-    if (tr_cuda_open(0, &side.device) != 0) {
-        printf("no device: %s\n", tr_cuda_reason());
-        return 77;
-    }
-    side.stream.device = &side.device;
-    cuda_ok(cudaStreamCreate((cudaStream_t *) &side.stream.stream), "stream");
-    for (uint32_t r = 0; r < rounds; r++) {
-        random_seed(seed + r);
-        if (!one_round(&side)) {
-            printf("FAILED: test_store 1 %llu\n",
-                   (unsigned long long) (seed + r));
-            failed++;
-        }
-    }
-    printf("store: %u rounds from seed %llu, %u failed; %llu comparisons of "
-           "all pages, %llu tokens compressed\n",
-           rounds, (unsigned long long) seed, failed,
-           (unsigned long long) store_checks, (unsigned long long) store_moved);
-    return failed != 0;
+    return fixture_rounds(argc, argv, "store", one_round, say_what);
 }
