@@ -139,12 +139,13 @@ tr_openai_read_prompts(tr_openai_call_t *c, json_t *prompt)
                             "prompt.",
                             field);
     }
-    if (n * c->r->n > c->api->max_choices) {
+    if (n * c->r->n > tr_openai_choices(c->api, c->r)) {
         return tr_error_set(c->err, TR_ERR_INVALID, field,
                             "%zu prompts "
                             "with 'n' = %u make %zu choices; this server gives "
                             "at most %u a request.",
-                            n, c->r->n, n * c->r->n, c->api->max_choices);
+                            n, c->r->n, n * c->r->n,
+                            tr_openai_choices(c->api, c->r));
     }
     c->prompts = calloc(n, sizeof(*c->prompts));
     if (c->prompts == NULL) {

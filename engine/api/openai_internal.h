@@ -45,6 +45,15 @@ struct tr_openai_call {
 
 tr_status_t tr_openai_no_memory(tr_openai_call_t *c);
 
+/* How many choices r may have. */
+static inline uint32_t
+tr_openai_choices(const tr_openai_t *api, const tr_request_t *r)
+{
+    return r->most_choices != 0 && r->most_choices < api->max_choices
+               ? r->most_choices
+               : api->max_choices;
+}
+
 /* The prompt has `tokens` tokens, more than fit; at_least: "" or "at least ". */
 tr_status_t tr_openai_too_long(tr_openai_call_t *c, const char *at_least,
                                uint64_t tokens);

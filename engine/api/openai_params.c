@@ -107,7 +107,7 @@ read_n(const tr_openai_t *api, const json_t *root, tr_request_t *r,
     int64_t n = 1, best_of;
     tr_status_t rc;
 
-    rc = tr_json_integer(root, "n", 1, api->max_choices, &n, err);
+    rc = tr_json_integer(root, "n", 1, tr_openai_choices(api, r), &n, err);
     r->n = (uint32_t) n;
     best_of = n;
     if (rc == TR_OK) {

@@ -390,6 +390,7 @@ make_request(tr_connection_t *c, uint64_t id, const tr_wire_submit_t *head)
     r->tenant = head->tenant;
     r->share = head->share < TR_SUBMIT_SHARE_MAX ? head->share
                                                  : TR_SUBMIT_SHARE_MAX;
+    r->most_choices = head->choices;
     r->name = tr_completion_name(head->completion);
     r->charges = head->charges;
     memcpy(r->kv_key.bytes, head->cache_key, sizeof(head->cache_key));

@@ -140,6 +140,7 @@ struct tr_request {
     uint16_t submit_flags;
     uint64_t tenant;              /* of the SUBMIT: whose it is, 0: nobody's */
     uint32_t share;               /* of its tenant, 0: 1 */
+    uint32_t most_choices;        /* of its tenant's plan, 0: any number */
     uint64_t name;                /* on the status page while it starts */
     uint32_t charges;             /* engines that crashed when it started */
     tr_response_writer_t *writer; /* borrowed: outlives the request */

@@ -84,6 +84,7 @@ enum tr_record_type {
 #define TR_TRACE_MAX 56u
 #define TR_SUBMIT_MODEL_MAX 256u
 #define TR_SUBMIT_SHARE_MAX 1000u
+#define TR_SUBMIT_CHOICES_MAX 4096u
 #define TR_REPLAY_MAX (8u << 20) /* bytes of a replay block */
 #define TR_REPLAY_IDS (1u << 20) /* of all choices in it */
 #define TR_COMPLETION_LEN 32u
@@ -112,8 +113,9 @@ typedef struct {
     uint32_t model_len;  /* <= TR_SUBMIT_MODEL_MAX; 0: the engine's business;
                           * else the model that the gateway read in the body */
     uint64_t tenant;     /* whose it is, hashed; 0: nobody's in particular */
-    uint32_t share;      /* of the tenant beside others, up to
-                           * TR_SUBMIT_SHARE_MAX; 0: 1 */
+    uint16_t share;      /* of the tenant beside others, up to
+                          * TR_SUBMIT_SHARE_MAX; 0: 1 */
+    uint16_t choices;    /* prompts * n, at most; 0: the engine's limit alone */
     uint32_t charges;    /* engines that ended themselves while it started */
     /* hash of who may read and go on with its response, where that is kept;
      * 0: nobody in particular */

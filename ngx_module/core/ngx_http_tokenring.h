@@ -43,6 +43,7 @@
  *     _tenants_conf.c  tokenring_plan, _tenants and _limits [_tenants.h]
  *     _tally.c      what tenants have used, by name [_tenants.h]
  *     _budget.c     so many units in a time
+ *     _seats.c      requests that wait until their tenant may have more
  *     _cache_key.c  whose cached prefixes a request shares [_resumable.h]
  *     _choose.c     which engine gets a request [_engine.h]
  *     _admit.c      an engine for a request, or a wait [_request.h]

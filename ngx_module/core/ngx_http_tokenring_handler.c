@@ -363,7 +363,20 @@ ngx_http_tokenring_start(ngx_http_tokenring_ctx_t *ctx)
         return ngx_http_tokenring_send_failure(ctx);
     }
 
-    if (ngx_http_tokenring_admit_tenant(ctx, &rc) != NGX_OK) {
+    switch (ngx_http_tokenring_admit_tenant(ctx, &rc)) {
+
+    case NGX_OK:
+        break;
+
+    case NGX_AGAIN:
+        ctx->request->main->count++;
+
+        ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_SEAT);
+        ngx_http_tokenring_watch(ctx);
+
+        return NGX_DONE;
+
+    default: /* NGX_DECLINED */
         return rc;
     }
 

@@ -46,10 +46,15 @@ static struct {
     ngx_uint_t   next;
 } ngx_http_tokenring_states[] = {
 
-    { "new", ngx_http_tokenring_to(WAIT) | ngx_http_tokenring_to(READ)
+    { "new", ngx_http_tokenring_to(SEAT)
+             | ngx_http_tokenring_to(WAIT) | ngx_http_tokenring_to(READ)
              | ngx_http_tokenring_to(GATHER)
              | ngx_http_tokenring_to(QUEUED) | ngx_http_tokenring_to(OVER)
              | ngx_http_tokenring_to(DONE) },
+
+    { "seat", ngx_http_tokenring_to(WAIT) | ngx_http_tokenring_to(READ)
+              | ngx_http_tokenring_to(GATHER)
+              | ngx_http_tokenring_to(OVER) | ngx_http_tokenring_to(DONE) },
 
     { "wait", ngx_http_tokenring_to(WAIT) | ngx_http_tokenring_to(READ)
               | ngx_http_tokenring_to(GATHER)
@@ -141,6 +146,7 @@ ngx_http_tokenring_requeue(ngx_http_tokenring_ctx_t *ctx,
 {
     switch (ctx->state) {
 
+    case NGX_HTTP_TOKENRING_SEAT:
     case NGX_HTTP_TOKENRING_WAIT:
     case NGX_HTTP_TOKENRING_HELD:
     case NGX_HTTP_TOKENRING_STARVED:
@@ -152,6 +158,10 @@ ngx_http_tokenring_requeue(ngx_http_tokenring_ctx_t *ctx,
     }
 
     switch (state) {
+
+    case NGX_HTTP_TOKENRING_SEAT:
+        ngx_queue_insert_tail(ngx_http_tokenring_seat_queue(), &ctx->wait);
+        break;
 
     case NGX_HTTP_TOKENRING_WAIT:
     case NGX_HTTP_TOKENRING_HELD:
@@ -192,6 +202,11 @@ ngx_http_tokenring_limit(ngx_http_tokenring_ctx_t *ctx)
     }
 
     switch (ctx->state) {
+
+    case NGX_HTTP_TOKENRING_SEAT:
+        limit = ctx->use->plan->wait ? ctx->use->plan->wait
+                                     : ctx->conf->queue_timeout;
+        break;
 
     case NGX_HTTP_TOKENRING_WAIT:
     case NGX_HTTP_TOKENRING_HELD:
@@ -556,6 +571,11 @@ ngx_http_tokenring_expired(ngx_http_tokenring_ctx_t *ctx)
         return;
     }
 
+    if (ctx->state == NGX_HTTP_TOKENRING_SEAT) {
+        ngx_http_tokenring_seat_expired(ctx);
+        return;
+    }
+
     message = ngx_http_tokenring_overdue(ctx, &error);
 
     if (message == NULL) {
@@ -613,7 +633,8 @@ ngx_http_tokenring_overdue(ngx_http_tokenring_ctx_t *ctx, tr_status_t *error)
         /* the error is known already: fail() does not replace it */
         return "";
 
-    default: /* NGX_HTTP_TOKENRING_NEW, NGX_HTTP_TOKENRING_DONE */
+    default: /* NGX_HTTP_TOKENRING_NEW, NGX_HTTP_TOKENRING_SEAT,
+                NGX_HTTP_TOKENRING_DONE */
         return NULL;
     }
 }

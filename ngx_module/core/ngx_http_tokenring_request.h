@@ -86,6 +86,8 @@ typedef struct {
  * when the state is entered.
  *
  *     NEW       not admitted yet               none
+ *     SEAT      its tenant has as many as it   wait= of its plan, or
+ *               may at once; no body read      tokenring_queue_timeout
  *     WAIT      in group->waiting, for a       that of a handshake
  *               handshake; no body read
  *     READ      has a slot; NGINX is asked     tokenring_queue_timeout (1)
@@ -117,7 +119,8 @@ typedef struct {
  *
  *               engine   handshake  all of     ring     ring has
  *               chosen   pending    body sent  full     space     FINISH  error
- *     NEW       READ(6)  WAIT                                             OVER
+ *     NEW(7)    READ(6)  WAIT                                             OVER
+ *     SEAT      READ(6)  WAIT                                             OVER
  *     WAIT      READ(6)  WAIT                                             OVER
  *     READ      (2)                                                       OVER
  *     GATHER    SEND     HELD                                             OVER
@@ -143,6 +146,8 @@ typedef struct {
  *
  * (6) GATHER, with no engine chosen, if that depends on the body (_models.c).
  *
+ * (7) Or SEAT, if its tenant has no seat free (_seats.c).
+ *
  * ECHO, ITEM, RESULT and KV change no state.  ECHO comes in QUEUED, the others
  * from ACCEPTED on: elsewhere they are an x, too.
  *
@@ -165,6 +170,7 @@ typedef struct {
 
 typedef enum {
     NGX_HTTP_TOKENRING_NEW = 0,
+    NGX_HTTP_TOKENRING_SEAT,
     NGX_HTTP_TOKENRING_WAIT,
     NGX_HTTP_TOKENRING_READ,
     NGX_HTTP_TOKENRING_GATHER,
@@ -382,6 +388,9 @@ ngx_int_t ngx_http_tokenring_add_request_id(ngx_http_request_t *r);
  * NGX_DECLINED: it is refused, the failure stands in ctx.
  */
 ngx_int_t ngx_http_tokenring_admit(ngx_http_tokenring_ctx_t *ctx);
+
+/* what it waited for is there, or may be: it goes on, or ends */
+void ngx_http_tokenring_resume_waiting(ngx_http_tokenring_ctx_t *ctx);
 
 /* a handshake of the engine has ended, well or badly: those who wait are looked
  * at again, and may end */

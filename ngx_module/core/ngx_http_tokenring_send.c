@@ -90,6 +90,10 @@ ngx_http_tokenring_flush(ngx_http_tokenring_ctx_t *ctx)
         return;
     }
 
+    if (ctx->state == NGX_HTTP_TOKENRING_OVER) {
+        ngx_http_tokenring_seat_leave(ctx);
+    }
+
     if (ctx->error && !ctx->spoken && !ctx->request->header_sent
         && !ngx_http_tokenring_tells_failure(ctx))
     {

@@ -276,7 +276,12 @@ ngx_http_tokenring_body_head(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_resumable_submit(ctx, head);
     ngx_http_tokenring_tenant(ctx, tenant);
     ngx_memcpy(&head->tenant, tenant, sizeof(head->tenant));
-    head->share = ctx->use ? (uint32_t) ctx->use->plan->share : 0;
+
+    if (ctx->use) {
+        head->share = (uint16_t) ctx->use->plan->share;
+        head->choices = (uint16_t) ctx->use->plan->choices;
+    }
+
     ngx_http_tokenring_cache_key(ctx->request, head->cache_key);
 
     if (ctx->endpoint == TR_ENDPOINT_RESPONSES) {

@@ -29,6 +29,7 @@ static ngx_http_tokenring_account_t *ngx_http_tokenring_account_find(
     ngx_http_tokenring_tenants_t *t, ngx_rbtree_key_t key, u_char *name);
 static void ngx_http_tokenring_account_fit(ngx_http_tokenring_account_t *a,
     ngx_http_tokenring_plan_t *plan, ngx_http_tokenring_clock_t *clock);
+static void ngx_http_tokenring_account_seat(ngx_http_tokenring_account_t *a);
 static ngx_http_tokenring_account_t *ngx_http_tokenring_account_new(
     ngx_shm_zone_t *zone);
 static ngx_uint_t ngx_http_tokenring_account_forget(ngx_shm_zone_t *zone);
@@ -150,6 +151,9 @@ ngx_http_tokenring_account(ngx_shm_zone_t *zone, ngx_http_tokenring_use_t *use,
 
     ngx_http_tokenring_account_fit(a, plan, clock);
 
+    a->seats = (uint32_t) plan->seats;
+    ngx_http_tokenring_account_seat(a);
+
     for (i = 0; i < plan->n; i++) {
         ngx_http_tokenring_budget_refill(&a->budgets[i],
                                          &plan->limits[i].rate, clock);
@@ -247,7 +251,34 @@ ngx_http_tokenring_account_new(ngx_shm_zone_t *zone)
 
     } while (a == NULL && ngx_http_tokenring_account_forget(zone));
 
+    if (a) {
+        ngx_queue_init(&a->line);
+    }
+
     return a;
+}
+
+
+/* free seats go to those who wait, first come, first served */
+
+static void
+ngx_http_tokenring_account_seat(ngx_http_tokenring_account_t *a)
+{
+    ngx_queue_t                *q;
+    ngx_http_tokenring_hold_t  *hold;
+
+    while (!ngx_queue_empty(&a->line)
+           && (a->seats == 0 || a->seated < a->seats))
+    {
+        q = ngx_queue_head(&a->line);
+        hold = ngx_queue_data(q, ngx_http_tokenring_hold_t, line);
+
+        ngx_queue_remove(q);
+
+        a->waiting--;
+        a->seated++;
+        hold->seat = NGX_HTTP_TOKENRING_SEATED;
+    }
 }
 
 
@@ -349,7 +380,40 @@ ngx_http_tokenring_hold(ngx_shm_zone_t *zone, ngx_http_tokenring_account_t *a)
     hold->account = a;
     ngx_queue_insert_tail(&holder->holds, &hold->queue);
 
+    ngx_queue_insert_tail(&a->line, &hold->line);
+    a->waiting++;
+
+    ngx_http_tokenring_account_seat(a);
+
     return hold;
+}
+
+
+void
+ngx_http_tokenring_hold_rise(ngx_http_tokenring_hold_t *hold)
+{
+    ngx_http_tokenring_account_t  *a;
+
+    a = hold->account;
+
+    switch (hold->seat) {
+
+    case NGX_HTTP_TOKENRING_SERVED:
+        return;
+
+    case NGX_HTTP_TOKENRING_SEATED:
+        a->seated--;
+        break;
+
+    default: /* NGX_HTTP_TOKENRING_IN_LINE */
+        ngx_queue_remove(&hold->line);
+        a->waiting--;
+        break;
+    }
+
+    hold->seat = NGX_HTTP_TOKENRING_SERVED;
+
+    ngx_http_tokenring_account_seat(a);
 }
 
 
@@ -369,6 +433,8 @@ ngx_http_tokenring_hold_end(ngx_shm_zone_t *zone,
                                            -(int64_t) hold->leased);
         }
     }
+
+    ngx_http_tokenring_hold_rise(hold);
 
     a->holds--;
 

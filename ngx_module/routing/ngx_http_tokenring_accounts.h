@@ -26,8 +26,22 @@ typedef struct {
     u_char                          name[NGX_HTTP_TOKENRING_TENANT];
     uint8_t                         kinds[NGX_HTTP_TOKENRING_BUDGETS];
     ngx_http_tokenring_budget_t     budgets[NGX_HTTP_TOKENRING_BUDGETS];
-    ngx_uint_t                      holds;
+    ngx_uint_t                      holds;   /* of them, `seated` are served,
+                                                and `waiting` are in the line */
+    ngx_queue_t                     line;
+    uint32_t                        seats;   /* of the plan, 0: any number */
+    uint32_t                        seated;
+    uint32_t                        waiting;
 } ngx_http_tokenring_account_t;
+
+
+/* of a hold */
+
+typedef enum {
+    NGX_HTTP_TOKENRING_IN_LINE = 0,
+    NGX_HTTP_TOKENRING_SEATED,
+    NGX_HTTP_TOKENRING_SERVED
+} ngx_http_tokenring_seat_e;
 
 
 struct ngx_http_tokenring_hold_s {
@@ -37,6 +51,10 @@ struct ngx_http_tokenring_hold_s {
                                                 have, and were taken from the
                                                 budgets: its worker writes it,
                                                 without the lock */
+    ngx_queue_t                     line;    /* of its account's, if in it */
+    ngx_atomic_t                    seat;    /* ngx_http_tokenring_seat_e: who
+                                                has the lock writes it, its
+                                                worker looks at it without */
 };
 
 
@@ -51,11 +69,16 @@ void ngx_http_tokenring_accounts_unlock(ngx_shm_zone_t *zone);
 ngx_http_tokenring_account_t *ngx_http_tokenring_account(ngx_shm_zone_t *zone,
     ngx_http_tokenring_use_t *use, ngx_http_tokenring_clock_t *clock);
 
-/* one more request of an account; NULL: the zone has no room */
+/* one more request of an account, at the end of the line if no seat is free;
+ * NULL: the zone has no room */
 ngx_http_tokenring_hold_t *ngx_http_tokenring_hold(ngx_shm_zone_t *zone,
     ngx_http_tokenring_account_t *a);
 
-/* what it has leased goes back; then it is free */
+/* it gives up its seat, or its place in the line */
+void ngx_http_tokenring_hold_rise(ngx_http_tokenring_hold_t *hold);
+
+/* what it has leased goes back, and its seat to the first in the line; then it
+ * is free */
 void ngx_http_tokenring_hold_end(ngx_shm_zone_t *zone,
     ngx_http_tokenring_hold_t *hold);
 

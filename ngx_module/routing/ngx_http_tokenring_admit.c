@@ -13,7 +13,6 @@
 
 
 static void ngx_http_tokenring_wake_group(ngx_http_tokenring_group_t *group);
-static void ngx_http_tokenring_resume_waiting(ngx_http_tokenring_ctx_t *ctx);
 
 
 /*
@@ -116,7 +115,7 @@ ngx_http_tokenring_wake_group(ngx_http_tokenring_group_t *group)
 }
 
 
-static void
+void
 ngx_http_tokenring_resume_waiting(ngx_http_tokenring_ctx_t *ctx)
 {
     ngx_int_t            rc;

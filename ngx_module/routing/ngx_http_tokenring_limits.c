@@ -77,6 +77,44 @@ ngx_http_tokenring_limit_refuse(ngx_http_tokenring_ctx_t *ctx,
 }
 
 
+ngx_int_t
+ngx_http_tokenring_seat_refuse(ngx_http_tokenring_ctx_t *ctx)
+{
+    u_char                      text[256], *p;
+    ngx_str_t                   message;
+    ngx_http_tokenring_plan_t  *plan;
+
+    plan = ctx->use->plan;
+
+    ngx_http_tokenring_count(limited);
+    ctx->limited = 1;
+
+    p = ngx_snprintf(text, sizeof(text),
+                     "Rate limit reached: %ui requests at once, and %ui more "
+                     "that wait. Please try again when one of yours has ended.",
+                     plan->seats, plan->queue);
+
+    message.data = text;
+    message.len = p - text;
+
+    ngx_log_error(NGX_LOG_INFO, ctx->request->connection->log, 0,
+                  "tokenring: the tenant has no seat, plan=\"%V\" seats=%ui "
+                  "queue=%ui request=%V", &plan->name, plan->seats, plan->queue,
+                  &ctx->request_id);
+
+    if (ngx_http_tokenring_limit_header(ctx->request, "retry-after-ms", "%uL",
+                                   NGX_HTTP_TOKENRING_RETRY_AFTER * 1000)
+        != NGX_OK)
+    {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    return ngx_http_tokenring_send_error_body(ctx->request,
+               NGX_HTTP_TOO_MANY_REQUESTS, "requests", "rate_limit_exceeded",
+               NULL, &message, NGX_HTTP_TOKENRING_RETRY_AFTER);
+}
+
+
 /* of each kind, the budget of which the smallest share is left */
 
 static void

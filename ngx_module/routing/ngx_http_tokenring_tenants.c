@@ -38,8 +38,8 @@ static ngx_int_t ngx_http_tokenring_plan_of(ngx_http_tokenring_ctx_t *ctx,
 static ngx_int_t ngx_http_tokenring_enter(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_view_t *empty);
 static void ngx_http_tokenring_find_empty(ngx_http_tokenring_account_t *a,
-    ngx_http_tokenring_plan_t *plan, ngx_http_tokenring_clock_t *clock,
-    ngx_http_tokenring_view_t *empty);
+    ngx_http_tokenring_plan_t *plan, ngx_uint_t requests,
+    ngx_http_tokenring_clock_t *clock, ngx_http_tokenring_view_t *empty);
 static void ngx_http_tokenring_take(ngx_http_tokenring_account_t *a,
     ngx_http_tokenring_plan_t *plan, int64_t in, int64_t out);
 static int64_t ngx_http_tokenring_left(ngx_http_tokenring_account_t *a,
@@ -159,7 +159,7 @@ ngx_http_tokenring_plan_of(ngx_http_tokenring_ctx_t *ctx,
             && ngx_memcmp(plans[i]->name.data, name.data, name.len) == 0)
         {
             *plan = plans[i];
-            return (plans[i]->n || plans[i]->share) ? NGX_OK : NGX_DECLINED;
+            return NGX_OK;
         }
     }
 
@@ -196,7 +196,7 @@ ngx_http_tokenring_admit_tenant(ngx_http_tokenring_ctx_t *ctx, ngx_int_t *rc)
 
     ctx->use = use;
 
-    if (plan->n == 0) {
+    if (plan->n == 0 && plan->seats == 0) {
         return NGX_OK;
     }
 
@@ -205,8 +205,12 @@ ngx_http_tokenring_admit_tenant(ngx_http_tokenring_ctx_t *ctx, ngx_int_t *rc)
     case NGX_OK:
         return NGX_OK;
 
+    case NGX_AGAIN:
+        return NGX_AGAIN;
+
     case NGX_DECLINED:
-        *rc = ngx_http_tokenring_limit_refuse(ctx, &empty);
+        *rc = empty.limit ? ngx_http_tokenring_limit_refuse(ctx, &empty)
+                          : ngx_http_tokenring_seat_refuse(ctx);
         return NGX_DECLINED;
 
     default: /* NGX_ERROR */
@@ -224,7 +228,8 @@ failed:
 }
 
 
-/* NGX_DECLINED: a budget is empty; NGX_ERROR: the zone has no room */
+/* NGX_AGAIN: it waits for a seat; NGX_DECLINED: a budget is empty, or else
+ * nobody more may wait; NGX_ERROR: the zone has no room */
 
 static ngx_int_t
 ngx_http_tokenring_enter(ngx_http_tokenring_ctx_t *ctx,
@@ -246,9 +251,12 @@ ngx_http_tokenring_enter(ngx_http_tokenring_ctx_t *ctx,
     a = ngx_http_tokenring_account(zone, ctx->use, &clock);
 
     if (a) {
-        ngx_http_tokenring_find_empty(a, plan, &clock, empty);
+        ngx_http_tokenring_find_empty(a, plan, 1, &clock, empty);
 
-        if (empty->limit) {
+        if (empty->limit
+            || (plan->seats && a->seated >= plan->seats
+                && a->waiting >= plan->queue))
+        {
             rc = NGX_DECLINED;
 
         } else {
@@ -257,7 +265,8 @@ ngx_http_tokenring_enter(ngx_http_tokenring_ctx_t *ctx,
     }
 
     if (ctx->use->hold) {
-        rc = NGX_OK;
+        rc = (ctx->use->hold->seat == NGX_HTTP_TOKENRING_SEATED) ? NGX_OK
+                                                                 : NGX_AGAIN;
 
         for (i = 0; i < plan->n; i++) {
             if (plan->limits[i].unit == NGX_HTTP_TOKENRING_UNIT_REQUESTS) {
@@ -273,12 +282,34 @@ ngx_http_tokenring_enter(ngx_http_tokenring_ctx_t *ctx,
 }
 
 
-/* of several, what takes longest: before that it would be in vain */
+ngx_uint_t
+ngx_http_tokenring_still_has(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_view_t *empty)
+{
+    ngx_shm_zone_t                *zone;
+    ngx_http_tokenring_clock_t     clock;
+    ngx_http_tokenring_account_t  *a;
+
+    ngx_http_tokenring_now(&clock);
+
+    zone = ngx_http_tokenring_accounts_lock(ctx);
+    a = ngx_http_tokenring_account(zone, ctx->use, &clock);
+
+    ngx_http_tokenring_find_empty(a, ctx->use->plan, 0, &clock, empty);
+
+    ngx_http_tokenring_accounts_unlock(zone);
+
+    return empty->limit == NULL;
+}
+
+
+/* of several, what takes longest: before that it would be in vain.  requests:
+ * also those of requests */
 
 static void
 ngx_http_tokenring_find_empty(ngx_http_tokenring_account_t *a,
-    ngx_http_tokenring_plan_t *plan, ngx_http_tokenring_clock_t *clock,
-    ngx_http_tokenring_view_t *empty)
+    ngx_http_tokenring_plan_t *plan, ngx_uint_t requests,
+    ngx_http_tokenring_clock_t *clock, ngx_http_tokenring_view_t *empty)
 {
     uint64_t                      wait;
     ngx_uint_t                    i;
@@ -291,7 +322,9 @@ ngx_http_tokenring_find_empty(ngx_http_tokenring_account_t *a,
         b = &a->budgets[i];
         limit = &plan->limits[i];
 
-        if (ngx_http_tokenring_budget_left(b, &limit->rate) >= 1) {
+        if ((!requests && limit->unit == NGX_HTTP_TOKENRING_UNIT_REQUESTS)
+            || ngx_http_tokenring_budget_left(b, &limit->rate) >= 1)
+        {
             continue;
         }
 
@@ -411,7 +444,7 @@ ngx_http_tokenring_charge(ngx_http_tokenring_ctx_t *ctx)
 
     use = ctx->use;
 
-    if (use == NULL || use->hold == NULL) {
+    if (use == NULL || use->hold == NULL || use->plan->n == 0) {
         return 1;
     }
 
@@ -490,7 +523,7 @@ ngx_http_tokenring_spend(ngx_http_tokenring_ctx_t *ctx)
 
     use = ctx->use;
 
-    if (use == NULL || use->hold == NULL) {
+    if (use == NULL || use->hold == NULL || use->plan->n == 0) {
         return;
     }
 
@@ -565,4 +598,6 @@ ngx_http_tokenring_tenant_end(ngx_http_tokenring_ctx_t *ctx)
     ctx->use->hold = NULL;
 
     ngx_http_tokenring_accounts_unlock(zone);
+
+    ngx_http_tokenring_seat_freed();
 }

@@ -21,6 +21,9 @@
 /* bytes of the hash of a tenant's name, or of its account's */
 #define NGX_HTTP_TOKENRING_TENANT   16
 
+/* seats of a plan, and places in its line */
+#define NGX_HTTP_TOKENRING_SEATS_MAX  65535
+
 
 typedef enum {
     NGX_HTTP_TOKENRING_UNIT_REQUESTS = 0,
@@ -43,6 +46,11 @@ typedef struct {
     ngx_uint_t                      n;
     ngx_http_tokenring_limit_t      limits[NGX_HTTP_TOKENRING_BUDGETS];
     ngx_uint_t                      share;   /* beside other tenants, 0: 1 */
+    ngx_uint_t                      seats;   /* requests at once, 0: any */
+    ngx_uint_t                      queue;   /* more that wait for a seat */
+    ngx_msec_t                      wait;    /* for how long, 0: the location's
+                                                tokenring_queue_timeout */
+    ngx_uint_t                      choices; /* of a request, 0: any number */
     unsigned                        defined:1;
     u_char                         *file;    /* where it was first named */
     ngx_uint_t                      line;
@@ -115,11 +123,15 @@ void ngx_http_tokenring_tenant(ngx_http_tokenring_ctx_t *ctx,
 
 /*
  * A new request, whose body was not read: takes it from the budget of requests.
- * NGX_OK: it may go on; NGX_DECLINED: it was refused, and the content handler
- * returns *rc.
+ * NGX_OK: it may go on; NGX_AGAIN: when it has a seat; NGX_DECLINED: it was
+ * refused, and the content handler returns *rc.
  */
 ngx_int_t ngx_http_tokenring_admit_tenant(ngx_http_tokenring_ctx_t *ctx,
     ngx_int_t *rc);
+
+/* it waited, and a seat is free: 0 where a budget of tokens is empty by now */
+ngx_uint_t ngx_http_tokenring_still_has(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_view_t *empty);
 
 /* its SUBMIT is next: 1 where the engine samples only what it is allowed to,
  * which it is told */
@@ -146,8 +158,27 @@ void ngx_http_tokenring_tenant_end(ngx_http_tokenring_ctx_t *ctx);
 ngx_int_t ngx_http_tokenring_limit_refuse(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_view_t *empty);
 
+/* 429, for want of a seat */
+ngx_int_t ngx_http_tokenring_seat_refuse(ngx_http_tokenring_ctx_t *ctx);
+
 /* x-ratelimit-*: what is left; NGX_ERROR: no memory */
 ngx_int_t ngx_http_tokenring_limit_headers(ngx_http_tokenring_ctx_t *ctx);
+
+
+/* _seats.c */
+
+/* where those of this worker wait who have no seat; somebody joins it now */
+ngx_queue_t *ngx_http_tokenring_seat_queue(void);
+
+/* somebody of this worker has given up a seat, or a place in a line */
+void ngx_http_tokenring_seat_freed(void);
+
+/* nothing more comes of it: it gives up its seat, before its client has all and
+ * sends the next */
+void ngx_http_tokenring_seat_leave(ngx_http_tokenring_ctx_t *ctx);
+
+/* it has waited for one as long as it may: it ends */
+void ngx_http_tokenring_seat_expired(ngx_http_tokenring_ctx_t *ctx);
 
 
 /* _accounts.c */

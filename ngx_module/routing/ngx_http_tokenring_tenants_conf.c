@@ -17,7 +17,9 @@
 
 static ngx_http_tokenring_plan_t *ngx_http_tokenring_find_plan(ngx_conf_t *cf,
     ngx_str_t *name);
-static char *ngx_http_tokenring_plan_share(ngx_conf_t *cf,
+static char *ngx_http_tokenring_plan_number(ngx_conf_t *cf,
+    ngx_http_tokenring_plan_t *plan, ngx_uint_t i, ngx_str_t *text);
+static char *ngx_http_tokenring_plan_wait(ngx_conf_t *cf,
     ngx_http_tokenring_plan_t *plan, ngx_str_t *text);
 static ngx_int_t ngx_http_tokenring_plan_limit(ngx_http_tokenring_plan_t *plan,
     ngx_str_t *text);
@@ -33,6 +35,26 @@ static struct {
     { "out=", 4, NGX_HTTP_TOKENRING_UNIT_OUT },
     { "tokens=", 7, NGX_HTTP_TOKENRING_UNIT_TOKENS },
     { NULL, 0, NGX_HTTP_TOKENRING_UNIT_REQUESTS }
+};
+
+
+/* of a plan, besides its budgets */
+
+static struct {
+    const char                   *name;
+    size_t                        len;
+    size_t                        offset;
+    ngx_int_t                     most;
+} ngx_http_tokenring_numbers[] = {
+    { "share=", 6, offsetof(ngx_http_tokenring_plan_t, share),
+      TR_SUBMIT_SHARE_MAX },
+    { "seats=", 6, offsetof(ngx_http_tokenring_plan_t, seats),
+      NGX_HTTP_TOKENRING_SEATS_MAX },
+    { "queue=", 6, offsetof(ngx_http_tokenring_plan_t, queue),
+      NGX_HTTP_TOKENRING_SEATS_MAX },
+    { "choices=", 8, offsetof(ngx_http_tokenring_plan_t, choices),
+      TR_SUBMIT_CHOICES_MAX },
+    { NULL, 0, 0, 0 }
 };
 
 
@@ -76,13 +98,13 @@ ngx_http_tokenring_find_plan(ngx_conf_t *cf, ngx_str_t *name)
 
 
 /* tokenring_plan NAME [requests=N/TIME] [in=N/TIME] [out=N/TIME]
- * [tokens=N/TIME] ... [share=N]; */
+ * [tokens=N/TIME] ... [share=N] [seats=N [queue=N [wait=TIME]]] [choices=N]; */
 
 char *
 ngx_http_tokenring_set_plan(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 {
     ngx_str_t                  *value;
-    ngx_uint_t                  i;
+    ngx_uint_t                  i, j;
     ngx_http_tokenring_plan_t  *plan;
 
     value = cf->args->elts;
@@ -104,8 +126,27 @@ ngx_http_tokenring_set_plan(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 
     for (i = 2; i < cf->args->nelts; i++) {
 
-        if (ngx_strncmp(value[i].data, "share=", 6) == 0) {
-            if (ngx_http_tokenring_plan_share(cf, plan, &value[i])
+        for (j = 0; ngx_http_tokenring_numbers[j].name; j++) {
+            if (ngx_strncmp(value[i].data, ngx_http_tokenring_numbers[j].name,
+                            ngx_http_tokenring_numbers[j].len)
+                == 0)
+            {
+                break;
+            }
+        }
+
+        if (ngx_http_tokenring_numbers[j].name) {
+            if (ngx_http_tokenring_plan_number(cf, plan, j, &value[i])
+                != NGX_CONF_OK)
+            {
+                return NGX_CONF_ERROR;
+            }
+
+            continue;
+        }
+
+        if (ngx_strncmp(value[i].data, "wait=", 5) == 0) {
+            if (ngx_http_tokenring_plan_wait(cf, plan, &value[i])
                 != NGX_CONF_OK)
             {
                 return NGX_CONF_ERROR;
@@ -131,32 +172,79 @@ ngx_http_tokenring_set_plan(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
         }
     }
 
+    if ((plan->queue && plan->seats == 0) || (plan->wait && plan->queue == 0)) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "plan \"%V\" has %s without %s, expected both",
+                           &value[1], plan->queue ? "queue=" : "wait=",
+                           plan->queue ? "seats=" : "queue=");
+        return NGX_CONF_ERROR;
+    }
+
     return NGX_CONF_OK;
 }
 
 
 static char *
-ngx_http_tokenring_plan_share(ngx_conf_t *cf, ngx_http_tokenring_plan_t *plan,
+ngx_http_tokenring_plan_number(ngx_conf_t *cf, ngx_http_tokenring_plan_t *plan,
+    ngx_uint_t i, ngx_str_t *text)
+{
+    size_t       len;
+    ngx_int_t    n;
+    ngx_uint_t  *field;
+
+    len = ngx_http_tokenring_numbers[i].len;
+    field = (ngx_uint_t *) ((u_char *) plan
+                            + ngx_http_tokenring_numbers[i].offset);
+
+    if (*field) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "duplicate %*s in \"%V\"", len - 1, text->data,
+                           text);
+        return NGX_CONF_ERROR;
+    }
+
+    n = ngx_atoi(text->data + len, text->len - len);
+
+    if (n < 1 || n > ngx_http_tokenring_numbers[i].most) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "invalid %*s in \"%V\", expected 1 to %i", len - 1,
+                           text->data, text,
+                           ngx_http_tokenring_numbers[i].most);
+        return NGX_CONF_ERROR;
+    }
+
+    *field = n;
+
+    return NGX_CONF_OK;
+}
+
+
+static char *
+ngx_http_tokenring_plan_wait(ngx_conf_t *cf, ngx_http_tokenring_plan_t *plan,
     ngx_str_t *text)
 {
-    ngx_int_t  n;
+    ngx_int_t  ms;
+    ngx_str_t  s;
 
-    if (plan->share) {
+    if (plan->wait) {
         ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "duplicate share in \"%V\"", text);
+                           "duplicate wait in \"%V\"", text);
         return NGX_CONF_ERROR;
     }
 
-    n = ngx_atoi(text->data + 6, text->len - 6);
+    s.data = text->data + 5;
+    s.len = text->len - 5;
 
-    if (n < 1 || n > (ngx_int_t) TR_SUBMIT_SHARE_MAX) {
+    ms = ngx_parse_time(&s, 0);
+
+    if (ms == NGX_ERROR || ms == 0) {
         ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "invalid share in \"%V\", expected 1 to %d", text,
-                           TR_SUBMIT_SHARE_MAX);
+                           "invalid wait in \"%V\", expected a time such as "
+                           "10s or 500ms", text);
         return NGX_CONF_ERROR;
     }
 
-    plan->share = n;
+    plan->wait = (ngx_msec_t) ms;
 
     return NGX_CONF_OK;
 }

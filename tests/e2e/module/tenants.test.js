@@ -12,48 +12,8 @@ const OpenAI = require('openai');
 const path = require('node:path');
 const { execFile } = require('node:child_process');
 const { Stack, BUILD, until, sleep } = require('../lib/stack');
+const { withPlans, seconds, checkLimited } = require('../lib/plans');
 const { post, request, stream } = require('../lib/http');
-
-const NULL = { backend: 'null', null_rate: 500, kv_memory: '64m' };
-
-function withPlans(plans, body, options = {}) {
-  return async () => {
-    const stack = await Stack.start({
-      engine: NULL,
-      http: `${plans}
-        map $http_x_key $plan { default ""; "~^(?<name>[a-z]+)-" $name; }`,
-      location: 'tokenring_tenant $http_x_key; tokenring_limits $plan;',
-      ...options,
-    });
-    try {
-      await body(stack, (key, more = {}) => post(`${stack.url}/v1/completions`,
-        { prompt: 'one two three', max_tokens: 2, ...more },
-        key ? { 'X-Key': key } : {}));
-    } finally {
-      await stack.end();
-    }
-  };
-}
-
-// From 120ms, 1s, 6m0s, 1h2m3s.
-function seconds(text) {
-  const m = /^(?:(\d+)ms|(?:(\d+)h)?(?:(\d+)m)?(\d+)s)$/.exec(text);
-  assert.ok(m, text);
-  return m[1] ? Number(m[1]) / 1000
-    : Number(m[2] || 0) * 3600 + Number(m[3] || 0) * 60 + Number(m[4]);
-}
-
-function checkLimited(r, { type, code = 'rate_limit_exceeded', most }) {
-  assert.equal(r.status, 429, r.text);
-  const e = r.json().error;
-  assert.equal(e.type, type);
-  assert.equal(e.code, code);
-  assert.match(e.message, /^Rate limit reached: \d+ .* Please try again in /);
-  const ms = Number(r.headers['retry-after-ms']);
-  assert.ok(ms > 0 && ms <= most * 1000, `${ms} ms`);
-  assert.equal(Number(r.headers['retry-after']), Math.ceil(ms / 1000));
-  return ms;
-}
 
 test('requests: as many as the plan has, for each tenant, by all workers',
   withPlans('tokenring_plan few requests=5/h;', async (stack, ask) => {
