@@ -39,6 +39,9 @@ typedef struct {
     uint8_t *byte;
     uint32_t *skip, *token; /* [n], [n + 1] */
     int32_t *ids;
+    /* [2 n] of the plain trie: a bit for each byte of ASCII below a node; that
+     * of U+007F: other bytes */
+    uint64_t *below;
 } tr_vocabulary_trie_t;
 
 /* Lengths in characters up to which plain tokens have a mask of their own. */
@@ -218,6 +221,8 @@ typedef struct {
     uint32_t hash, chain; /* next state of its bucket */
     uint32_t n_set, n_sites, n_tokens;
     uint8_t flags, plain;
+    bool loops_known;
+    uint64_t loops[2]; /* bytes of ASCII, but U+007F, that lead back to it */
     uint64_t contexts; /* bit k: masks by k entries of the stack are there */
     uint32_t *set;     /* [n_set] ascending */
     uint32_t *sites;   /* [n_sites] */
@@ -350,6 +355,12 @@ typedef struct {
     uint32_t ticks;
 } tr_leave_t;
 
+/* Of a walk in which only the state changes: it, where its siblings end, and
+ * the characters so far, if they count. */
+typedef struct {
+    uint32_t state, end, ticks;
+} tr_walk_level_t;
+
 struct tr_grammar_scratch {
     const tr_vocabulary_t *vocabulary;
     tr_frame_t *frames; /* [TR_SCRATCH_FRAMES] */
@@ -357,6 +368,7 @@ struct tr_grammar_scratch {
     tr_configuration_t *configs; /* [TR_SCRATCH_CONFIGS] */
     uint32_t n_configs;
     tr_config_set_t *levels; /* [longest token + 2] */
+    tr_walk_level_t *path;   /* [longest token + 2] */
     tr_leave_t *leaves;
     uint32_t n_leaves;
     uint32_t *bits;        /* [words] */

@@ -12,10 +12,11 @@
 
 #define PLAIN_STATES 256u
 
-void
-tr_walk_take(tr_walk_t *w, const tr_vocabulary_trie_t *t, uint32_t node)
+/* Tokens ids[k .. end). */
+static void
+take(tr_walk_t *w, const tr_vocabulary_trie_t *t, uint32_t k, uint32_t end)
 {
-    for (uint32_t k = t->token[node]; k < t->token[node + 1]; k++) {
+    for (; k < end; k++) {
         uint32_t id = (uint32_t) t->ids[k], bit = 1u << (id % 32);
 
         if (!(w->s->bits[id / 32] & bit)) {
@@ -23,6 +24,12 @@ tr_walk_take(tr_walk_t *w, const tr_vocabulary_trie_t *t, uint32_t node)
             w->s->few[w->n_few++] = (int32_t) id;
         }
     }
+}
+
+void
+tr_walk_take(tr_walk_t *w, const tr_vocabulary_trie_t *t, uint32_t node)
+{
+    take(w, t, t->token[node], t->token[node + 1]);
 }
 
 static void
@@ -100,15 +107,16 @@ add_targets(plain_t *p, uint32_t state, uint8_t lo, uint8_t hi, uint32_t more)
 
     for (uint32_t b = lo; b <= hi; b++) {
         uint32_t next = tr_state_next(p->g, state, (uint8_t) b), i = 0;
+        const tr_state_t *d = tr_state_at(p->g, next);
 
         if (++p->g->cost > TR_GRAMMAR_COST) {
             p->full = true;
             return false;
         }
-        if (next == TR_DEAD || (tr_state_at(p->g, next)->flags & NOT_SIMPLE)) {
+        if (next == TR_DEAD || (d->flags & NOT_SIMPLE)) {
             return false;
         }
-        if (next == before) {
+        if (next == before || (more == 0 && d->plain == TR_PLAIN_YES)) {
             continue;
         }
         before = next;
@@ -159,26 +167,44 @@ add_plain(plain_t *p, uint32_t state)
            && add_odd(p, state, 0xf4, 0x80, 0x8f, 2);
 }
 
+static void
+decide_plain(tr_grammar_t *g, uint32_t state)
+{
+    tr_state_t *d = tr_state_at(g, state);
+    plain_t p = { .g = g };
+    bool all;
+
+    d->plain = TR_PLAIN_NO;
+    if (d->flags & TR_STATE_CALLS) {
+        return;
+    }
+    all = add_plain(&p, state);
+    for (uint32_t i = 0; all && i < p.n; i++) {
+        all = add_plain(&p, p.list[i]);
+    }
+    /* of too many states none is asked about again */
+    for (uint32_t i = 0; (all || p.full) && i < p.n; i++) {
+        tr_state_at(g, p.list[i])->plain = all ? TR_PLAIN_YES : TR_PLAIN_NO;
+    }
+    d->plain = all ? TR_PLAIN_YES : TR_PLAIN_NO;
+}
+
 bool
 tr_state_takes_plain(tr_grammar_t *g, uint32_t state)
 {
     tr_state_t *d = tr_state_at(g, state);
-    plain_t p = { .g = g };
-    bool all = true;
 
     if (d->plain == TR_PLAIN_UNKNOWN) {
-        d->plain = TR_PLAIN_NO;
-        if (!(d->flags & TR_STATE_CALLS)) {
-            all = add_plain(&p, state);
-            for (uint32_t i = 0; all && i < p.n; i++) {
-                all = add_plain(&p, p.list[i]);
-            }
-            /* of too many states none is asked about again */
-            for (uint32_t i = 0; (all || p.full) && i < p.n; i++) {
-                tr_state_at(g, p.list[i])->plain = all ? TR_PLAIN_YES
-                                                       : TR_PLAIN_NO;
-            }
-            d->plain = all ? TR_PLAIN_YES : TR_PLAIN_NO;
+        /* first the state of any other text, to which most characters lead
+         * here: it must not count as one of too many */
+        uint32_t other = tr_state_next(g, state, 0x7f);
+
+        if (other != TR_DEAD
+            && tr_state_at(g, other)->plain == TR_PLAIN_UNKNOWN) {
+            decide_plain(g, other);
+        }
+        if (d->plain == TR_PLAIN_UNKNOWN) {
+            decide_plain(g, state);
         }
     }
     return d->plain == TR_PLAIN_YES;
@@ -186,13 +212,21 @@ tr_state_takes_plain(tr_grammar_t *g, uint32_t state)
 
 /* ---- walks */
 
+/* More tokens than this make a mask that is kept as words. */
+#define FEW_BELOW 32u
+
 /* All tokens at and below a node. */
 static void
 take_below(tr_walk_t *w, const tr_vocabulary_trie_t *t, uint32_t node)
 {
-    uint32_t *bits = w->s->bits;
+    uint32_t *bits = w->s->bits, k = t->token[node],
+             end = t->token[t->skip[node]];
 
-    for (uint32_t k = t->token[node]; k < t->token[t->skip[node]]; k++) {
+    if (!w->dense && end - k <= FEW_BELOW) {
+        take(w, t, k, end);
+        return;
+    }
+    for (; k < end; k++) {
         bits[t->ids[k] / 32] |= 1u << (t->ids[k] % 32);
     }
     w->dense = true;
@@ -208,12 +242,10 @@ takes_all(tr_walk_t *w, const tr_config_set_t *set)
            && tr_state_takes_plain(w->g, c.state);
 }
 
-/* The tokens at nodes [i, end), children of one node and what is below, that
- * *set, which is closed, allows.  dead: bytes that are known to lead nowhere
- * from *set; NULL: none. */
+/* walk_range() for sets of any kind. */
 static void
-walk_range(tr_walk_t *w, const tr_vocabulary_trie_t *t, uint32_t i,
-           uint32_t end, const tr_config_set_t *set, bool *dead)
+walk_sets(tr_walk_t *w, const tr_vocabulary_trie_t *t, uint32_t i, uint32_t end,
+          const tr_config_set_t *set, bool *dead)
 {
     tr_grammar_scratch_t *s = w->s;
     uint32_t plain = t == &s->vocabulary->plain ? TR_PLAIN_NODE : 0;
@@ -265,6 +297,149 @@ walk_range(tr_walk_t *w, const tr_vocabulary_trie_t *t, uint32_t i,
             s->limit = true;
             return;
         }
+    }
+}
+
+/* Bytes of ASCII that lead from a state to itself. */
+static void
+find_loops(tr_grammar_t *g, uint32_t state)
+{
+    tr_state_t *d = tr_state_at(g, state);
+
+    for (uint32_t b = 0x20; b < 0x7f; b++) {
+        if (tr_state_next(g, state, (uint8_t) b) == state) {
+            d->loops[b / 64] |= 1ull << (b % 64);
+        }
+    }
+    d->loops_known = true;
+    g->cost += 0x7f - 0x20;
+}
+
+/* Does all that is below a plain node lead from the state to itself? */
+static bool
+loops_below(const tr_state_t *d, const tr_vocabulary_trie_t *t, uint32_t node)
+{
+    const uint64_t *below = t->below + 2 * (size_t) node;
+
+    return !(below[0] & ~d->loops[0]) && !(below[1] & ~d->loops[1]);
+}
+
+/* The tokens at and below node i, whose byte ends the rule of *c, or calls. */
+static void
+walk_aside(tr_walk_t *w, const tr_vocabulary_trie_t *t, uint32_t i,
+           const tr_config_set_t *set, const tr_walk_level_t *at)
+{
+    tr_grammar_scratch_t *s = w->s;
+    tr_configuration_t c = s->configs[set->first];
+    tr_config_set_t one = { .first = set->first + 1, .n = 1 };
+
+    s->n_frames = set->frames;
+    if (at->ticks > 0) {
+        tr_frame_t *f = tr_frame_push(s, c.frame->parent, c.frame->site,
+                                      c.frame->count + at->ticks);
+
+        if (f == NULL) {
+            return;
+        }
+        f->refs = TR_FRAME_BOTTOM;
+        f->depth = c.frame->depth;
+        c.frame = f;
+    }
+    one.frames = s->n_frames;
+    s->configs[one.first] = (tr_configuration_t){ c.frame, at->state };
+    walk_sets(w, t, i, t->skip[i], &one, NULL);
+}
+
+/* Does a state that a walk comes to take all that is below a node? */
+static bool
+takes_below(tr_walk_t *w, const tr_vocabulary_trie_t *t, uint32_t node,
+            uint32_t from, uint32_t state)
+{
+    const tr_state_t *d = tr_state_at(w->g, state);
+
+    if (d->plain == TR_PLAIN_YES
+        || (d->plain == TR_PLAIN_UNKNOWN
+            && tr_state_takes_plain(w->g, state))) {
+        return true;
+    }
+    if (state == from && !d->loops_known) {
+        find_loops(w->g, state);
+    }
+    return d->loops_known && loops_below(d, t, node);
+}
+
+/* walk_range() from one configuration: as long as its rule neither ends nor
+ * calls, only the state changes, and the number of characters.  This is where
+ * the time of large masks goes. */
+static void
+walk_states(tr_walk_t *w, const tr_vocabulary_trie_t *t, uint32_t i,
+            uint32_t end, const tr_config_set_t *set)
+{
+    tr_grammar_scratch_t *s = w->s;
+    tr_configuration_t c = s->configs[set->first];
+    bool counts = tr_frame_counts(w->g, c.frame);
+    bool plain = !counts && t == &s->vocabulary->plain;
+    uint32_t room = counts ? w->g->program.sites[c.frame->site].max
+                                 - c.frame->count
+                           : 0;
+    tr_walk_level_t *path = s->path, *at = path;
+
+    *at = (tr_walk_level_t){ .state = c.state, .end = end };
+    for (;;) {
+        uint32_t next;
+        uint8_t flags;
+
+        while (i == at->end) {
+            if (at == path) {
+                return;
+            }
+            at--;
+        }
+        next = tr_state_next(w->g, at->state, t->byte[i]);
+        flags = tr_state_at(w->g, next)->flags;
+        s->work++;
+        if (next == TR_DEAD) {
+            i = t->skip[i];
+        } else if (flags & NOT_SIMPLE) {
+            walk_aside(w, t, i, set, at);
+            i = t->skip[i];
+        } else if (counts && at->ticks == room) {
+            i = t->skip[i];
+        } else if (plain && takes_below(w, t, i, at->state, next)) {
+            take_below(w, t, i);
+            i = t->skip[i];
+        } else {
+            tr_walk_take(w, t, i);
+            if (t->skip[i] > i + 1) {
+                uint32_t ticks = at->ticks
+                                 + (counts && (flags & TR_STATE_TICK));
+
+                *++at = (tr_walk_level_t){ next, t->skip[i], ticks };
+            }
+            i++;
+        }
+        if (s->limit || w->g->spent || s->work > s->work_limit
+            || w->g->cost > TR_GRAMMAR_COST) {
+            s->limit = true;
+            return;
+        }
+    }
+}
+
+/* The tokens at nodes [i, end), children of one node and what is below, that
+ * *set, which is closed, allows.  dead: bytes that are known to lead nowhere
+ * from *set; NULL: none. */
+static void
+walk_range(tr_walk_t *w, const tr_vocabulary_trie_t *t, uint32_t i,
+           uint32_t end, const tr_config_set_t *set, bool *dead)
+{
+    const tr_frame_t *frame = w->s->configs[set->first].frame;
+
+    if (dead == NULL && set->n == 1
+        && (!tr_frame_counts(w->g, frame) || frame->refs == TR_FRAME_BOTTOM)) {
+        walk_states(w, t, i, end, set);
+    } else {
+        walk_sets(w, t, i, end, set, dead);
     }
 }
 

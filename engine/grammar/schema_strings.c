@@ -82,22 +82,28 @@ tr_schema_pattern(schema_t *c, const char *keyword, const json_t *pattern,
     return rc == TR_OK;
 }
 
-/* A run as a rule whose characters are counted. */
+/* A run as a rule whose characters are counted, unless one is enough. */
 static void
 emit_run(schema_t *c, const run_t *run, uint32_t from, uint32_t to)
 {
     uint32_t rule = tr_rules_rule(c->b, "characters");
     uint32_t at = tr_rules_state(c->b), done = tr_rules_state(c->b);
+    bool counts = run->min > 1 || run->max != TR_UNBOUNDED;
 
     if (c->b->failed != TR_OK) {
         return;
     }
-    c->b->tick[done] = true;
+    c->b->tick[done] = counts;
     tr_rules_empty(c->b, c->b->rules[rule].start, at);
     tr_rules_empty(c->b, done, at);
     tr_charset_rules(c->b, at, run->set, true, done);
-    tr_rules_bytes(c->b, at, '"', '"', c->b->rules[rule].accept);
-    tr_rules_length(c->b, from, rule, run->min, run->max, to);
+    tr_rules_bytes(c->b, run->min == 1 && !counts ? done : at, '"', '"',
+                   c->b->rules[rule].accept);
+    if (counts) {
+        tr_rules_length(c->b, from, rule, run->min, run->max, to);
+    } else {
+        tr_rules_call(c->b, from, rule, to);
+    }
 }
 
 /* The one pattern of a string, if it is a run, within the length's bounds. */

@@ -243,6 +243,7 @@ tr_grammar_scratch_new(const tr_vocabulary_t *v)
     s->frames = malloc(TR_SCRATCH_FRAMES * sizeof(*s->frames));
     s->configs = malloc(TR_SCRATCH_CONFIGS * sizeof(*s->configs));
     s->levels = calloc((size_t) v->longest + 2, sizeof(*s->levels));
+    s->path = calloc((size_t) v->longest + 2, sizeof(*s->path));
     s->leaves = malloc(TR_SCRATCH_LEAVES * sizeof(*s->leaves));
     s->bits = calloc((size_t) v->words + 1, sizeof(*s->bits));
     s->few = malloc(((size_t) v->vocab + 1) * sizeof(*s->few));
@@ -251,7 +252,8 @@ tr_grammar_scratch_new(const tr_vocabulary_t *v)
         s->work_limit = TR_SCRATCH_WORK;
     }
     if (s->frames == NULL || s->configs == NULL || s->levels == NULL
-        || s->leaves == NULL || s->bits == NULL || s->few == NULL) {
+        || s->path == NULL || s->leaves == NULL || s->bits == NULL
+        || s->few == NULL) {
         tr_grammar_scratch_free(s);
         return NULL;
     }
@@ -273,6 +275,7 @@ tr_grammar_scratch_free(tr_grammar_scratch_t *s)
     free(s->frames);
     free(s->configs);
     free(s->levels);
+    free(s->path);
     free(s->leaves);
     free(s->bits);
     free(s->few);

@@ -68,6 +68,7 @@ trie_free(tr_vocabulary_trie_t *t)
     free(t->skip);
     free(t->token);
     free(t->ids);
+    free(t->below);
 }
 
 /* Bytes of e that its neighbour has, too. */
@@ -129,6 +130,28 @@ trie_build(tr_vocabulary_trie_t *t, const entry_t *entries, uint32_t n,
 
 /* Equal tokens stand at one node: token[] of the next node is behind them all,
  * and an inner node without a token has none, because its child begins there. */
+
+/* Which bytes there are below each node. */
+static bool
+trie_add_below(tr_vocabulary_trie_t *t)
+{
+    t->below = calloc((size_t) t->n * 2, sizeof(*t->below));
+    if (t->below == NULL) {
+        return false;
+    }
+    for (uint32_t i = t->n; i-- > 0;) {
+        uint64_t *below = t->below + 2 * (size_t) i;
+
+        for (uint32_t k = i + 1; k < t->skip[i]; k = t->skip[k]) {
+            uint32_t bit = t->byte[k] < 0x7f ? t->byte[k] : 0x7f;
+
+            below[0] |= t->below[2 * (size_t) k];
+            below[1] |= t->below[2 * (size_t) k + 1];
+            below[bit / 64] |= 1ull << (bit % 64);
+        }
+    }
+    return true;
+}
 
 static bool
 add_plain_masks(tr_vocabulary_t *v, const uint32_t *chars)
@@ -202,7 +225,7 @@ sort_tokens(tr_vocabulary_t *v)
             v->longest_in_string = k;
         }
     }
-    good = good && add_plain_masks(v, chars);
+    good = good && trie_add_below(&v->plain) && add_plain_masks(v, chars);
     free(entries);
     free(chars);
     return good;

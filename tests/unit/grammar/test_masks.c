@@ -30,6 +30,60 @@ test_regexes(void **state)
     }
 }
 
+/* Strings whose places are unlike each other, and whole parts of the vocabulary
+ * that go on at once. */
+static void
+test_strings(void **state)
+{
+    static const char *const strings[] = {
+        "{\"pattern\":\"^.*$\"}",
+        "{\"pattern\":\"^[^\\\\s]+$\"}",
+        "{\"pattern\":\"^\\\\w*$\"}",
+        "{\"pattern\":\"^[A-Za-z0-9 .,?&'()@\xc2\xa3]{2,32}$\"}",
+        "{\"pattern\":\"^[a-z]{2,}$\",\"maxLength\":9}",
+        "{\"pattern\":\"^([a-z.-]+)\\\\.([a-z]{2,6})([/\\\\w .-]*)*/?$\"}",
+        "{\"format\":\"email\"}",
+    };
+    grammar_fixture_t *b = *state;
+
+    for (size_t i = 0; i < sizeof(strings) / sizeof(strings[0]); i++) {
+        char schema[256];
+        tr_grammar_t *g;
+
+        snprintf(schema, sizeof(schema), "{\"type\":\"string\",%s",
+                 strings[i] + 1);
+        g = compile(b, TR_GRAMMAR_SCHEMA, schema);
+        check_walk(b, g, (unsigned) i, 10);
+        tr_grammar_unref(g);
+    }
+}
+
+/* So many names that their places are too many to be looked at together, and
+ * any other name beside them. */
+static void
+test_many_names(void **state)
+{
+    grammar_fixture_t *b = *state;
+    char schema[8192];
+    size_t len = (size_t) snprintf(schema, sizeof(schema),
+                                   "{\"type\":\"object\",\"additionalProperties"
+                                   "\":{\"type\":\"null\"},\"properties\":{");
+    tr_grammar_t *g;
+
+    for (unsigned i = 0; i < 60; i++) {
+        len += (size_t) snprintf(schema + len, sizeof(schema) - len,
+                                 "%s\"%c%cxyzname%u\":{\"type\":\"null\"}",
+                                 i > 0 ? "," : "", 'a' + (int) (i % 26),
+                                 'a' + (int) (i * 7 % 26), i);
+    }
+    snprintf(schema + len, sizeof(schema) - len, "}}");
+    g = compile(b, TR_GRAMMAR_SCHEMA, schema);
+    for (unsigned i = 0; i < 3; i++) {
+        check_walk(b, g, i, 10);
+    }
+    tr_grammar_unref(g);
+}
+
 static void
 test_json(void **state)
 {
@@ -241,6 +295,7 @@ main(void)
         cmocka_unit_test(test_json_texts), cmocka_unit_test(test_choices),
         cmocka_unit_test(test_forks),      cmocka_unit_test(test_depth),
         cmocka_unit_test(test_end_tokens), cmocka_unit_test(test_places),
+        cmocka_unit_test(test_strings),    cmocka_unit_test(test_many_names),
         cmocka_unit_test(test_json),       cmocka_unit_test(test_regexes),
     };
 
