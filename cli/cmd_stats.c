@@ -185,6 +185,18 @@ draw_prefixes(FILE *f, const tr_stats_sample_t *b)
             "reuse", 100 * share_of(b->prefix_hits, b->prefix_queries),
             (unsigned long long) b->prefix_tokens,
             (unsigned long long) b->prefilled);
+    if (b->store_files == 0 && b->store_stored == 0) {
+        return;
+    }
+    fprintf(f,
+            "  %-12s%llu files with %.1f MiB; %llu written, %llu came back with"
+            " %llu tokens, %llu failed\n",
+            "files", (unsigned long long) b->store_files,
+            (double) b->store_bytes / (1 << 20),
+            (unsigned long long) b->store_stored,
+            (unsigned long long) b->store_loaded,
+            (unsigned long long) b->store_tokens,
+            (unsigned long long) b->store_failed);
 }
 
 /* Does the model suit its policies? */
@@ -465,6 +477,14 @@ print_json(const tr_stats_sample_t *a, const tr_stats_sample_t *b)
                         json_integer((json_int_t) b->preemptions));
     json_object_set_new(root, "latency_ms", json_latencies(a, b));
     json_object_set_new(root, "kv", json_cache(b));
+    json_object_set_new(root, "prefix_files",
+                        json_pack("{s:I, s:I, s:I, s:I, s:I, s:I}", "files",
+                                  (json_int_t) b->store_files, "bytes",
+                                  (json_int_t) b->store_bytes, "written",
+                                  (json_int_t) b->store_stored, "read",
+                                  (json_int_t) b->store_loaded, "tokens",
+                                  (json_int_t) b->store_tokens, "failed",
+                                  (json_int_t) b->store_failed));
     json_object_set_new(root, "prefixes",
                         json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
                                   "queries", (json_int_t) b->prefix_queries,

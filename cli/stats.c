@@ -58,6 +58,12 @@ tr_stats_take(tr_ring_client_t *client, tr_stats_sample_t *s)
     s->prefix_evicted = LOAD(c->prefix_evicted);
     s->prefix_blocks = LOAD(c->prefix_blocks);
     s->cached_pages = LOAD(c->kv_cached_pages);
+    s->store_stored = LOAD(c->store_stored);
+    s->store_loaded = LOAD(c->store_loaded);
+    s->store_tokens = LOAD(c->store_tokens);
+    s->store_failed = LOAD(c->store_failed);
+    s->store_files = LOAD(c->store_files);
+    s->store_bytes = LOAD(c->store_bytes);
     s->channels = LOAD(c->channels_opened) - LOAD(c->channels_closed);
     copy_histogram(&s->histogram[TR_STATS_TTFT], &c->ttft);
     copy_histogram(&s->histogram[TR_STATS_INTER_TOKEN], &c->inter_token);

@@ -34,6 +34,8 @@ typedef struct {
     uint64_t guard_prompts, guard_over, guard_keys, guard_values;
     uint64_t prefilled, prefix_queries, prefix_hits, prefix_tokens;
     uint64_t prefix_cuts, prefix_evicted, prefix_blocks, cached_pages;
+    uint64_t store_stored, store_loaded, store_tokens, store_failed;
+    uint64_t store_files, store_bytes;
     tr_stats_histogram_t histogram[TR_STATS_HISTOGRAMS];
 } tr_stats_sample_t;
 

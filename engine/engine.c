@@ -27,6 +27,7 @@
 
 #include <tokenring/version.h>
 
+#include "engine/kv/kv_store.h"
 #include "engine/template/chat_template.h"
 #include "engine/executor/executor.h"
 #include "engine/frontend/frontend.h"
@@ -247,6 +248,29 @@ fill_identity(const tr_engine_t *e, tr_status_card_t *card)
     card->exact_id = tr_model_hash(exact, settings, strlen(settings));
 }
 
+/* Prefixes in files are of this model, with all that its numbers depend on. */
+static tr_status_t
+open_store(tr_engine_t *e, const tr_status_card_t *card, tr_error_t *err)
+{
+    uint8_t identity[TR_STORE_ID_BYTES];
+
+    if (e->config.cache_dir[0] == '\0') {
+        return TR_OK;
+    }
+    if (card->exact_id == 0) {
+        return tr_error_set(err, TR_ERR_IO, "cache_dir",
+                            "cache_dir %.200s: the model has no identity, so it"
+                            " could not be told from others",
+                            e->config.cache_dir);
+    }
+    memcpy(identity, card->model_id, sizeof(identity));
+    for (uint32_t i = 0; i < sizeof(card->exact_id); i++) {
+        identity[i] ^= (uint8_t) (card->exact_id >> (8 * i));
+    }
+    return tr_kv_store_open(e->executor->kv, e->config.cache_dir,
+                            e->config.cache_disk, identity, err);
+}
+
 static tr_status_t
 open_status(tr_engine_t *e, tr_error_t *err)
 {
@@ -263,7 +287,7 @@ open_status(tr_engine_t *e, tr_error_t *err)
     }
     fill_card(e, &e->status->card);
     fill_identity(e, &e->status->card);
-    return TR_OK;
+    return open_store(e, &e->status->card, err);
 }
 
 /* ---- threads ------------------------------------------------------------ */

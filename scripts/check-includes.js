@@ -24,6 +24,7 @@ const floors = [
   ['engine/grammar', 'engine/sampling', 'engine/template'],
   ['engine/dialect'],
   ['engine/kv/policy', 'engine/prefix'],
+  ['engine/store'],
   ['engine/kv', 'engine/model'],
   ['engine/model/cpu', 'engine/model/cuda'],
   ['engine/executor', 'engine/transport'],

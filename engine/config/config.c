@@ -159,6 +159,11 @@ static const setting_t settings[] = {
     { "cache_ttl", KIND_DURATION, AT(cache_ttl_us), "0", 0, S(31536000), NULL,
       "how long a prefix is kept after its last use; 0: until its room is "
       "wanted" },
+    { "cache_dir", KIND_TEXT, AT(cache_dir), "", 0, 0, NULL,
+      "backend cpu: directory, of mode 0700, where prefixes are also kept in "
+      "files, so that conversations survive a restart; empty: none" },
+    { "cache_disk", KIND_SIZE, AT(cache_disk), "10g", M(1), G(1048576), NULL,
+      "most bytes of these files; the ones used longest ago go" },
     { "kv_equalise", KIND_BOOL, AT(kv_equalise), "yes", 0, 0, NULL,
       "whether the weights of keys and values that stand out are scaled down "
       "at "

@@ -64,7 +64,9 @@ typedef struct {
     bool kv_request_alpha;      /* requests may set thresholds */
     char kv_reuse[8];           /* auto | yes | no */
     uint64_t cache_ttl_us;      /* of a prefix, after its last use; 0: none */
-    char kv_guard[16];          /* auto | off | a number of prompts */
+    char cache_dir[TR_CONFIG_PATH]; /* of files with prefixes; "": none */
+    uint64_t cache_disk;            /* bytes of these, at most */
+    char kv_guard[16];              /* auto | off | a number of prompts */
     uint32_t kv_guard_every;    /* finish: of these one is compared; 0: none */
     bool kv_measures;           /* no setting: an engine that is opened to
                                  * measure policies (executor_cuda_choose.c) */

@@ -311,19 +311,21 @@ void
 tr_executor_cache_config(const tr_executor_t *e, const tr_config_t *config,
                          uint32_t max_len, tr_kv_config_t *out)
 {
-    *out = (tr_kv_config_t){ .layers = e->layers,
-                             .kv_heads = e->kv_heads,
-                             .head_dim = e->head_dim,
-                             .slots = slots(e, config),
-                             .max_len = max_len,
-                             .memory = config->kv_memory,
-                             .swap_memory = config->swap_memory,
-                             .reuse = strcmp(config->kv_reuse, "no") != 0,
-                             .reuse_compressed = tr_executor_reuses_compressed(
-                                 config),
-                             .guard = e->guard,
-                             .policies = e->kv_policies,
-                             .n_policies = e->n_policies };
+    *out = (tr_kv_config_t){
+        .layers = e->layers,
+        .kv_heads = e->kv_heads,
+        .head_dim = e->head_dim,
+        /* one for what comes from a file */
+        .slots = slots(e, config) + (config->cache_dir[0] != '\0'),
+        .max_len = max_len,
+        .memory = config->kv_memory,
+        .swap_memory = config->swap_memory,
+        .reuse = strcmp(config->kv_reuse, "no") != 0,
+        .reuse_compressed = tr_executor_reuses_compressed(config),
+        .guard = e->guard,
+        .policies = e->kv_policies,
+        .n_policies = e->n_policies
+    };
 }
 
 void
@@ -346,6 +348,27 @@ tr_executor_fit_cache(tr_executor_t *e)
     }
 }
 
+/* Files are for prefixes that are reused, from memory that is here. */
+static tr_status_t
+check_files(const tr_executor_t *e, const tr_config_t *config, tr_error_t *err)
+{
+    if (config->cache_dir[0] == '\0'
+        || (strcmp(config->backend, "cpu") == 0 && reusing(e))) {
+        return TR_OK;
+    }
+    if (strcmp(config->backend, "cpu") != 0) {
+        return tr_error_set(err, TR_ERR_UNSUPPORTED, "cache_dir",
+                            "cache_dir %.200s with backend %s: prefixes are"
+                            " kept in files by backend cpu only",
+                            config->cache_dir, config->backend);
+    }
+    return tr_error_set(err, TR_ERR_UNSUPPORTED, "cache_dir",
+                        "cache_dir %.200s, but prefixes are not reused: the KV"
+                        " policy is %s, kv_reuse %s",
+                        config->cache_dir, e->policies[0].policy->name,
+                        config->kv_reuse);
+}
+
 tr_status_t
 tr_executor_open_cache(tr_executor_t *e, const tr_config_t *config,
                        uint32_t max_len, const tr_kernels_t *kernels,
@@ -366,6 +389,9 @@ tr_executor_open_cache(tr_executor_t *e, const tr_config_t *config,
     rc = tr_kv_cache_create(&kv, &e->kv, err);
     if (rc == TR_OK) {
         rc = tr_executor_check_reuse(e, config, err);
+    }
+    if (rc == TR_OK) {
+        rc = check_files(e, config, err);
     }
     if (rc == TR_OK) {
         tr_executor_describe_cache(e, config);

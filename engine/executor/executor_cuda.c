@@ -339,6 +339,13 @@ open_cache(tr_executor_cuda_t *x, const tr_config_t *config, tr_kv_config_t *kv,
     if (rc == TR_OK) {
         rc = tr_executor_check_reuse(&x->base, config, err);
     }
+    if (rc == TR_OK && config->cache_dir[0] != '\0') {
+        rc = tr_error_set(err, TR_ERR_UNSUPPORTED, "cache_dir",
+                          "cache_dir %.200s with backend cuda: prefixes are "
+                          "kept"
+                          " in files by backend cpu only",
+                          config->cache_dir);
+    }
     if (rc == TR_OK) {
         tr_executor_describe_cache(&x->base, config);
         tr_executor_fit_cache(&x->base);

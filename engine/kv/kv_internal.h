@@ -1,7 +1,8 @@
 /*
  * What the files of the KV cache share: kv_ops.c (kv_cache.h's functions),
  * kv_cache.c (what a cache is made of), kv_host.c (the cache that is here),
- * kv_prefix.c (what it reuses), kv_kept.c (compressed), kv_usage.c, kv_check.c, and those of a device's
+ * kv_prefix.c (what it reuses), kv_kept.c (compressed), kv_store.c (in files),
+ * kv_usage.c, kv_check.c, and those of a device's
  * cache (kv_device_internal.h).
  * Nobody else includes this but tests.
  *
@@ -16,6 +17,7 @@
 
 #include "kv_cache.h"
 #include "kv_pages.h"
+#include "kv_store.h"
 #include "kernels/kv_manager/host.h"
 #include "kernels/kv_manager/manager_prompt.h"
 #include "kernels/kv_manager/manager_step.h"
@@ -34,16 +36,19 @@ typedef struct {
 typedef struct {
     bool on;
     uint32_t node;
+    bool fresh;    /* it has kept a block that was not there */
+    bool loaded;   /* from a file */
     uint64_t lent; /* its tokens in shared blocks */
     tr_prefix_key_t key;
 } tr_kv_sharer_t;
 
 /* Of a slot whose policy can be cut: whose it is, and what is kept of it. */
 typedef struct {
-    bool on;    /* it has a key */
-    bool ends;  /* its close keeps it */
-    bool kept;  /* nobody's: it is there for others */
-    uint32_t n; /* ends, kept: tokens */
+    bool on;     /* it has a key */
+    bool ends;   /* its close keeps it */
+    bool kept;   /* nobody's: it is there for others */
+    bool loaded; /* from a file */
+    uint32_t n;  /* ends, kept: tokens */
     uint32_t pins;
     uint64_t used; /* kept: last time, us */
     tr_prefix_key_t key;
@@ -125,6 +130,7 @@ struct tr_kv_cache {
     void *work, *kernel_work;
     int32_t *moved; /* [swap.n] pages of a slot that goes out or comes in */
     tr_kv_reuse_t *reuse; /* NULL: nothing is kept for others */
+    tr_kv_store_t *store; /* NULL: nor in files */
 };
 
 static inline tr_kv_slot_t *
@@ -177,6 +183,15 @@ tr_status_t tr_kv_kept_adopt(tr_kv_cache_t *kv, int32_t slot,
 /* Positions [0, n) of a slot that is closed next are to be kept. */
 void tr_kv_kept_end(tr_kv_cache_t *kv, int32_t slot, const int32_t *tokens,
                     uint32_t n);
+/* A slot just opened, and adopted, gets pages for what a file says: so many
+ * tokens, seq.window_from and sinks, and [heads][TR_KV_TIERS_MAX] counts.
+ * TR_AGAIN: there is no room; TR_ERR_INVALID: that cannot be. */
+tr_status_t tr_kv_kept_restore(tr_kv_cache_t *kv, int32_t slot, uint32_t n,
+                               uint32_t window_from, uint32_t sinks,
+                               const uint32_t *counts);
+/* They are filled: its close keeps it. */
+void tr_kv_kept_restored(tr_kv_cache_t *kv, int32_t slot, const int32_t *tokens,
+                         uint32_t n);
 /* The slot is closed: true, it is kept and stays open. */
 bool tr_kv_kept_close(tr_kv_cache_t *kv, int32_t slot);
 /* One that nobody pins goes, the one used longest ago; only if that was before

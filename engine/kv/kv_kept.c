@@ -169,6 +169,7 @@ forget(tr_kv_cache_t *kv, int32_t slot)
     tr_kv_kept_t *k = &r->kept[slot];
 
     assert(k->kept && k->pins == 0);
+    tr_kv_store_gone(kv, true, (uint32_t) slot);
     count_pages(kv, slot, false);
     r->idle_pages -= kv->m.slot[slot].pages;
     r->kept_tokens -= k->n;
@@ -539,6 +540,73 @@ tr_kv_kept_adopt(tr_kv_cache_t *kv, int32_t slot, const tr_prefix_key_t *key,
                : copy(kv, (int32_t) found->kept - 1, slot, found->tokens, true);
 }
 
+/* ---- from files --------------------------------------------------------- */
+
+/* Does each head have n tokens, each in one place? */
+static bool
+adds_up(const tr_kv_cache_t *kv, const tr_kv_seq_t *q, const uint32_t *counts)
+{
+    uint32_t n = q->base, windowed = tr_kv_windowed(q);
+
+    for (uint32_t h = 0; h < kv->heads; h++, counts += TR_KV_TIERS_MAX) {
+        uint64_t sum = windowed;
+
+        for (uint32_t l = 0; l < TR_KV_TIERS_MAX; l++) {
+            if (counts[l] > n || (l >= q->n_tiers && counts[l] != 0)) {
+                return false;
+            }
+            sum += counts[l];
+        }
+        if (sum != n) {
+            return false;
+        }
+    }
+    return true;
+}
+
+tr_status_t
+tr_kv_kept_restore(tr_kv_cache_t *kv, int32_t slot, uint32_t n,
+                   uint32_t window_from, uint32_t sinks, const uint32_t *counts)
+{
+    tr_kv_seq_t seq = kv->m.seq[slot];
+    uint32_t most = tr_kv_rule_sinks(&kv->policy[slot].origin.rule, UINT32_MAX);
+
+    seq.base = n;
+    seq.window_from = window_from;
+    seq.sinks = sinks;
+    seq.recent_from = UINT32_MAX;
+    if (n < MIN_TOKENS || n > kv->config.max_len || window_from > n
+        || sinks > window_from || sinks > most
+        || (seq.window != 0 && n - window_from > seq.window)
+        || !adds_up(kv, &seq, counts)) {
+        return TR_ERR_INVALID;
+    }
+    memcpy(kv->reuse->count, counts,
+           (size_t) kv->heads * TR_KV_TIERS_MAX * sizeof(*counts));
+    plan_copy(kv, slot, &seq);
+    if (kv->m.result[0] == TR_KV_STALLED
+        && tr_kv_reuse_room(kv, slot, kv->m.job[0].pages)) {
+        plan_copy(kv, slot, &seq);
+    }
+    if (kv->m.result[0] != TR_KV_GRANTED) {
+        return TR_AGAIN;
+    }
+    tr_kv_host_install_prompts(&kv->config.stream, &kv->m, 1);
+    kv->totals.tokens += n;
+    return TR_OK;
+}
+
+void
+tr_kv_kept_restored(tr_kv_cache_t *kv, int32_t slot, const int32_t *tokens,
+                    uint32_t n)
+{
+    tr_kv_kept_t *k = &kv->reuse->kept[slot];
+
+    memcpy(tokens_of(kv, slot), tokens, n * sizeof(*tokens));
+    k->ends = k->loaded = true;
+    k->n = n;
+}
+
 /* ---- keeping ------------------------------------------------------------ */
 
 /* Is all of the slot compressed, and nothing of it on its way? */
@@ -578,6 +646,10 @@ tr_kv_kept_close(tr_kv_cache_t *kv, int32_t slot)
     k = &kv->reuse->kept[slot];
     assert(!k->kept);
     if (k->ends && keep_slot(kv, slot)) {
+        if (!k->loaded) {
+            tr_kv_store_want(kv, true, (uint32_t) slot);
+        }
+        k->loaded = false;
         return true;
     }
     memset(k, 0, sizeof(*k));

@@ -40,6 +40,7 @@ share(tr_kv_cache_t *kv, tr_kv_share_kind_t kind, int32_t slot, uint32_t entry,
 static void
 give(void *arg, uint32_t node)
 {
+    tr_kv_store_gone(arg, false, node);
     share(arg, TR_KV_RECLAIM, -1, 0, node);
 }
 
@@ -133,14 +134,19 @@ tr_kv_reuse_idle(const tr_kv_cache_t *kv)
         return 0;
     }
     tr_prefix_stats(kv->reuse->tree, &s);
-    return (uint64_t) (s.nodes - s.held) * kv->heads + kv->reuse->idle_pages;
+    return (uint64_t) (s.nodes - s.held) * kv->heads + kv->reuse->idle_pages
+           + tr_kv_store_pages(kv);
 }
 
-/* In turns: something that is compressed, a leaf of the tree. */
+/* What is being loaded; else in turns: something that is compressed, a leaf of
+ * the tree. */
 static bool
 evict_one(tr_kv_reuse_t *r, tr_kv_cache_t *kv, const tr_prefix_key_t *key)
 {
     r->turn = !r->turn;
+    if (tr_kv_store_yield(kv)) {
+        return true;
+    }
     return r->turn ? tr_kv_kept_evict(kv, UINT64_MAX)
                          || tr_prefix_evict(r->tree, key)
                    : tr_prefix_evict(r->tree, key)
@@ -332,6 +338,7 @@ keep_block(tr_kv_cache_t *kv, int32_t slot, const int32_t *tokens, uint32_t n)
     tr_prefix_pin(r->tree, node);
     tr_prefix_unpin(r->tree, q->node, r->now);
     q->node = node;
+    q->fresh = q->fresh || what == TR_PREFIX_NEW;
     /* what is there was computed twice, with the same result */
     share(kv, what == TR_PREFIX_NEW ? TR_KV_CEDE : TR_KV_MERGE, slot, block,
           node);
@@ -359,6 +366,9 @@ tr_kv_keep(tr_kv_cache_t *kv, int32_t slot, const int32_t *tokens, uint32_t n,
     }
     if (end && at < n) {
         keep_block(kv, slot, tokens + at, n - at);
+    }
+    if (end && kv->reuse->slot[slot].fresh && !kv->reuse->slot[slot].loaded) {
+        tr_kv_store_want(kv, false, kv->reuse->slot[slot].node);
     }
 }
 

@@ -496,6 +496,19 @@ tr_prefix_expire(tr_prefix_t *t, uint64_t before)
 
 /* ---- the tree ----------------------------------------------------------- */
 
+const int32_t *
+tr_prefix_tokens(const tr_prefix_t *t, uint32_t node, uint32_t *n)
+{
+    *n = t->node[node].n_tokens;
+    return prefix_tokens(t, node);
+}
+
+const tr_prefix_key_t *
+tr_prefix_key(const tr_prefix_t *t, uint32_t node)
+{
+    return &t->owner[t->node[node].key].key;
+}
+
 uint32_t
 tr_prefix_parent(const tr_prefix_t *t, uint32_t node)
 {

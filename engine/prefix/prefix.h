@@ -109,6 +109,10 @@ bool tr_prefix_evict(tr_prefix_t *t, const tr_prefix_key_t *key);
 /* Leaves that were last used before this time go, and what becomes a leaf. */
 void tr_prefix_expire(tr_prefix_t *t, uint64_t before);
 
+/* A node's own tokens, and whose it is; valid while it is there. */
+const int32_t *tr_prefix_tokens(const tr_prefix_t *t, uint32_t node,
+                                uint32_t *n);
+const tr_prefix_key_t *tr_prefix_key(const tr_prefix_t *t, uint32_t node);
 uint32_t tr_prefix_parent(const tr_prefix_t *t, uint32_t node);
 void tr_prefix_stats(const tr_prefix_t *t, tr_prefix_stats_t *out);
 

@@ -165,6 +165,24 @@ tr_loop_expire(tr_loop_t *l, uint64_t now)
     l->next_expiry_us = p.nodes == 0 ? 0 : now + l->cache_ttl_us / 16 + 1000;
 }
 
+/* What files have, and what became of them. */
+static void
+tr_loop_show_store(tr_loop_t *l)
+{
+    tr_status_counters_t *c = l->counters;
+    tr_store_stats_t s;
+
+    tr_kv_store_stats(l->executor->kv, &s);
+    atomic_store_explicit(&c->store_stored, s.stored, memory_order_relaxed);
+    atomic_store_explicit(&c->store_loaded, s.loaded, memory_order_relaxed);
+    atomic_store_explicit(&c->store_tokens, s.loaded_tokens,
+                          memory_order_relaxed);
+    atomic_store_explicit(&c->store_failed, s.failed, memory_order_relaxed);
+    atomic_store_explicit(&c->store_skipped, s.skipped, memory_order_relaxed);
+    atomic_store_explicit(&c->store_files, s.files, memory_order_relaxed);
+    atomic_store_explicit(&c->store_bytes, s.bytes, memory_order_relaxed);
+}
+
 /* What the scheduler counted in a turn, and what is kept now. */
 static void
 tr_loop_count_prefixes(tr_loop_t *l, const tr_scheduler_counts_t *before)
@@ -181,6 +199,7 @@ tr_loop_count_prefixes(tr_loop_t *l, const tr_scheduler_counts_t *before)
     tr_loop_count(&c->prefix_cuts, now->cuts - before->cuts);
     tr_kv_prefixes(l->executor->kv, &p);
     tr_kv_totals(l->executor->kv, &t);
+    tr_loop_show_store(l);
     atomic_store_explicit(&c->prefix_evicted, p.evicted, memory_order_relaxed);
     atomic_store_explicit(&c->prefix_expired, p.expired, memory_order_relaxed);
     atomic_store_explicit(&c->prefix_blocks, p.nodes, memory_order_relaxed);
@@ -333,6 +352,7 @@ tr_loop_turn(tr_loop_t *l)
     tr_scheduler_counts_t counts = s->counts;
     bool busy = false;
 
+    busy = tr_kv_store_turn(l->executor->kv);
     tr_loop_compose(l, now);
     if (s->hopeless != NULL) {
         tr_loop_fail(l, s->hopeless->request, s->why,
@@ -452,6 +472,7 @@ tr_loop_main(void *arg)
         }
     }
     tr_loop_end_all(l);
+    tr_kv_store_close(l->executor->kv);
     tr_bell_close(&l->emit.bell);
     return NULL;
 }
@@ -507,6 +528,12 @@ tr_loop_check_interval(const tr_loop_t *l)
     return us < TR_LOOP_CHECK_US ? us : TR_LOOP_CHECK_US;
 }
 
+static void
+tr_loop_wake_up(void *arg)
+{
+    tr_loop_wake(arg);
+}
+
 tr_status_t
 tr_loop_start(const tr_config_t *config, tr_executor_t *executor,
               const tr_tokenizer_t *tokenizer, tr_status_counters_t *counters,
@@ -560,6 +587,7 @@ tr_loop_start(const tr_config_t *config, tr_executor_t *executor,
     }
     tr_executor_levels(executor, l->level_of, name, bytes);
     tr_loop_publish_snapshot(l);
+    tr_kv_store_wakes(executor->kv, tr_loop_wake_up, l);
     e = pthread_create(&l->thread, NULL, tr_loop_main, l);
     if (e != 0) {
         tr_loop_free(l);

@@ -17,6 +17,7 @@
 #include <pthread.h>
 
 #include "emit.h"
+#include "engine/kv/kv_store.h"
 #include "engine/config/log.h"
 #include "scheduler.h"
 

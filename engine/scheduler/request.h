@@ -69,6 +69,7 @@ typedef struct tr_sequence {
     bool is_long;     /* it has more tokens than the scheduler's long_from */
     bool exact;       /* a copy must stop where its source stands */
     bool found;       /* what its prompt shares was counted */
+    bool looked;      /* it has asked for files with its prompt */
     uint64_t offered; /* scheduler turn in which siblings could copy it */
     uint64_t charge, copy; /* pages (scheduler.h: prompt_pages, promised) */
     tr_sampler_t sampler;

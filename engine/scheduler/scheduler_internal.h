@@ -142,6 +142,10 @@ uint32_t tr_scheduler_offering(tr_scheduler_t *s);
 bool tr_scheduler_awaits(const tr_scheduler_t *s, const tr_sequence_t *q,
                          uint32_t found, uint32_t n);
 
+/* q found so many tokens: is it to wait until it is known whether a file has
+ * more, and for that? */
+bool tr_scheduler_looks(tr_scheduler_t *s, tr_sequence_t *q, uint32_t found);
+
 /* The whole blocks of q's prompt that are computed by now are kept for others. */
 void tr_scheduler_keep_prompt(tr_scheduler_t *s, const tr_sequence_t *q);
 

@@ -597,7 +597,7 @@ tr_scheduler_admit_one(tr_scheduler_t *s, tr_sequence_t *q,
 
 enum tr_try {
     TR_TRY_RUNS,
-    TR_TRY_LATER, /* what it shares is being computed */
+    TR_TRY_LATER, /* what it shares is being computed, or loaded */
     TR_TRY_NO_ROOM
 };
 
@@ -619,6 +619,10 @@ tr_scheduler_try(tr_scheduler_t *s, tr_sequence_t *q, uint32_t offering)
         && tr_scheduler_awaits(s, q, found.tokens, offering)) {
         tr_kv_drop_found(s->kv, &found);
         return TR_TRY_LATER; /* so is what it begins with */
+    }
+    if (sibling == NULL && tr_scheduler_looks(s, q, found.tokens)) {
+        tr_kv_drop_found(s->kv, &found);
+        return TR_TRY_LATER; /* a file may have more of it */
     }
     admitted = tr_scheduler_admit_one(s, q, sibling, &found);
     if (!admitted && (found.match.part_tokens != 0 || found.kept != 0)) {

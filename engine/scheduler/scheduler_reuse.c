@@ -7,6 +7,8 @@
 #include <assert.h>
 #include <string.h>
 
+#include "engine/kv/kv_store.h"
+
 bool
 tr_scheduler_reuses(const tr_scheduler_t *s, const tr_sequence_t *q)
 {
@@ -95,6 +97,17 @@ tr_scheduler_common(const tr_scheduler_t *s, const tr_sequence_t *q,
     return n - n % s->page_tokens;
 }
 
+/* Tokens of q that may come from others, and one more. */
+static uint32_t
+tr_scheduler_first_len(const tr_scheduler_t *s, const tr_sequence_t *q)
+{
+    if (!tr_kv_copies(s->kv, q->request->kv_policy)) {
+        return q->len;
+    }
+    return q->uncompressed_len != 0 ? q->uncompressed_len
+                                    : tr_sequence_first_len(q);
+}
+
 /* q found so many tokens: is one of the n prompts in scratch, which are being
  * computed, about to have more for it? */
 bool
@@ -118,6 +131,25 @@ tr_scheduler_awaits(const tr_scheduler_t *s, const tr_sequence_t *q,
         }
     }
     return false;
+}
+
+bool
+tr_scheduler_looks(tr_scheduler_t *s, tr_sequence_t *q, uint32_t found)
+{
+    tr_prefix_key_t key;
+    tr_kv_look_t look;
+
+    if (!tr_scheduler_reads(s, q)) {
+        return false;
+    }
+    if (q->looked) {
+        return tr_kv_store_looks(s->kv, q);
+    }
+    key = tr_scheduler_key(s, q);
+    look = tr_kv_store_look(s->kv, q, q->request->kv_policy, &key, q->tokens,
+                            tr_scheduler_first_len(s, q) - 1, found);
+    q->looked = look == TR_KV_LOOK_ASKED;
+    return look != TR_KV_LOOK_NOTHING;
 }
 
 void
@@ -161,13 +193,8 @@ tr_scheduler_find(tr_scheduler_t *s, const tr_sequence_t *q,
     found->match.node = found->match.part = TR_PREFIX_NONE;
     if (q != NULL && tr_scheduler_reads(s, q)) {
         tr_prefix_key_t key = tr_scheduler_key(s, q);
-        uint32_t n = q->len;
-
-        if (tr_kv_copies(s->kv, q->request->kv_policy)) {
-            n = q->uncompressed_len != 0 ? q->uncompressed_len
-                                         : tr_sequence_first_len(q);
-        }
-        tr_kv_find(s->kv, q->request->kv_policy, &key, q->tokens, n - 1, found);
+        tr_kv_find(s->kv, q->request->kv_policy, &key, q->tokens,
+                   tr_scheduler_first_len(s, q) - 1, found);
     }
 }
 

@@ -162,6 +162,11 @@ typedef struct {
      * as SIGSEGV, 0: none. */
     _Atomic uint64_t fresh[TR_STATUS_FRESH];
     _Atomic uint64_t crashed;
+    /* prefixes in files: written, read, tokens of these, that could not be
+     * written or were damaged, that nobody had time or room to write; and there
+     * are now, with so many bytes */
+    _Atomic uint64_t store_stored, store_loaded, store_tokens;
+    _Atomic uint64_t store_failed, store_skipped, store_files, store_bytes;
 } tr_status_counters_t;
 
 #define TR_STATUS_FRESH_TOKENS 16u

@@ -135,6 +135,41 @@ static ngx_http_tokenring_family_t  ngx_http_tokenring_families[] = {
       ngx_http_tokenring_sample_counter,
       ngx_http_tokenring_counter(prefix_blocks) },
 
+    { "tokenring_prefix_files", "gauge",
+      "Files with prefixes, in cache_dir.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(store_files) },
+
+    { "tokenring_prefix_files_bytes", "gauge",
+      "Bytes of these files.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(store_bytes) },
+
+    { "tokenring_prefix_files_written_total", "counter",
+      "Prefixes that were written to files.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(store_stored) },
+
+    { "tokenring_prefix_files_read_total", "counter",
+      "Prefixes that came back from files.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(store_loaded) },
+
+    { "tokenring_prefix_files_tokens_total", "counter",
+      "Tokens of the prefixes that came back.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(store_tokens) },
+
+    { "tokenring_prefix_files_failed_total", "counter",
+      "Files that could not be written, or were damaged.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(store_failed) },
+
+    { "tokenring_prefix_files_skipped_total", "counter",
+      "Prefixes that went before they were written.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(store_skipped) },
+
     { "tokenring_kv_guard_prompts_total", "counter",
       "Prompts that were compared while they were compressed (kv_guard).",
       ngx_http_tokenring_sample_counter,

@@ -1,0 +1,496 @@
+/*
+ * The store's threads, and what the step loop calls (store.h).
+ *
+ * A lane has two buffers of a piece.  Each belongs to one side, by its flag, and
+ * the semaphore says that something changed for the thread; the step loop is
+ * woken the same way.  The lane's state says to whom the rest belongs.
+ */
+#include "store_internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "engine/config/log.h"
+
+static void
+wake(tr_store_t *s)
+{
+    if (s->wake != NULL) {
+        s->wake(s->arg);
+    }
+}
+
+static void
+set_state(tr_store_t *s, store_lane_t *lane, int state)
+{
+    atomic_store_explicit(&lane->state, state, memory_order_release);
+    wake(s);
+}
+
+static int
+state_of(const store_lane_t *lane)
+{
+    return atomic_load_explicit(&lane->state, memory_order_acquire);
+}
+
+static void
+wait_for_work(store_lane_t *lane)
+{
+    while (sem_wait(&lane->work) != 0 && errno == EINTR) {
+    }
+}
+
+bool
+store_wait(tr_store_t *s, store_lane_t *lane, uint32_t i, bool full)
+{
+    while (atomic_load_explicit(&lane->full[i % 2], memory_order_acquire)
+           != full) {
+        if (atomic_load(&lane->stop) || atomic_load(&s->closing)) {
+            return false;
+        }
+        wait_for_work(lane);
+    }
+    return true;
+}
+
+void
+store_hand_over(tr_store_t *s, store_lane_t *lane, uint32_t i, bool full)
+{
+    atomic_store_explicit(&lane->full[i % 2], full, memory_order_release);
+    wake(s);
+}
+
+/* ---- the writer --------------------------------------------------------- */
+
+static void
+put_one(tr_store_t *s, store_lane_t *lane)
+{
+    if (store_write(s, lane) == 0) {
+        atomic_fetch_add(&s->stored, 1);
+        s->complained = false;
+        return;
+    }
+    if (errno == 0) { /* stopped */
+        return;
+    }
+    atomic_fetch_add(&s->failed, 1);
+    if (!s->complained) {
+        tr_log(TR_LEVEL_WARN,
+               "a prefix of %u tokens could not be stored, and further ones"
+               " may not be: %s",
+               lane->item.n_tokens,
+               errno == EFBIG ? "it is larger than cache_disk"
+                              : strerror(errno));
+        s->complained = true;
+    }
+}
+
+static void *
+put_main(void *arg)
+{
+    store_lane_t *lane = arg;
+    tr_store_t *s = lane->store;
+
+    pthread_setname_np(pthread_self(), "tr-store-put");
+    (void) store_directory_room(s, 0);
+    while (!atomic_load(&s->closing)) {
+        if (state_of(lane) == TR_STORE_LOADING) {
+            put_one(s, lane);
+            set_state(s, lane, TR_STORE_IDLE);
+        } else {
+            wait_for_work(lane);
+        }
+    }
+    return NULL;
+}
+
+/* ---- the reader --------------------------------------------------------- */
+
+/* The longest item that shares more than lane->from. */
+static int
+look(tr_store_t *s, store_lane_t *lane)
+{
+    tr_store_item_t *item = &lane->item;
+    uint32_t n = item->n_tokens, block;
+    int32_t *tokens = malloc(4ull * n);
+    int fd = -1;
+
+    if (tokens == NULL) {
+        return -1;
+    }
+    memcpy(tokens, item->tokens, 4ull * n);
+    store_names(s, &item->key, item->policy, tokens, n, lane->hash);
+    for (block = n / TR_STORE_BLOCK;
+         fd < 0 && block * TR_STORE_BLOCK > lane->from; block--) {
+        char name[STORE_NAME];
+
+        store_name(lane->hash + (size_t) block * TR_STORE_ID_BYTES, name);
+        (void) store_read_head(s, lane, name, tokens, block, &fd);
+    }
+    free(tokens);
+    return fd;
+}
+
+static int
+load(tr_store_t *s, store_lane_t *lane, int fd)
+{
+    for (uint32_t i = 0; i < lane->pieces; i++) {
+        if (!store_wait(s, lane, i, false)) {
+            return TR_STORE_IDLE;
+        }
+        if (!store_read_piece(s, lane, fd, i, lane->piece[i % 2])) {
+            return TR_STORE_FAILED;
+        }
+        store_hand_over(s, lane, i, true);
+    }
+    return TR_STORE_DONE;
+}
+
+/* All names of a damaged file, as far as they follow from its tokens. */
+static void
+remove_file(tr_store_t *s, const store_lane_t *lane, int fd)
+{
+    const tr_store_item_t *item = &lane->item;
+    char name[STORE_NAME];
+    struct stat bad, st;
+
+    store_names(s, &item->key, item->policy, item->tokens, item->n_tokens,
+                lane->hash);
+    for (uint32_t i = 1; i <= item->n_tokens / TR_STORE_BLOCK; i++) {
+        store_name(lane->hash + (size_t) i * TR_STORE_ID_BYTES, name);
+        if (fstat(fd, &bad) == 0
+            && fstatat(s->dir, name, &st, AT_SYMLINK_NOFOLLOW) == 0
+            && bad.st_ino == st.st_ino) {
+            (void) unlinkat(s->dir, name, 0);
+        }
+    }
+}
+
+static void
+get_one(tr_store_t *s, store_lane_t *lane)
+{
+    int fd = look(s, lane), state;
+
+    if (fd < 0) {
+        set_state(s, lane, TR_STORE_NONE);
+        return;
+    }
+    set_state(s, lane, TR_STORE_FOUND);
+    while (state_of(lane) == TR_STORE_FOUND && !atomic_load(&lane->stop)
+           && !atomic_load(&s->closing)) {
+        wait_for_work(lane);
+    }
+    state = atomic_load(&lane->stop) ? TR_STORE_IDLE : load(s, lane, fd);
+    if (state == TR_STORE_DONE) {
+        (void) futimens(fd, NULL); /* it was used */
+        atomic_fetch_add(&s->loaded, 1);
+        atomic_fetch_add(&s->loaded_tokens, lane->item.n_tokens);
+        /* the step loop has pieces yet to take: it says when all is over */
+    } else if (state == TR_STORE_FAILED) {
+        atomic_fetch_add(&s->failed, 1);
+        remove_file(s, lane, fd);
+        tr_log(TR_LEVEL_WARN,
+               "a stored prefix of %u tokens was damaged, and is removed: it "
+               "is computed again",
+               lane->item.n_tokens);
+    }
+    close(fd);
+    if (state != TR_STORE_DONE) {
+        set_state(s, lane, state);
+    } else {
+        wake(s);
+    }
+}
+
+static void *
+get_main(void *arg)
+{
+    store_lane_t *lane = arg;
+    tr_store_t *s = lane->store;
+
+    pthread_setname_np(pthread_self(), "tr-store-get");
+    while (!atomic_load(&s->closing)) {
+        if (state_of(lane) == TR_STORE_LOOKING) {
+            get_one(s, lane);
+        } else if (state_of(lane) == TR_STORE_LOADING
+                   && atomic_load(&lane->stop)) {
+            set_state(s, lane, TR_STORE_IDLE); /* with pieces not taken */
+        } else {
+            wait_for_work(lane);
+        }
+    }
+    return NULL;
+}
+
+/* ---- open and close ----------------------------------------------------- */
+
+static bool
+make_lane(tr_store_t *s, store_lane_t *lane)
+{
+    const tr_store_config_t *c = &s->config;
+    size_t piece = (size_t) s->piece_pages * c->page_bytes;
+
+    lane->store = s;
+    sem_init(&lane->work, 0, 0);
+    lane->item.tokens = malloc(4ull * c->max_len);
+    lane->item.counts = calloc(c->counts + 1, 4);
+    lane->piece[0] = malloc(piece);
+    lane->piece[1] = malloc(piece);
+    lane->head = malloc(s->head_size);
+    lane->hash = malloc(((size_t) c->max_len / TR_STORE_BLOCK + 1)
+                        * TR_STORE_ID_BYTES);
+    return lane->item.tokens != NULL && lane->item.counts != NULL
+           && lane->piece[0] != NULL && lane->piece[1] != NULL
+           && lane->head != NULL && lane->hash != NULL;
+}
+
+static void
+free_lane(store_lane_t *lane)
+{
+    if (lane->started) {
+        sem_post(&lane->work);
+        pthread_join(lane->thread, NULL);
+    }
+    if (lane->store != NULL) {
+        sem_destroy(&lane->work);
+    }
+    free(lane->item.tokens);
+    free(lane->item.counts);
+    free(lane->piece[0]);
+    free(lane->piece[1]);
+    free(lane->head);
+    free(lane->hash);
+}
+
+tr_status_t
+tr_store_open(const tr_store_config_t *config, tr_store_t **out,
+              tr_error_t *err)
+{
+    tr_store_t *s = calloc(1, sizeof(*s));
+    tr_status_t rc;
+
+    *out = NULL;
+    if (s == NULL) {
+        return tr_error_set(err, TR_ERR_NOMEM, "cache_dir", "no memory");
+    }
+    s->config = *config;
+    s->dir = -1;
+    s->piece_pages = STORE_PIECE / config->page_bytes;
+    s->piece_pages += s->piece_pages == 0;
+    s->head_size = store_head_bytes(s, config->max_len, config->max_pages);
+    rc = store_directory_open(s, err);
+    s->config.dir = NULL; /* the caller's */
+    if (rc == TR_OK && (!make_lane(s, &s->put) || !make_lane(s, &s->get))) {
+        rc = tr_error_set(err, TR_ERR_NOMEM, "cache_dir", "no memory");
+    }
+    if (rc == TR_OK) {
+        s->put.started = pthread_create(&s->put.thread, NULL, put_main, &s->put)
+                         == 0;
+        s->get.started = pthread_create(&s->get.thread, NULL, get_main, &s->get)
+                         == 0;
+        if (!s->put.started || !s->get.started) {
+            rc = tr_error_set(err, TR_ERR_NOMEM, "cache_dir",
+                              "cannot start the store's threads");
+        }
+    }
+    if (rc != TR_OK) {
+        tr_store_close(s);
+        return rc;
+    }
+    *out = s;
+    return TR_OK;
+}
+
+void
+tr_store_close(tr_store_t *s)
+{
+    if (s == NULL) {
+        return;
+    }
+    atomic_store(&s->closing, true);
+    free_lane(&s->put);
+    free_lane(&s->get);
+    if (s->dir >= 0) {
+        close(s->dir);
+    }
+    free(s);
+}
+
+void
+tr_store_wakes(tr_store_t *s, void (*wake_loop)(void *arg), void *arg)
+{
+    s->wake = wake_loop;
+    s->arg = arg;
+}
+
+uint32_t
+tr_store_piece_pages(const tr_store_t *s)
+{
+    return s->piece_pages;
+}
+
+/* ---- the step loop ------------------------------------------------------ */
+
+static void
+begin(store_lane_t *lane, int state)
+{
+    lane->at = 0;
+    atomic_store(&lane->stop, false);
+    atomic_store(&lane->full[0], false);
+    atomic_store(&lane->full[1], false);
+    atomic_store_explicit(&lane->state, state, memory_order_release);
+    sem_post(&lane->work);
+}
+
+static void
+stop(store_lane_t *lane)
+{
+    atomic_store(&lane->stop, true);
+    sem_post(&lane->work);
+}
+
+bool
+tr_store_put_idle(const tr_store_t *s)
+{
+    return state_of(&s->put) == TR_STORE_IDLE;
+}
+
+tr_store_item_t *
+tr_store_put(tr_store_t *s)
+{
+    return tr_store_put_idle(s) ? &s->put.item : NULL;
+}
+
+void
+tr_store_put_go(tr_store_t *s)
+{
+    s->put.pieces = store_pieces(s, s->put.item.n_pages);
+    begin(&s->put, TR_STORE_LOADING);
+}
+
+uint8_t *
+tr_store_put_room(tr_store_t *s)
+{
+    store_lane_t *lane = &s->put;
+
+    return state_of(lane) == TR_STORE_LOADING && lane->at < lane->pieces
+                   && !atomic_load_explicit(&lane->full[lane->at % 2],
+                                            memory_order_acquire)
+               ? lane->piece[lane->at % 2]
+               : NULL;
+}
+
+void
+tr_store_put_full(tr_store_t *s)
+{
+    atomic_store_explicit(&s->put.full[s->put.at++ % 2], true,
+                          memory_order_release);
+    sem_post(&s->put.work);
+}
+
+void
+tr_store_put_stop(tr_store_t *s)
+{
+    stop(&s->put);
+}
+
+bool
+tr_store_get(tr_store_t *s, const tr_prefix_key_t *key,
+             const uint8_t policy[TR_STORE_ID_BYTES], const int32_t *tokens,
+             uint32_t n, uint32_t from)
+{
+    tr_store_item_t *item = &s->get.item;
+
+    if (state_of(&s->get) != TR_STORE_IDLE) {
+        return false;
+    }
+    item->key = *key;
+    memcpy(item->policy, policy, sizeof(item->policy));
+    item->n_tokens = n < s->config.max_len ? n : s->config.max_len;
+    memcpy(item->tokens, tokens, 4ull * item->n_tokens);
+    s->get.from = from;
+    begin(&s->get, TR_STORE_LOOKING);
+    return true;
+}
+
+tr_store_get_t
+tr_store_get_state(const tr_store_t *s)
+{
+    const store_lane_t *lane = &s->get;
+    int state = state_of(lane);
+
+    /* the last piece was taken */
+    return state == TR_STORE_LOADING && lane->at == lane->pieces
+               ? TR_STORE_DONE
+               : (tr_store_get_t) state;
+}
+
+const tr_store_item_t *
+tr_store_got(const tr_store_t *s)
+{
+    return &s->get.item;
+}
+
+void
+tr_store_get_go(tr_store_t *s)
+{
+    atomic_store_explicit(&s->get.state, TR_STORE_LOADING,
+                          memory_order_release);
+    sem_post(&s->get.work);
+}
+
+const uint8_t *
+tr_store_get_piece(tr_store_t *s)
+{
+    store_lane_t *lane = &s->get;
+
+    return state_of(lane) == TR_STORE_LOADING && lane->at < lane->pieces
+                   && atomic_load_explicit(&lane->full[lane->at % 2],
+                                           memory_order_acquire)
+               ? lane->piece[lane->at % 2]
+               : NULL;
+}
+
+void
+tr_store_get_taken(tr_store_t *s)
+{
+    atomic_store_explicit(&s->get.full[s->get.at++ % 2], false,
+                          memory_order_release);
+    sem_post(&s->get.work);
+}
+
+void
+tr_store_get_over(tr_store_t *s)
+{
+    atomic_store_explicit(&s->get.state, TR_STORE_IDLE, memory_order_release);
+}
+
+void
+tr_store_get_stop(tr_store_t *s)
+{
+    stop(&s->get);
+}
+
+/* ---- figures ------------------------------------------------------------ */
+
+void
+tr_store_stats(const tr_store_t *s, tr_store_stats_t *out)
+{
+    *out = (tr_store_stats_t){ .stored = atomic_load(&s->stored),
+                               .loaded = atomic_load(&s->loaded),
+                               .loaded_tokens = atomic_load(&s->loaded_tokens),
+                               .failed = atomic_load(&s->failed),
+                               .skipped = atomic_load(&s->skipped),
+                               .files = atomic_load(&s->files),
+                               .bytes = atomic_load(&s->bytes) };
+}
+
+void
+tr_store_skip(tr_store_t *s)
+{
+    atomic_fetch_add(&s->skipped, 1);
+}

@@ -1,0 +1,156 @@
+'use strict';
+//
+// Prefixes in files (cache_dir): conversations that go on after a restart, a
+// kill and a crowd that took their room, at 16 bits and compressed; files that
+// were damaged; a directory that cannot be had.
+
+const { test } = require('node:test');
+const assert = require('node:assert/strict');
+const fs = require('node:fs');
+const os = require('node:os');
+const path = require('node:path');
+const { Stack, until } = require('../lib/stack');
+const { request, post } = require('../lib/http');
+const { story } = require('../lib/prompts');
+
+const skip = Boolean(process.env.TR_BACKEND);
+
+const long = (i, n) => Array.from({ length: n }, (_, k) => story(i + 7 * k))
+  .join(' ');
+
+async function ask(to, messages, more = {}) {
+  const r = await post(`${to.url}/v1/chat/completions`, {
+    model: 'pocket', messages, max_tokens: 24, temperature: 0, ...more });
+  assert.equal(r.status, 200, r.text);
+  const body = r.json();
+  return { text: body.choices[0].message.content,
+    prompt: body.usage.prompt_tokens,
+    cached: body.usage.prompt_tokens_details.cached_tokens };
+}
+
+const metric = async (to, name) => Number(
+  (await request(`${to.url}/metrics`)).text.match(
+    new RegExp(`^${name}(?:{[^}]*})? (\\d+)`, 'm'))[1]);
+
+const written = (to, n) => until(async () =>
+  await metric(to, 'tokenring_prefix_files_written_total') >= n);
+
+// NGINX has it again.
+const restart = async (stack, signal = 'SIGKILL', settings = {}) => {
+  await stack.engine.kill(signal);
+  await stack.engine.start(settings);
+  await until(async () =>
+    (await request(`${stack.url}/health`)).status === 200);
+};
+
+const files = (dir) => fs.readdirSync(dir)
+  .filter((name) => name.length === 32).map((name) => path.join(dir, name));
+
+function directory() {
+  const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'tokenring-files-'));
+  process.on('exit', () => fs.rmSync(dir, { recursive: true, force: true }));
+  return path.join(dir, 'cache');
+}
+
+const engine = (dir, more = {}) => ({ kv_memory: '64m', max_model_len: 2000,
+  cache_dir: dir, cache_disk: '200m', ...more });
+
+for (const kv_policy of ['full', 'diffkv', 'uniform']) {
+  test(`${kv_policy}: a conversation goes on after a kill and a restart`,
+    { skip }, async () => {
+      const dir = directory();
+      const stack = await Stack.start({ engine: engine(dir, { kv_policy }) });
+      const plain = await Stack.start({ engine: { kv_memory: '64m',
+        max_model_len: 2000, kv_policy, kv_reuse: 'no' } });
+      try {
+        const messages = [{ role: 'system', content: long(1, 8) }];
+        for (let turn = 0; turn < 4; turn++) {
+          messages.push({ role: 'user', content: story(100 + turn) });
+          const a = await ask(stack, messages);
+          const b = await ask(plain, messages);
+          if (turn !== 0) {
+            assert.ok(a.cached > 0.6 * a.prompt && a.cached < a.prompt,
+              `turn ${turn}: ${a.cached} of ${a.prompt}`);
+          }
+          if (kv_policy === 'full') assert.equal(a.text, b.text);
+          messages.push({ role: 'assistant', content: a.text });
+          await written(stack, 1);
+          await restart(stack, turn % 2 ? 'SIGTERM' : 'SIGKILL');
+        }
+        assert.equal(fs.statSync(dir).mode & 0o777, 0o700);
+        for (const file of files(dir)) {
+          assert.equal(fs.statSync(file).mode & 0o777, 0o600);
+        }
+      } finally {
+        await stack.stop();
+        await plain.stop();
+      }
+    });
+}
+
+test('a file that was damaged is removed, and its prompt computed',
+  { skip }, async () => {
+    const dir = directory();
+    const stack = await Stack.start({ engine: engine(dir) });
+    try {
+      const messages = [{ role: 'user', content: long(3, 8) }];
+      const whole = await ask(stack, messages);
+      await written(stack, 1);
+      for (const damage of [
+        (file) => fs.truncateSync(file, fs.statSync(file).size - 1),
+        (file) => fs.truncateSync(file, 100),
+        (file) => {
+          const bytes = fs.readFileSync(file);
+          bytes[bytes.length - 5000] ^= 1;
+          fs.writeFileSync(file, bytes);
+        },
+        (file) => {
+          const bytes = fs.readFileSync(file);
+          bytes[60] ^= 4;
+          fs.writeFileSync(file, bytes);
+        }]) {
+        await stack.engine.kill();
+        // Names of one file are links.
+        const seen = new Set();
+        for (const file of files(dir)) {
+          const { ino } = fs.statSync(file);
+          if (!seen.has(ino)) damage(file);
+          seen.add(ino);
+        }
+        await restart(stack);
+        const again = await ask(stack, messages);
+        assert.deepEqual(again, { ...whole, cached: 0 });
+        assert.ok(await metric(stack, 'tokenring_prefix_files_failed_total')
+          >= 1);
+        await written(stack, 1);
+        // What was written in its place is good.
+        await restart(stack);
+        const good = await ask(stack, messages);
+        assert.deepEqual(good, { ...whole, cached: whole.prompt - 1 });
+      }
+      // Another model's, or version's: not found.
+      await restart(stack, 'SIGKILL', { kv_rotate: 'k' });
+      assert.equal((await ask(stack, messages)).cached, 0);
+    } finally {
+      await stack.stop();
+    }
+  });
+
+test('a disk that is gone costs nobody an answer', { skip }, async () => {
+  const dir = directory();
+  const stack = await Stack.start({ engine: engine(dir) });
+  try {
+    fs.rmSync(dir, { recursive: true });
+    const messages = [{ role: 'user', content: long(5, 8) }];
+    const one = await ask(stack, messages);
+    await until(async () =>
+      await metric(stack, 'tokenring_prefix_files_failed_total') >= 1);
+    const two = await ask(stack, messages);
+    assert.equal(two.text, one.text);
+    assert.equal(two.cached, two.prompt - 1);
+    assert.match(fs.readFileSync(stack.engine.log, 'utf8'),
+      /warn a prefix of \d+ tokens could not be stored/);
+  } finally {
+    await stack.stop();
+  }
+});
