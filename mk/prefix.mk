@@ -5,7 +5,8 @@ PREFIX_OPS ?= 1000000
 
 .PHONY: test-prefix
 test-prefix: $B/tests/test_prefix $B/tests/test_kv_prefix \
-             $B/tests/test_loop_kept
+             $B/tests/test_kv_device_prefix $B/tests/test_loop_kept
 	@TR_PREFIX_OPS=$(PREFIX_OPS) $B/tests/test_prefix
 	@TR_PREFIX_OPS=$(PREFIX_OPS) $B/tests/test_kv_prefix
+	@TR_PREFIX_OPS=$(PREFIX_OPS) $B/tests/test_kv_device_prefix
 	@TR_PREFIX_OPS=$(PREFIX_OPS) $B/tests/test_loop_kept
