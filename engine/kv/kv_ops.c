@@ -66,6 +66,7 @@ void
 tr_kv_cache_free(tr_kv_cache_t *kv)
 {
     if (kv != NULL) {
+        tr_kv_store_close(kv); /* no step loop has */
         kv->ops->free(kv);
     }
 }

@@ -506,18 +506,12 @@ get_stopping(tr_kv_store_t *s)
 }
 
 static bool
-get(tr_kv_cache_t *kv)
+get_step(tr_kv_cache_t *kv)
 {
     tr_kv_store_t *s = kv->store;
+    tr_store_get_t state = tr_store_get_state(s->files);
 
-    if (s->stopping) {
-        return get_stopping(s);
-    }
-    if (s->owner != NULL && kv->reuse->now > s->since + PATIENCE_US) {
-        give_up(kv);
-        return true;
-    }
-    switch (tr_store_get_state(s->files)) {
+    switch (state) {
     case TR_STORE_FOUND:
         s->since = kv->reuse->now;
         if (take_pages(kv, tr_store_got(s->files))) {
@@ -531,11 +525,29 @@ get(tr_kv_cache_t *kv)
     case TR_STORE_NONE:
     case TR_STORE_DONE:
     case TR_STORE_FAILED:
-        get_over(kv, tr_store_get_state(s->files) == TR_STORE_DONE);
+        get_over(kv, state == TR_STORE_DONE);
         return true;
     default:
         return false;
     }
+}
+
+static bool
+get(tr_kv_cache_t *kv)
+{
+    tr_kv_store_t *s = kv->store;
+
+    if (s->stopping) {
+        return get_stopping(s);
+    }
+    if (get_step(kv)) {
+        return true;
+    }
+    if (s->owner != NULL && kv->reuse->now > s->since + PATIENCE_US) {
+        give_up(kv); /* the disk's turn it was, not the step loop's */
+        return true;
+    }
+    return false;
 }
 
 static uint32_t

@@ -83,8 +83,8 @@ put_one(tr_store_t *s, store_lane_t *lane)
                "a prefix of %u tokens could not be stored, and further ones"
                " may not be: %s",
                lane->item.n_tokens,
-               errno == EFBIG ? "it is larger than cache_disk"
-                              : strerror(errno));
+               errno == STORE_TOO_LARGE ? "it is larger than cache_disk"
+                                        : strerror(errno));
         s->complained = true;
     }
 }
@@ -135,15 +135,23 @@ look(tr_store_t *s, store_lane_t *lane)
     return fd;
 }
 
+/* Who takes the last piece may ask for something else at once: behind it all of
+ * the lane is the step loop's. */
 static int
 load(tr_store_t *s, store_lane_t *lane, int fd)
 {
-    for (uint32_t i = 0; i < lane->pieces; i++) {
+    uint32_t pieces = lane->pieces;
+
+    for (uint32_t i = 0; i < pieces; i++) {
         if (!store_wait(s, lane, i, false)) {
             return TR_STORE_IDLE;
         }
         if (!store_read_piece(s, lane, fd, i, lane->piece[i % 2])) {
             return TR_STORE_FAILED;
+        }
+        if (i + 1 == pieces) {
+            atomic_fetch_add(&s->loaded, 1);
+            atomic_fetch_add(&s->loaded_tokens, lane->item.n_tokens);
         }
         store_hand_over(s, lane, i, true);
     }
@@ -187,8 +195,6 @@ get_one(tr_store_t *s, store_lane_t *lane)
     state = atomic_load(&lane->stop) ? TR_STORE_IDLE : load(s, lane, fd);
     if (state == TR_STORE_DONE) {
         (void) futimens(fd, NULL); /* it was used */
-        atomic_fetch_add(&s->loaded, 1);
-        atomic_fetch_add(&s->loaded_tokens, lane->item.n_tokens);
         /* the step loop has pieces yet to take: it says when all is over */
     } else if (state == TR_STORE_FAILED) {
         atomic_fetch_add(&s->failed, 1);
@@ -214,11 +220,14 @@ get_main(void *arg)
 
     pthread_setname_np(pthread_self(), "tr-store-get");
     while (!atomic_load(&s->closing)) {
+        int loading = TR_STORE_LOADING;
+
         if (state_of(lane) == TR_STORE_LOOKING) {
             get_one(s, lane);
-        } else if (state_of(lane) == TR_STORE_LOADING
-                   && atomic_load(&lane->stop)) {
-            set_state(s, lane, TR_STORE_IDLE); /* with pieces not taken */
+        } else if (atomic_load(&lane->stop)
+                   && atomic_compare_exchange_strong(&lane->state, &loading,
+                                                     TR_STORE_IDLE)) {
+            wake(s); /* stopped with pieces not taken */
         } else {
             wait_for_work(lane);
         }

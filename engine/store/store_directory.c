@@ -57,7 +57,8 @@ make_key(const tr_store_t *s)
 static tr_status_t
 read_key(tr_store_t *s, tr_error_t *err)
 {
-    int fd = openat(s->dir, "key", O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    int fd = openat(s->dir, "key",
+                    O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     uint8_t more;
     bool good;
 
@@ -65,7 +66,8 @@ read_key(tr_store_t *s, tr_error_t *err)
         if (make_key(s) != 0) {
             return cannot(s, "cannot write a key into it", err);
         }
-        fd = openat(s->dir, "key", O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+        fd = openat(s->dir, "key",
+                    O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     }
     if (fd < 0) {
         return cannot(s, "cannot read its file key", err);
@@ -196,6 +198,7 @@ store_directory_room(tr_store_t *s, uint64_t more)
     list_t l = { 0 };
     size_t i = 0, j;
     bool good = more <= s->config.limit && list_files(s, &l);
+    int why = more <= s->config.limit ? errno : STORE_TOO_LARGE;
 
     if (l.n != 0) {
         qsort(l.entry, l.n, sizeof(*l.entry), by_use);
@@ -217,5 +220,6 @@ store_directory_room(tr_store_t *s, uint64_t more)
     atomic_store(&s->files, l.files + (more != 0 && good));
     atomic_store(&s->bytes, l.bytes + (good ? more : 0));
     free(l.entry);
+    errno = why;
     return good;
 }

@@ -102,12 +102,27 @@ make_head(const tr_store_t *s, store_lane_t *lane, size_t bytes)
     memcpy(lane->head, &h, sizeof(h));
 }
 
+/* A file and nothing else, which could block, or be elsewhere; -1: none. */
+static int
+open_file(const tr_store_t *s, const char *name)
+{
+    int fd = openat(s->dir, name,
+                    O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    struct stat st;
+
+    if (fd >= 0 && (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode))) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
 /* The main name of the file that has this name; false: there is none. */
 static bool
 main_name(const tr_store_t *s, const char *name, uint8_t out[TR_STORE_ID_BYTES],
           uint32_t *tokens)
 {
-    int fd = openat(s->dir, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    int fd = open_file(s, name);
     store_header_t h;
     bool read = fd >= 0 && pread(fd, &h, sizeof(h), 0) == sizeof(h);
 
@@ -210,7 +225,6 @@ store_write(tr_store_t *s, store_lane_t *lane)
              (unsigned long long) s->run, s->serial++);
     if (!store_directory_room(
             s, head + (uint64_t) item->n_pages * s->config.page_bytes)) {
-        errno = EFBIG;
         return -1;
     }
     fd = openat(s->dir, temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
@@ -255,44 +269,59 @@ read_all(int fd, uint8_t *out, size_t n, size_t at)
     return true;
 }
 
-/* Could it be a header of this store's, and is the file as long as it says? */
-static bool
+typedef enum { HEAD_GOOD, HEAD_DAMAGED, HEAD_LARGE } head_t;
+
+/* Could it be a header of this store's, and is the file as long as it says?
+ * LARGE: an engine with more room, or longer sequences, may have written it. */
+static head_t
 plausible(const tr_store_t *s, const store_header_t *h, int fd)
 {
     struct stat st;
 
-    return memcmp(h->magic, STORE_MAGIC, sizeof(h->magic)) == 0
-           && h->page_bytes == s->config.page_bytes
-           && h->piece_pages == s->piece_pages
-           && h->n_counts == s->config.counts && h->n_tokens >= TR_STORE_BLOCK
-           && h->n_tokens <= s->config.max_len && h->n_pages != 0
-           && h->n_pages <= s->config.max_pages
-           && h->key_len <= TR_PREFIX_KEY_MAX && fstat(fd, &st) == 0
-           && (uint64_t) st.st_size
-                  == store_head_bytes(s, h->n_tokens, h->n_pages)
-                         + (uint64_t) h->n_pages * h->page_bytes;
+    if (memcmp(h->magic, STORE_MAGIC, sizeof(h->magic)) != 0
+        || h->page_bytes != s->config.page_bytes
+        || h->piece_pages != s->piece_pages || h->n_counts != s->config.counts
+        || h->n_tokens < TR_STORE_BLOCK || h->n_pages == 0
+        || h->key_len > TR_PREFIX_KEY_MAX || fstat(fd, &st) != 0
+        || (uint64_t) st.st_size
+               != store_head_bytes(s, h->n_tokens, h->n_pages)
+                      + (uint64_t) h->n_pages * h->page_bytes) {
+        return HEAD_DAMAGED;
+    }
+    return h->n_tokens <= s->config.max_len && h->n_pages <= s->config.max_pages
+               ? HEAD_GOOD
+               : HEAD_LARGE;
 }
 
 /* The header and what follows in front of pages, into lane->head. */
-static bool
+static head_t
 read_head(const tr_store_t *s, store_lane_t *lane, int fd, store_header_t *h)
 {
     static const uint8_t zero[TR_STORE_ID_BYTES];
     uint8_t tag[TR_STORE_ID_BYTES];
     size_t bytes;
+    head_t looks;
 
-    if (!read_all(fd, (uint8_t *) h, sizeof(*h), 0) || !plausible(s, h, fd)) {
-        return false;
+    if (!read_all(fd, (uint8_t *) h, sizeof(*h), 0)) {
+        return HEAD_DAMAGED;
+    }
+    looks = plausible(s, h, fd);
+    if (looks != HEAD_GOOD) {
+        return looks;
     }
     bytes = store_head_bytes(s, h->n_tokens, h->n_pages);
     if (!read_all(fd, lane->head, bytes, 0)
         || memcmp(lane->head, h, sizeof(*h)) != 0) {
-        return false;
+        return HEAD_DAMAGED;
     }
     memcpy(lane->head + offsetof(store_header_t, tag), zero, sizeof(zero));
     tr_siphash(s->key, lane->head, bytes, tag);
     return memcmp(tag, h->tag, sizeof(tag)) == 0
-           && memcmp(h->identity, s->config.identity, sizeof(h->identity)) == 0;
+                   && memcmp(h->identity, s->config.identity,
+                             sizeof(h->identity))
+                          == 0
+               ? HEAD_GOOD
+               : HEAD_DAMAGED;
 }
 
 /* Whose it is, and its tokens and counts. */
@@ -319,20 +348,21 @@ bool
 store_read_head(tr_store_t *s, store_lane_t *lane, const char *name,
                 const int32_t *tokens, uint32_t block, int *fd)
 {
-    const tr_prefix_key_t key = lane->item.key;
-    uint8_t policy[TR_STORE_ID_BYTES];
+    const tr_store_item_t *item = &lane->item;
     store_header_t h;
+    head_t head;
 
-    *fd = openat(s->dir, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    *fd = open_file(s, name);
     if (*fd < 0) {
         return false;
     }
-    memcpy(policy, lane->item.policy, sizeof(policy));
-    if (!read_head(s, lane, *fd, &h)) {
+    head = read_head(s, lane, *fd, &h);
+    if (head == HEAD_DAMAGED) {
         atomic_fetch_add(&s->failed, 1);
         (void) unlinkat(s->dir, name, 0);
-    } else if (h.key_len == key.len && memcmp(h.key, key.bytes, key.len) == 0
-               && memcmp(h.policy, policy, sizeof(policy)) == 0
+    } else if (head == HEAD_GOOD && h.key_len == item->key.len
+               && memcmp(h.key, item->key.bytes, h.key_len) == 0
+               && memcmp(h.policy, item->policy, sizeof(h.policy)) == 0
                && h.n_tokens / TR_STORE_BLOCK >= block
                && memcmp(lane->head + sizeof(h), tokens,
                          4ull * block * TR_STORE_BLOCK)

@@ -16,6 +16,7 @@
 #define STORE_MAGIC "TRKV001\n"
 #define STORE_ALIGN 4096u
 #define STORE_PIECE (1u << 20)
+#define STORE_TOO_LARGE (-1) /* an errno of our own: larger than the limit */
 #define STORE_NAME (2 * TR_STORE_ID_BYTES + 1)
 
 /* A file's beginning, in the machine's (little-endian) order.  Behind it:
@@ -112,8 +113,8 @@ void store_names(const tr_store_t *s, const tr_prefix_key_t *key,
                  uint8_t *out);
 void store_name(const uint8_t *hash, char out[STORE_NAME]);
 
-/* Writes the lane's item as its pieces come; -1: it could not (errno), or was
- * stopped (0). */
+/* Writes the lane's item as its pieces come; -1: it could not (errno, or
+ * STORE_TOO_LARGE), or was stopped (0). */
 int store_write(tr_store_t *s, store_lane_t *lane);
 /* Reads the beginning of a file: lane->item is filled from it.  *fd is open.
  * False: there is none that shares more than lane->from of the n tokens in
@@ -127,7 +128,8 @@ bool store_read_piece(tr_store_t *s, const store_lane_t *lane, int fd,
 /* ---- store_directory.c */
 
 tr_status_t store_directory_open(tr_store_t *s, tr_error_t *err);
-/* Files go until `more` bytes have room; also what a kill left behind. */
+/* Files go until `more` bytes have room; also what a kill left behind.  False:
+ * errno. */
 bool store_directory_room(tr_store_t *s, uint64_t more);
 
 /* ---- store.c */
