@@ -31,7 +31,8 @@
 #: make test-asan   unit and end-to-end tests with ASan and UBSan; one half
 #:                  with test-asan-unit, test-asan-e2e
 #: make test-tsan   rings and threads with TSan
-#: make test-prefix a million random operations on cached prefixes
+#: make test-prefix a million random operations on cached prefixes, and 200
+#:                  kills of an engine that writes them to files
 #: make test-histories
 #:                  ten minutes of kills, stops and drains under clients whose
 #:                  logs are checked (HISTORY_SECONDS, HISTORY_SEED)

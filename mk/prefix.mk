@@ -1,12 +1,14 @@
-# Random operations on the prefix tree and the pages that it keeps, many of them:
-# make test has a few thousand.  Included by the Makefile.
+# Random operations on the prefix tree and the pages that it keeps, and kills while
+# it is written to files, many of them: make test has a few thousand, and a few.
+# Included by the Makefile.
 
-PREFIX_OPS ?= 1000000
+PREFIX_OPS   ?= 1000000
+PREFIX_KILLS ?= 200
+
+PREFIX_TESTS := test_prefix test_kv_prefix test_kv_device_prefix test_loop_kept
 
 .PHONY: test-prefix
-test-prefix: $B/tests/test_prefix $B/tests/test_kv_prefix \
-             $B/tests/test_kv_device_prefix $B/tests/test_loop_kept
-	@TR_PREFIX_OPS=$(PREFIX_OPS) $B/tests/test_prefix
-	@TR_PREFIX_OPS=$(PREFIX_OPS) $B/tests/test_kv_prefix
-	@TR_PREFIX_OPS=$(PREFIX_OPS) $B/tests/test_kv_device_prefix
-	@TR_PREFIX_OPS=$(PREFIX_OPS) $B/tests/test_loop_kept
+test-prefix: $(PREFIX_TESTS:%=$B/tests/%) $B/tests/test_store_kill
+	@for t in $(PREFIX_TESTS); do \
+	    TR_PREFIX_OPS=$(PREFIX_OPS) $B/tests/$$t || exit 1; done
+	@TR_STORE_KILLS=$(PREFIX_KILLS) $B/tests/test_store_kill

@@ -15,9 +15,9 @@ TSAN_TESTS := ring inbox status channel ring_client
 TSAN_BIN   := $(TSAN_TESTS:%=build-tsan/test_%)
 # These need the whole engine.  On the software device, whose stream is a thread,
 # pinned memory that is read or written too early is a data race.
-TSAN_ENGINE := $(patsubst %,build-tsan/tests/test_%,response_writer loop \
+TSAN_ENGINE := $(patsubst %,build-tsan/tests/test_%,response_writer loop store \
     frontend frontend_drain frontend_hostile redis_publisher kv_device_cache \
-    kv_device_prefix executor_cuda)
+    kv_device_prefix store_hostile kv_prefix executor_cuda)
 
 .PHONY: test-asan test-asan-unit test-asan-e2e test-tsan
 

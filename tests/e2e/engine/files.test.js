@@ -55,27 +55,31 @@ function directory() {
 const engine = (dir, more = {}) => ({ kv_memory: '64m', max_model_len: 2000,
   cache_dir: dir, cache_disk: '200m', ...more });
 
+// The other engine is never stopped: what comes from a file is what it has in
+// memory, to the token, and so are the answers.
 for (const kv_policy of ['full', 'diffkv', 'uniform']) {
   test(`${kv_policy}: a conversation goes on after a kill and a restart`,
     { skip }, async () => {
       const dir = directory();
-      const stack = await Stack.start({ engine: engine(dir, { kv_policy }) });
-      const plain = await Stack.start({ engine: { kv_memory: '64m',
-        max_model_len: 2000, kv_policy, kv_reuse: 'no' } });
+      const [stack, steady] = await Promise.all([
+        Stack.start({ engine: engine(dir, { kv_policy }) }),
+        Stack.start({ engine: { kv_memory: '64m', max_model_len: 2000,
+          kv_policy } })]);
       try {
         const messages = [{ role: 'system', content: long(1, 8) }];
-        for (let turn = 0; turn < 4; turn++) {
+        for (let turn = 0; turn < 3; turn++) {
           messages.push({ role: 'user', content: story(100 + turn) });
           const a = await ask(stack, messages);
-          const b = await ask(plain, messages);
+          assert.deepEqual(a, await ask(steady, messages));
           if (turn !== 0) {
             assert.ok(a.cached > 0.6 * a.prompt && a.cached < a.prompt,
               `turn ${turn}: ${a.cached} of ${a.prompt}`);
+            assert.equal(
+              await metric(stack, 'tokenring_prefix_files_read_total'), 1);
           }
-          if (kv_policy === 'full') assert.equal(a.text, b.text);
           messages.push({ role: 'assistant', content: a.text });
           await written(stack, 1);
-          await restart(stack, turn % 2 ? 'SIGTERM' : 'SIGKILL');
+          if (turn !== 2) await restart(stack, turn ? 'SIGTERM' : 'SIGKILL');
         }
         assert.equal(fs.statSync(dir).mode & 0o777, 0o700);
         for (const file of files(dir)) {
@@ -83,7 +87,7 @@ for (const kv_policy of ['full', 'diffkv', 'uniform']) {
         }
       } finally {
         await stack.stop();
-        await plain.stop();
+        await steady.stop();
       }
     });
 }
@@ -96,17 +100,12 @@ test('a file that was damaged is removed, and its prompt computed',
       const messages = [{ role: 'user', content: long(3, 8) }];
       const whole = await ask(stack, messages);
       await written(stack, 1);
+      // tests/unit/store has every other damage.
       for (const damage of [
         (file) => fs.truncateSync(file, fs.statSync(file).size - 1),
-        (file) => fs.truncateSync(file, 100),
         (file) => {
           const bytes = fs.readFileSync(file);
           bytes[bytes.length - 5000] ^= 1;
-          fs.writeFileSync(file, bytes);
-        },
-        (file) => {
-          const bytes = fs.readFileSync(file);
-          bytes[60] ^= 4;
           fs.writeFileSync(file, bytes);
         }]) {
         await stack.engine.kill();

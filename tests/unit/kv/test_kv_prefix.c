@@ -4,7 +4,9 @@
  * forked or computed twice must be there when it looks, in every head, whatever
  * was evicted for others meanwhile.  Beside them run compressed sequences that
  * take and give pages, go out and come in.  The cache is sound after each
- * operation, and at the end no page is missing.
+ * operation, and at the end no page is missing.  With files what was evicted also
+ * comes back from there, after a restart too, or is given up on the way when its
+ * pages are wanted.
  *
  *   TR_PREFIX_OPS=N   operations (default 20,000)
  *   TR_PREFIX_SEED=N  the seed that a failure printed
@@ -16,8 +18,11 @@
 
 #include <cmocka.h>
 
+#include <dirent.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "engine/kv/kv_cache.h"
 #include "engine/kv/kv_internal.h"
@@ -57,7 +62,22 @@ typedef struct {
     run_t run[SLOTS];
     int32_t text[TEXTS][LONGEST]; /* what prompts begin with */
     uint64_t now, found, cuts, forks;
+    const char *dir; /* of files; NULL: none */
+    tr_store_stats_t files;
 } world_t;
+
+static void
+open_files(world_t *w)
+{
+    const uint8_t identity[TR_STORE_ID_BYTES] = "a model";
+    tr_error_t err;
+
+    if (w->dir != NULL) {
+        assert_int_equal(tr_kv_store_open(w->kv, w->dir, 1 << 20, identity,
+                                          &err),
+                         TR_OK);
+    }
+}
 
 static void
 create(world_t *w, uint32_t blocks, bool reuse)
@@ -66,7 +86,7 @@ create(world_t *w, uint32_t blocks, bool reuse)
     tr_kv_config_t c = { .layers = LAYERS,
                          .kv_heads = KV_HEADS,
                          .head_dim = DIM,
-                         .slots = SLOTS,
+                         .slots = SLOTS + (w->dir != NULL),
                          .max_len = LONGEST + 1,
                          .memory = 1 << 20,
                          .policies = policies,
@@ -92,6 +112,7 @@ create(world_t *w, uint32_t blocks, bool reuse)
     for (uint32_t i = 0; i < SLOTS; i++) {
         w->run[i].slot = -1;
     }
+    open_files(w);
 }
 
 static void
@@ -165,6 +186,32 @@ make_prompt(const world_t *w, run_t *r)
     r->reuse = random_below(8) != 0;
 }
 
+/* Do files have more?  It is waited for, or comes while others go on. */
+static void
+look(world_t *w, const run_t *r)
+{
+    tr_kv_found_t found;
+    tr_kv_look_t what;
+
+    if (w->dir == NULL || random_below(3) == 0) {
+        return;
+    }
+    tr_kv_find(w->kv, NULL, &r->key, r->token, r->goal - 1, &found);
+    what = tr_kv_store_look(w->kv, r, w->full, &r->key, r->token, r->goal - 1,
+                            found.tokens);
+    tr_kv_drop_found(w->kv, &found);
+    if (what != TR_KV_LOOK_ASKED || random_below(3) == 0) {
+        return;
+    }
+    for (uint32_t i = 0; tr_kv_store_looks(w->kv, r); i++) {
+        REQUIRE(i < 1000000);
+        if (!tr_kv_store_turn(w->kv)) {
+            usleep(10);
+        }
+        REQUIRE(tr_kv_sound(w->kv));
+    }
+}
+
 static void
 do_start(world_t *w, run_t *r)
 {
@@ -182,6 +229,7 @@ do_start(world_t *w, run_t *r)
     if (!r->reuse) {
         return;
     }
+    look(w, r);
     left = tr_kv_free_pages(w->kv);
     tr_kv_find(w->kv, NULL, &r->key, r->token, r->goal - 1, &found);
     REQUIRE(found.tokens < r->goal);
@@ -304,6 +352,7 @@ step(world_t *w)
 
     w->now += random_below(3);
     tr_kv_time(w->kv, w->now);
+    tr_kv_store_turn(w->kv);
     if (random_below(30) == 0) {
         tr_kv_expire(w->kv, w->now > 60 ? w->now - random_below(60) : 0);
     } else if (r->slot < 0) {
@@ -325,21 +374,22 @@ operations(void)
     return ops != NULL ? strtoull(ops, NULL, 10) : 20000;
 }
 
-/* In a pool so small that nearly everybody who comes evicts. */
 static void
-play(uint32_t blocks)
+make_texts(world_t *w)
 {
-    world_t *w = calloc(1, sizeof(*w));
-    uint64_t n = operations();
-    tr_prefix_stats_t s;
-
-    assert_non_null(w);
-    create(w, blocks, true);
     for (uint32_t t = 0; t < TEXTS; t++) {
         for (uint32_t i = 0; i < LONGEST; i++) {
             w->text[t][i] = i < 40 ? 1 : (int32_t) random_below(5);
         }
     }
+}
+
+static void
+play_on(world_t *w, uint64_t n)
+{
+    tr_prefix_stats_t s;
+    tr_store_stats_t files;
+
     for (uint64_t i = 0; i < n; i++) {
         step(w);
         REQUIRE(tr_kv_sound(w->kv));
@@ -350,15 +400,73 @@ play(uint32_t blocks)
             do_close(w, &w->run[i]);
         }
     }
+    tr_kv_store_stats(w->kv, &files);
+    w->files.stored += files.stored;
+    w->files.loaded += files.loaded;
+    REQUIRE(files.failed == 0);
+    tr_kv_store_close(w->kv);
     tr_kv_prefixes(w->kv, &s);
     REQUIRE(s.held == 0 && s.evicted != 0);
-    REQUIRE(w->found != 0 && w->cuts != 0 && w->forks != 0);
     REQUIRE(tr_kv_free_pages(w->kv) == tr_kv_pages(w->kv));
     tr_kv_time(w->kv, w->now + 1);
     tr_kv_expire(w->kv, w->now + 1);
     tr_kv_prefixes(w->kv, &s);
     REQUIRE(s.nodes == 0 && tr_kv_sound(w->kv));
+}
+
+/* In a pool so small that nearly everybody who comes evicts. */
+static void
+play(uint32_t blocks)
+{
+    world_t *w = calloc(1, sizeof(*w));
+
+    assert_non_null(w);
+    create(w, blocks, true);
+    make_texts(w);
+    play_on(w, operations());
+    REQUIRE(w->found != 0 && w->cuts != 0 && w->forks != 0);
     destroy(w);
+    free(w);
+}
+
+static void
+remove_files(const char *dir)
+{
+    DIR *d = opendir(dir);
+    struct dirent *e;
+    char path[400];
+
+    while (d != NULL && (e = readdir(d)) != NULL) {
+        snprintf(path, sizeof(path), "%s/%s", dir, e->d_name);
+        (void) unlink(path);
+    }
+    if (d != NULL) {
+        closedir(d);
+    }
+    (void) rmdir(dir);
+}
+
+/* With files, and a restart in the middle. */
+static void
+play_files(uint32_t blocks)
+{
+    world_t *w = calloc(1, sizeof(*w));
+    char dir[] = "/tmp/tokenring-prefix-XXXXXX";
+
+    assert_non_null(w);
+    assert_non_null(mkdtemp(dir));
+    w->dir = dir;
+    make_texts(w);
+    for (uint32_t i = 0; i < 2; i++) {
+        create(w, blocks, true);
+        play_on(w, operations() / 4);
+        destroy(w);
+    }
+    print_message("%llu written, %llu came back\n",
+                  (unsigned long long) w->files.stored,
+                  (unsigned long long) w->files.loaded);
+    REQUIRE(w->files.stored > 20 && w->files.loaded > 20);
+    remove_files(dir);
     free(w);
 }
 
@@ -382,6 +490,18 @@ roomy_operations(void **unused)
     seed = given != NULL ? strtoull(given, NULL, 10) : 8;
     random_state = seed;
     play(24);
+}
+
+static void
+operations_with_files(void **unused)
+{
+    const char *given = getenv("TR_PREFIX_SEED");
+
+    (void) unused;
+    seed = given != NULL ? strtoull(given, NULL, 10) : 9;
+    random_state = seed;
+    play_files(14);
+    play_files(24);
 }
 
 /* ---- by hand ------------------------------------------------------------ */
@@ -465,10 +585,11 @@ counts_once(void **unused)
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(only_where_it_can_be),
-                                        cmocka_unit_test(counts_once),
-                                        cmocka_unit_test(random_operations),
-                                        cmocka_unit_test(roomy_operations) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(only_where_it_can_be), cmocka_unit_test(counts_once),
+        cmocka_unit_test(random_operations), cmocka_unit_test(roomy_operations),
+        cmocka_unit_test(operations_with_files)
+    };
 
     return cmocka_run_group_tests_name("kv_prefix", tests, NULL, NULL);
 }

@@ -3,12 +3,15 @@
  * model leave their caches behind, and cuts of these, and of cuts, at any
  * position, have in every head exactly the tokens in front of it, with the
  * codes, metadata and level that they had, and scores for the queries that are
- * left.  The cache is sound after each, and at the end no page is missing.
+ * left.  The cache is sound after each, and at the end no page is missing.  What
+ * another engine reads from a file is token by token what this one wrote.
  *
  *   TR_PREFIX_OPS=N   operations of each policy (default 80)
  */
 #include "tests/unit/fixtures/policy_fixture.h"
 #include "engine/kv/kv_internal.h"
+
+#include <dirent.h>
 
 static ask_t asks[REQUESTS];
 
@@ -61,7 +64,8 @@ same_token(const place_t *a, const place_t *b)
 {
     const tr_kv_layout_t *l = a->layout;
 
-    if (b->layout != l || a->tier != b->tier) {
+    if (b->layout == NULL || memcmp(b->layout, l, sizeof(*l)) != 0
+        || a->tier != b->tier) {
         return false;
     }
     for (uint32_t d = 0; d < l->head_dim; d++) {
@@ -97,16 +101,17 @@ score_of(const place_t *a)
     return s;
 }
 
-/* `to` has of each head the first c tokens of the b that `from` has. */
+/* `to` has of each head the first c tokens of the b that `from` has, which may be
+ * in another cache. */
 static void
-compare_slots(const tr_kv_cache_t *kv, int32_t from, int32_t to, uint32_t b,
-              uint32_t c)
+compare_slots(const tr_kv_cache_t *kv, int32_t from, const tr_kv_cache_t *in,
+              int32_t to, uint32_t b, uint32_t c)
 {
     static place_t was[600], is[600];
 
     for (uint32_t h = 0; h < kv->heads; h++) {
         assert_int_equal(places(kv, from, h, was), b);
-        assert_int_equal(places(kv, to, h, is), c);
+        assert_int_equal(places(in, to, h, is), c);
         for (uint32_t p = 0; p < c; p++) {
             float s = score_of(&was[p]);
 
@@ -154,7 +159,7 @@ cut_once(tr_kv_cache_t *kv, uint64_t *state, uint32_t *kept, uint32_t *shorter)
     assert_true(slot >= 0);
     k = found.kept - 1;
     assert_int_equal(tr_kv_adopt(kv, slot, &key, &found), TR_OK);
-    compare_slots(kv, (int32_t) k, slot, b, n);
+    compare_slots(kv, (int32_t) k, kv, slot, b, n);
     if (rng_below(state, 2) == 0) {
         /* a prefix of what is kept is not kept beside it */
         tokens[n - 1] = (int32_t) (4000 + rng_below(state, 9));
@@ -167,44 +172,182 @@ cut_once(tr_kv_cache_t *kv, uint64_t *state, uint32_t *kept, uint32_t *shorter)
     }
 }
 
+/* An engine whose requests have ended; with prompts, they left prefixes. */
 static void
-cuts_of(const char *spec)
+run_engine(fixture_loop_t *l, const char *spec, uint32_t prompts)
 {
     tr_config_t c = settings(spec, 24 << 20, 0);
-    uint64_t state = seed + 9;
-    uint32_t kept = 0, shorter = 0, i;
-    fixture_loop_t l;
+    uint32_t i;
 
     strcpy(c.kv_reuse, "yes");
-    start_with(&l, &c, false);
+    start_with(l, &c, false);
     memset(asks, 0, sizeof(asks));
-    for (i = 0; i < 4; i++) {
+    for (i = 0; i < prompts; i++) {
         asks[i].prompt_len = asks[i].same = 300 + 40 * i;
         asks[i].text = i;
         asks[i].n = 1;
         asks[i].reuse = true;
         asks[i].params = plain(i, 80);
-        submit(&l, &asks[i], i);
+        submit(l, &asks[i], i);
     }
-    while (l.open != 0) {
-        turn(&l, asks, true);
+    while (l->open != 0) {
+        turn(l, asks, true);
     }
-    assert_null(tr_loop_stop(l.loop));
+    assert_null(tr_loop_stop(l->loop));
+}
+
+/* Nothing is missing. */
+static void
+end_engine(fixture_loop_t *l)
+{
+    tr_kv_cache_t *kv = l->executor->kv;
+
+    tr_kv_store_close(kv);
+    assert_int_equal(tr_kv_free_pages(kv), tr_kv_pages(kv));
+    tr_kv_expire(kv, UINT64_MAX - 1);
+    assert_int_equal(kv->reuse->n_kept, 0);
+    assert_int_equal(kv->reuse->kept_tokens, 0);
+    assert_true(tr_kv_sound(kv));
+    l->executor->free(l->executor);
+    writer_unmake(&l->writer, &l->peer);
+    close(l->fd);
+}
+
+/* ---- files -------------------------------------------------------------- */
+
+static const tr_prefix_key_t nobodys;
+
+/* One more prefix is kept, a cut of another, and written. */
+static uint32_t
+write_one(tr_kv_cache_t *kv, uint64_t *state, int32_t *tokens)
+{
+    tr_store_stats_t before, after;
+    tr_kv_found_t found;
+    uint32_t n;
+    int32_t slot;
+
+    tr_kv_time(kv, kv->reuse->now + 1);
+    do { /* a short one may take more pages than at 16 bits */
+        uint32_t text = rng_below(state, 4);
+
+        n = 65 + rng_below(state, 235);
+        for (uint32_t k = 0; k < n; k++) {
+            tokens[k] = (int32_t) (300 + (k * 37 + text * 101) % 3000);
+        }
+        tr_kv_find(kv, NULL, &nobodys, tokens, n, &found);
+    } while (found.tokens == 0);
+    assert_int_equal(found.tokens, n);
+    slot = tr_kv_open(kv, NULL);
+    assert_true(slot >= 0);
+    assert_int_equal(tr_kv_adopt(kv, slot, &nobodys, &found), TR_OK);
+    tokens[n - 1] = (int32_t) (4000 + rng_below(state, 9000));
+    tr_kv_store_stats(kv, &before);
+    tr_kv_keep(kv, slot, tokens, n, true);
+    tr_kv_close(kv, slot);
+    do {
+        if (!tr_kv_store_turn(kv)) {
+            usleep(20);
+        }
+        tr_kv_store_stats(kv, &after);
+    } while (after.stored == before.stored && after.failed == 0);
+    assert_int_equal(after.failed + after.skipped, 0);
+    return n;
+}
+
+/* The other engine reads it, or is told to give it up. */
+static bool
+read_one(tr_kv_cache_t *kv, const int32_t *tokens, uint32_t n, bool give_up)
+{
+    bool gave = false;
+    uint32_t spent = 0;
+
+    while (tr_kv_kept_evict(kv, UINT64_MAX)) {
+    }
+    tr_kv_time(kv, kv->reuse->now + 1);
+    /* what was given up before may not be over yet */
+    while (tr_kv_store_look(kv, tokens, NULL, &nobodys, tokens, n, 0)
+           != TR_KV_LOOK_ASKED) {
+        assert_true(spent++ < 100000);
+        tr_kv_store_turn(kv);
+        usleep(20);
+    }
+    while (tr_kv_store_looks(kv, tokens)) {
+        if (!tr_kv_store_turn(kv)) {
+            usleep(20);
+        }
+        gave = give_up && tr_kv_store_yield(kv);
+        assert_int_equal(tr_kv_free_pages(kv), tr_kv_pages(kv));
+        assert_true(tr_kv_sound(kv));
+    }
+    return !gave;
+}
+
+/* Another engine, with the same directory. */
+static void
+files_of(const char *spec, tr_kv_cache_t *a)
+{
+    const uint8_t identity[TR_STORE_ID_BYTES] = "pocket";
+    char dir[] = "/tmp/tokenring-kept-XXXXXX", path[400];
+    uint64_t state = seed + 10;
+    uint32_t i, came = 0, n;
+    fixture_loop_t l;
+    tr_kv_cache_t *b;
+    tr_kv_found_t was, is;
+    int32_t tokens[600];
+    struct dirent *e;
+    tr_error_t err;
+    DIR *d;
+
+    assert_non_null(mkdtemp(dir));
+    run_engine(&l, spec, 0);
+    b = l.executor->kv;
+    assert_int_equal(tr_kv_store_open(a, dir, 1 << 30, identity, &err), TR_OK);
+    assert_int_equal(tr_kv_store_open(b, dir, 1 << 30, identity, &err), TR_OK);
+    for (i = 0; i < operations() / 6; i++) {
+        n = write_one(a, &state, tokens);
+        if (!read_one(b, tokens, n, i % 5 == 4)) {
+            continue;
+        }
+        tr_kv_find(a, NULL, &nobodys, tokens, n, &was);
+        tr_kv_find(b, NULL, &nobodys, tokens, n, &is);
+        assert_int_equal(was.tokens, n);
+        assert_int_equal(is.tokens, n);
+        compare_slots(a, (int32_t) was.kept - 1, b, (int32_t) is.kept - 1, n,
+                      n);
+        tr_kv_drop_found(a, &was);
+        tr_kv_drop_found(b, &is);
+        came++;
+    }
+    print_message("%s: %u came from files\n", spec, came);
+    assert_true(came > operations() / 12);
+    tr_kv_store_close(a);
+    end_engine(&l);
+    for (d = opendir(dir); (e = readdir(d)) != NULL;) {
+        snprintf(path, sizeof(path), "%s/%s", dir, e->d_name);
+        (void) unlink(path);
+    }
+    closedir(d);
+    assert_int_equal(rmdir(dir), 0);
+}
+
+/* ---- all of a policy ---------------------------------------------------- */
+
+static void
+cuts_of(const char *spec)
+{
+    uint64_t state = seed + 9;
+    uint32_t kept = 0, shorter = 0, i;
+    fixture_loop_t l;
+
+    run_engine(&l, spec, 4);
+    files_of(spec, l.executor->kv);
     for (i = 0; i < operations(); i++) {
         cut_once(l.executor->kv, &state, &kept, &shorter);
         assert_true(tr_kv_sound(l.executor->kv));
     }
     print_message("%s: kept %u, cut %u\n", spec, kept, shorter);
     assert_true(kept > 10 && shorter > 10);
-    assert_int_equal(tr_kv_free_pages(l.executor->kv),
-                     tr_kv_pages(l.executor->kv));
-    tr_kv_expire(l.executor->kv, UINT64_MAX - 1);
-    assert_int_equal(l.executor->kv->reuse->n_kept, 0);
-    assert_int_equal(l.executor->kv->reuse->kept_tokens, 0);
-    assert_true(tr_kv_sound(l.executor->kv));
-    l.executor->free(l.executor);
-    writer_unmake(&l.writer, &l.peer);
-    close(l.fd);
+    end_engine(&l);
 }
 
 static void
