@@ -447,7 +447,8 @@ ngx_http_tokenring_move_block(ngx_http_tokenring_ctx_t *ctx)
 
         b->last = ngx_cpymem(b->last, &one, sizeof(tr_wire_replay_choice_t));
 
-        if (choice->reason == 0) {
+        /* a choice that was told nothing has no memory */
+        if (choice->reason == 0 && choice->ids.pos != NULL) {
             b->last = ngx_cpymem(b->last, choice->ids.pos,
                                  ngx_http_tokenring_text_len(&choice->ids));
         }
