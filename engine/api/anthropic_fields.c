@@ -27,6 +27,7 @@ static const tr_field_t fields[] = {
     SUPPORTED("thinking"),
     SUPPORTED("output_config"),
     SUPPORTED("output_format"),
+    SUPPORTED("service_tier"),
 
     REFUSED("container", "there are no containers", NULL),
     REFUSED("mcp_servers", "this server calls no others", NULL),
@@ -54,7 +55,6 @@ static const tr_field_t fields[] = {
 
     IGNORED("cache_control"),
     IGNORED("metadata"),
-    IGNORED("service_tier"),
     IGNORED("inference_geo"),
     IGNORED("speed"),
     IGNORED("diagnostics"),

@@ -2,9 +2,10 @@
  * What the files that read an OpenAI body share: openai.c is the order of things
  * and the checks of lengths, openai_params.c the parameters, openai_chat.c and
  * openai_completions.c the prompts, openai_tools.c and openai_reasoning.c what
- * else a chat has, openai_grammar.c what constrains an answer, openai_result.c
- * what generates nothing, endpoint.c the table of endpoints; anthropic.c
- * and responses.c turn bodies of other APIs into those of a chat (translate.h).
+ * else a chat has, openai_grammar.c what constrains an answer, openai_tier.c how
+ * soon it is served, openai_result.c what generates nothing, endpoint.c the table
+ * of endpoints; anthropic.c and responses.c turn bodies of other APIs into those
+ * of a chat (translate.h).
  */
 #ifndef TR_OPENAI_INTERNAL_H
 #define TR_OPENAI_INTERNAL_H
@@ -44,6 +45,11 @@ struct tr_openai_call {
 };
 
 tr_status_t tr_openai_no_memory(tr_openai_call_t *c);
+
+/* service_tier, into r->tier; and what a tier is called there. */
+tr_status_t tr_openai_read_tier(const json_t *root, tr_request_t *r,
+                                tr_error_t *err);
+const char *tr_openai_tier_name(const tr_request_t *r);
 
 /* How many choices r may have. */
 static inline uint32_t

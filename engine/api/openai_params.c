@@ -621,6 +621,9 @@ tr_openai_params(const tr_openai_t *api, const tr_endpoint_t *endpoint,
         rc = read_n(api, root, r, err);
     }
     if (rc == TR_OK) {
+        rc = tr_openai_read_tier(root, r, err);
+    }
+    if (rc == TR_OK) {
         rc = read_flags(root, r, err);
     }
     if (rc == TR_OK) {

@@ -530,12 +530,15 @@ repeat(const tr_translation_t *t)
     const tr_generation_t *g = t->c->api->generation;
     json_t *members, *value;
     const char *name;
-    tr_status_t rc;
+    tr_status_t rc = tr_openai_read_tier(root, t->c->r, t->c->err);
     char *text;
 
+    if (rc != TR_OK) {
+        return rc;
+    }
     members = json_pack(
         "{s:o, s:o, s:o, s:o, s:o, s:o, s:b, s:o, s:o, s:o, s:o, s:o, s:s, "
-        "s:b, s:o, s:n}",
+        "s:b, s:o, s:o}",
         "instructions", or_else(root, "instructions", json_null()),
         "max_output_tokens", or_else(root, "max_output_tokens", json_null()),
         "metadata", or_else(root, "metadata", json_object()),
@@ -556,7 +559,9 @@ repeat(const tr_translation_t *t)
         or_else(root, "top_p",
                 json_real(g != NULL && g->top_p >= 0 ? g->top_p : 1)),
         "truncation", "disabled", "background", 0, "user",
-        or_else(root, "user", json_null()), "service_tier");
+        or_else(root, "user", json_null()), "service_tier",
+        t->c->r->names_tier ? json_string(tr_openai_tier_name(t->c->r))
+                            : json_null());
     json_object_foreach (members, name, value) {
         size_t len = json_dumpb(value, NULL, 0, JSON_COMPACT | JSON_ENCODE_ANY);
 

@@ -28,6 +28,7 @@ static const tr_field_t fields[] = {
     SUPPORTED("reasoning"),
     SUPPORTED("include"),
     SUPPORTED("stream_options"),
+    SUPPORTED("service_tier"),
 
     SUPPORTED("store"),
     SUPPORTED("previous_response_id"),
@@ -56,7 +57,6 @@ static const tr_field_t fields[] = {
     IGNORED("metadata"),
     IGNORED("user"),
     IGNORED("safety_identifier"),
-    IGNORED("service_tier"),
     IGNORED("prompt_cache_key"),
     IGNORED("prompt_cache_retention"),
     IGNORED("max_tool_calls"),

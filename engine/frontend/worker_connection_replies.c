@@ -153,6 +153,7 @@ put_accepted(tr_connection_t *c, tr_request_t *r)
         .model_len = (uint32_t) strlen(model),
         .created = r->created,
         .policy_len = (uint32_t) strlen(policy),
+        .tier = r->names_tier ? r->tier : 0,
         .seed = r->seed,
         .exact_id = c->env->status->card.exact_id,
         .max_total = r->max_total,

@@ -391,6 +391,8 @@ make_request(tr_connection_t *c, uint64_t id, const tr_wire_submit_t *head)
     r->share = head->share < TR_SUBMIT_SHARE_MAX ? head->share
                                                  : TR_SUBMIT_SHARE_MAX;
     r->most_choices = head->choices;
+    r->plan_tier = head->tier;
+    r->tier = head->tier;
     r->name = tr_completion_name(head->completion);
     r->charges = head->charges;
     memcpy(r->kv_key.bytes, head->cache_key, sizeof(head->cache_key));

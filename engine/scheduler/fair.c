@@ -82,15 +82,39 @@ tr_fair_lift(tr_client_t *k, uint64_t least)
     k->idle = false;
 }
 
-tr_client_t *
-tr_fair_join(tr_fair_t *f, uint64_t key, uint32_t share, uint32_t n)
+/* What the share of a tenant is in a tier. */
+static uint32_t
+tr_fair_share(uint32_t share, uint8_t tier)
 {
-    /* keys are hashes, but not all of them good ones */
-    uint64_t h = key * 0x9e3779b97f4a7c15ull;
-    tr_client_t *k = tr_fair_find(
-        &f->clients[(h >> 32) % TR_FAIR_SETS * TR_FAIR_WAYS], key);
+    share = (share != 0 ? share : 1) * TR_FAIR_SHARE;
+    if (tier == TR_TIER_PRIORITY) {
+        return share * TR_FAIR_TIER;
+    }
+    return tier == TR_TIER_FLEX ? share / TR_FAIR_TIER : share;
+}
 
-    share = share != 0 ? share : 1;
+/* What a tenant is called there. */
+static uint64_t
+tr_fair_key(uint64_t key, uint8_t tier)
+{
+    if (tier == TR_TIER_PRIORITY) {
+        return ~key;
+    }
+    return tier == TR_TIER_FLEX ? key << 1 | key >> 63 : key;
+}
+
+tr_client_t *
+tr_fair_join(tr_fair_t *f, uint64_t key, uint32_t share, uint8_t tier,
+             uint32_t n)
+{
+    uint64_t h;
+    tr_client_t *k;
+
+    share = tr_fair_share(share, tier);
+    key = tr_fair_key(key, tier);
+    /* keys are hashes, but not all of them good ones */
+    h = key * 0x9e3779b97f4a7c15ull;
+    k = tr_fair_find(&f->clients[(h >> 32) % TR_FAIR_SETS * TR_FAIR_WAYS], key);
     if (k->inside == 0 || k->idle) {
         tr_fair_lift(k, tr_fair_least(f));
     }
@@ -163,7 +187,7 @@ tr_fair_turn(tr_fair_t *f, uint64_t turn)
 void
 tr_fair_charge(tr_client_t *k, uint64_t tokens)
 {
-    k->served += tokens * TR_FAIR_SCALE / k->share;
+    k->served += tokens * TR_FAIR_SCALE * TR_FAIR_SHARE / k->share;
 }
 
 void
@@ -202,7 +226,7 @@ tr_fair_computed(tr_sequence_t *q, uint32_t tokens)
 static uint64_t
 tr_fair_promised(const tr_client_t *k)
 {
-    return k->served + k->coming * TR_FAIR_SCALE / k->share;
+    return k->served + k->coming * TR_FAIR_SCALE * TR_FAIR_SHARE / k->share;
 }
 
 /* Who left a moment ago, and has not come back. */
@@ -229,7 +253,7 @@ tr_fair_several(const tr_fair_t *f, uint64_t now)
 uint32_t
 tr_fair_part(const tr_fair_t *f, const tr_client_t *k, uint32_t n, uint64_t now)
 {
-    uint64_t shares = f->shares + tr_fair_expects(f, now);
+    uint64_t shares = f->shares + (tr_fair_expects(f, now) ? TR_FAIR_SHARE : 0);
     uint64_t part = ((uint64_t) n * k->share + shares - 1) / shares;
 
     return part != 0 ? (uint32_t) part : 1;

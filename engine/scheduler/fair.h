@@ -29,6 +29,11 @@
 /* `served` counts in parts of a token, so small that a share divides them. */
 #define TR_FAIR_SCALE 1000000u
 
+/* What a share of 1 counts, and how much more or less one of a tier: it is served
+ * as if it were a client of its own, with so much of its tenant's share. */
+#define TR_FAIR_SHARE 4u
+#define TR_FAIR_TIER 4u
+
 /* What a token of an answer costs, in tokens of a prompt. */
 #define TR_FAIR_OUTPUT 2u
 
@@ -38,7 +43,8 @@
 typedef struct tr_client {
     uint64_t key;
     bool known;      /* the place is taken */
-    uint32_t share;  /* 1 and more: of two, who gets how much */
+    uint32_t share;  /* 1 and more: of two, who gets how much; TR_FAIR_SHARE
+                      * is one's due */
     uint64_t served; /* millionths of tokens, over its share */
     uint64_t coming; /* tokens of prompts that run and are not computed */
     uint32_t inside; /* sequences that wait or run */
@@ -76,10 +82,10 @@ typedef struct {
 tr_status_t tr_fair_init(tr_fair_t *f); /* TR_ERR_NOMEM */
 void tr_fair_free(tr_fair_t *f);
 
-/* Who is called key, from now on with so many sequences more inside; share: 0
- * counts as 1.  n is not 0. */
+/* Who is called key, in this tier (enum tr_tier, 0: the default), from now on
+ * with so many sequences more inside; share: 0 counts as 1.  n is not 0. */
 tr_client_t *tr_fair_join(tr_fair_t *f, uint64_t key, uint32_t share,
-                          uint32_t n);
+                          uint8_t tier, uint32_t n);
 /* One of its sequences is over. */
 void tr_fair_leave(tr_fair_t *f, tr_client_t *k, uint64_t now);
 

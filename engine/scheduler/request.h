@@ -139,11 +139,14 @@ struct tr_request {
     char request_id[TR_REQUEST_ID_MAX + 1];
     uint16_t endpoint; /* enum tr_endpoint */
     uint16_t submit_flags;
-    uint64_t tenant;              /* of the SUBMIT: whose it is, 0: nobody's */
-    uint32_t share;               /* of its tenant, 0: 1 */
-    uint32_t most_choices;        /* of its tenant's plan, 0: any number */
-    uint64_t name;                /* on the status page while it starts */
-    uint32_t charges;             /* engines that crashed when it started */
+    uint64_t tenant;         /* of the SUBMIT: whose it is, 0: nobody's */
+    uint32_t share;          /* of its tenant, 0: 1 */
+    uint8_t plan_tier, tier; /* enum tr_tier: of its tenant's plan; in which
+                                   * it is served.  0: the default */
+    bool names_tier;         /* the client asked for one, and is told */
+    uint32_t most_choices;   /* of its tenant's plan, 0: any number */
+    uint64_t name;           /* on the status page while it starts */
+    uint32_t charges;        /* engines that crashed when it started */
     tr_response_writer_t *writer; /* borrowed: outlives the request */
     void *owner;                  /* the frontend thread's own */
     tr_arena_t arena;

@@ -141,7 +141,8 @@ tr_scheduler_add(tr_scheduler_t *s, tr_request_t *r)
     if (n == 0) {
         return;
     }
-    r->client = tr_fair_join(&s->clients, s->fair ? r->tenant : 0, r->share, n);
+    r->client = tr_fair_join(&s->clients, s->fair ? r->tenant : 0, r->share,
+                             s->fair ? r->tier : 0, n);
     for (i = 0; i < r->n_sequences; i++) {
         r->sequences[i].order = s->next_order++;
         if (r->sequences[i].state != TR_SEQ_DONE) {

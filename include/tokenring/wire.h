@@ -90,6 +90,10 @@ enum tr_record_type {
 #define TR_COMPLETION_LEN 32u
 #define TR_OWNER_LEN 40u
 
+/* How soon a request is served beside others: as its tenant's plan has it, or as
+ * it asks (service_tier), whichever is less. */
+enum tr_tier { TR_TIER_FLEX = 1, TR_TIER_DEFAULT = 2, TR_TIER_PRIORITY = 3 };
+
 /* SUBMIT.  First part: this head, then bytes; later parts: bytes only.  The
  * bytes are replay_len of a replay block, model_len of a model's name, and the
  * body, and parts may end anywhere among them.  The last part has no
@@ -116,7 +120,9 @@ typedef struct {
     uint16_t share;      /* of the tenant beside others, up to
                           * TR_SUBMIT_SHARE_MAX; 0: 1 */
     uint16_t choices;    /* prompts * n, at most; 0: the engine's limit alone */
-    uint32_t charges;    /* engines that ended themselves while it started */
+    uint16_t charges;    /* engines that ended themselves while it started */
+    uint8_t tier;     /* enum tr_tier: of its tenant's plan, 0: the default */
+    uint8_t reserved; /* 0 */
     /* hash of who may read and go on with its response, where that is kept;
      * 0: nobody in particular */
     uint8_t holder[TR_HOLDER];
@@ -163,10 +169,10 @@ typedef struct {
     uint16_t flags;    /* TR_ACCEPTED_* */
     uint32_t choices;  /* >= 1: prompts * n */
     uint32_t prompt_tokens;
-    uint32_t model_len;  /* followed by the model name, UTF-8 */
-    int64_t created;     /* Unix time, s */
-    uint32_t policy_len; /* then the KV policy's name, UTF-8 */
-    uint32_t reserved;
+    uint32_t model_len;            /* followed by the model name, UTF-8 */
+    int64_t created;               /* Unix time, s */
+    uint32_t policy_len;           /* then the KV policy's name, UTF-8 */
+    uint32_t tier;                 /* enum tr_tier; 0: the request named none */
     uint64_t seed;                 /* of its sampling, the engine's own too */
     uint8_t model_id[TR_MODEL_ID]; /* as on the status page's card */
     uint64_t exact_id;

@@ -71,6 +71,8 @@ ngx_http_tokenring_object(ngx_http_tokenring_ctx_t *ctx,
 {
     const ngx_http_tokenring_endpoint_t  *endpoint;
 
+    static const char  *tiers[] = { "", "flex", "default", "priority" };
+
     endpoint = ngx_http_tokenring_endpoint(ctx->endpoint);
 
     if (ngx_http_tokenring_printf(t, 256,
@@ -82,12 +84,21 @@ ngx_http_tokenring_object(ngx_http_tokenring_ctx_t *ctx,
                                   ctx->created)
         != NGX_OK
         || ngx_http_tokenring_json(t, ctx->model.data, ctx->model.len)
+           != NGX_OK
+        || ngx_http_tokenring_put(t, "\",") != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    if (ctx->tier
+        && ngx_http_tokenring_printf(t, 64, "\"service_tier\":\"%s\",",
+                                     tiers[ctx->tier])
            != NGX_OK)
     {
         return NGX_ERROR;
     }
 
-    return ngx_http_tokenring_put(t, "\",\"choices\":[");
+    return ngx_http_tokenring_put(t, "\"choices\":[");
 }
 
 

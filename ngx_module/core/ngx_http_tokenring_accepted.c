@@ -122,6 +122,7 @@ ngx_http_tokenring_accepted_head(ngx_http_tokenring_ctx_t *ctx,
                                : (head->flags & TR_ACCEPTED_STREAM)) ? 1 : 0;
     ctx->include_usage = (head->flags & TR_ACCEPTED_INCLUDE_USAGE) ? 1 : 0;
     ctx->with_logprobs = (head->flags & TR_ACCEPTED_LOGPROBS) ? 1 : 0;
+    ctx->tier = (head->tier <= TR_TIER_PRIORITY) ? head->tier : 0;
     ctx->usage_stats = (head->flags & TR_ACCEPTED_USAGE_STATS) ? 1 : 0;
 
     ngx_log_debug5(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,

@@ -227,6 +227,8 @@ struct ngx_http_tokenring_ctx_s {
     unsigned                        usage_stats:1;  /* in each chunk */
     unsigned                        items:1;        /* choices have them */
     unsigned                        ordered:1;      /* as its endpoint */
+    unsigned                        tier:2;         /* enum tr_tier, if the
+                                                       client asked for one */
 
     /* the client and its socket, which change in any state */
     unsigned                        gone:1;      /* it left before the end */

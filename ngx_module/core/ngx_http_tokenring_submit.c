@@ -252,7 +252,7 @@ ngx_http_tokenring_body_head(ngx_http_tokenring_ctx_t *ctx,
     head->body_len = ngx_http_tokenring_body_len(ctx);
     head->model_len = (uint32_t) ctx->asked.len;
     head->received_us = ctx->start_us;
-    head->charges = (uint32_t) ctx->charges;
+    head->charges = (uint16_t) ctx->charges;
 
     if (ctx->moving) {
         head->replay_len = (uint32_t) ngx_buf_size(ctx->replay);
@@ -280,6 +280,7 @@ ngx_http_tokenring_body_head(ngx_http_tokenring_ctx_t *ctx,
     if (ctx->use) {
         head->share = (uint16_t) ctx->use->plan->share;
         head->choices = (uint16_t) ctx->use->plan->choices;
+        head->tier = (uint8_t) ctx->use->plan->tier;
     }
 
     ngx_http_tokenring_cache_key(ctx->request, head->cache_key);

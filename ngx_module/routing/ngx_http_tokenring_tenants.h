@@ -51,6 +51,7 @@ typedef struct {
     ngx_msec_t                      wait;    /* for how long, 0: the location's
                                                 tokenring_queue_timeout */
     ngx_uint_t                      choices; /* of a request, 0: any number */
+    ngx_uint_t                      tier;    /* enum tr_tier, 0: the default */
     unsigned                        defined:1;
     u_char                         *file;    /* where it was first named */
     ngx_uint_t                      line;

@@ -21,6 +21,8 @@ static char *ngx_http_tokenring_plan_number(ngx_conf_t *cf,
     ngx_http_tokenring_plan_t *plan, ngx_uint_t i, ngx_str_t *text);
 static char *ngx_http_tokenring_plan_wait(ngx_conf_t *cf,
     ngx_http_tokenring_plan_t *plan, ngx_str_t *text);
+static char *ngx_http_tokenring_plan_tier(ngx_conf_t *cf,
+    ngx_http_tokenring_plan_t *plan, ngx_str_t *text);
 static ngx_int_t ngx_http_tokenring_plan_limit(ngx_http_tokenring_plan_t *plan,
     ngx_str_t *text);
 
@@ -98,7 +100,8 @@ ngx_http_tokenring_find_plan(ngx_conf_t *cf, ngx_str_t *name)
 
 
 /* tokenring_plan NAME [requests=N/TIME] [in=N/TIME] [out=N/TIME]
- * [tokens=N/TIME] ... [share=N] [seats=N [queue=N [wait=TIME]]] [choices=N]; */
+ * [tokens=N/TIME] ... [share=N] [seats=N [queue=N [wait=TIME]]] [choices=N]
+ * [tier=flex|default|priority]; */
 
 char *
 ngx_http_tokenring_set_plan(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
@@ -147,6 +150,16 @@ ngx_http_tokenring_set_plan(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 
         if (ngx_strncmp(value[i].data, "wait=", 5) == 0) {
             if (ngx_http_tokenring_plan_wait(cf, plan, &value[i])
+                != NGX_CONF_OK)
+            {
+                return NGX_CONF_ERROR;
+            }
+
+            continue;
+        }
+
+        if (ngx_strncmp(value[i].data, "tier=", 5) == 0) {
+            if (ngx_http_tokenring_plan_tier(cf, plan, &value[i])
                 != NGX_CONF_OK)
             {
                 return NGX_CONF_ERROR;
@@ -247,6 +260,35 @@ ngx_http_tokenring_plan_wait(ngx_conf_t *cf, ngx_http_tokenring_plan_t *plan,
     plan->wait = (ngx_msec_t) ms;
 
     return NGX_CONF_OK;
+}
+
+
+static char *
+ngx_http_tokenring_plan_tier(ngx_conf_t *cf, ngx_http_tokenring_plan_t *plan,
+    ngx_str_t *text)
+{
+    ngx_uint_t  i;
+
+    static const char  *tiers[] = { NULL, "flex", "default", "priority" };
+
+    if (plan->tier) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "duplicate tier in \"%V\"", text);
+        return NGX_CONF_ERROR;
+    }
+
+    for (i = TR_TIER_FLEX; i <= TR_TIER_PRIORITY; i++) {
+        if (ngx_strcmp(text->data + 5, tiers[i]) == 0) {
+            plan->tier = i;
+            return NGX_CONF_OK;
+        }
+    }
+
+    ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                       "invalid tier in \"%V\", expected flex, default or "
+                       "priority", text);
+
+    return NGX_CONF_ERROR;
 }
 
 

@@ -423,6 +423,8 @@ for (const [what, options, message] of [
     'wait=soon'].map((l) => [`a plan with ${l}`,
     { http: `tokenring_plan p ${l};` },
     new RegExp(`invalid ${l.split('=')[0]} in "${l}", expected`)]),
+  ['a plan of a tier that there is not', { http: 'tokenring_plan p tier=x;' },
+    /invalid tier in "tier=x", expected flex, default or priority/],
   ['a plan of seats twice', { http: 'tokenring_plan p seats=1 seats=2;' },
     /duplicate seats in "seats=2"/],
   ['a plan with a queue for nothing', { http: 'tokenring_plan p queue=1;' },

@@ -6,15 +6,23 @@
 #include "tests/unit/fixtures/scheduler_fixture.h"
 
 static tr_request_t *
-add_of(fixture_t *b, uint64_t tenant, uint32_t share, uint32_t prompt,
-       uint32_t max_tokens, uint32_t n)
+add_in(fixture_t *b, uint8_t tier, uint64_t tenant, uint32_t share,
+       uint32_t prompt, uint32_t max_tokens, uint32_t n)
 {
     tr_request_t *r = make_request(b, prompt, max_tokens, n);
 
+    r->tier = tier;
     r->tenant = tenant;
     r->share = share;
     tr_scheduler_add(&b->s, r);
     return r;
+}
+
+static tr_request_t *
+add_of(fixture_t *b, uint64_t tenant, uint32_t share, uint32_t prompt,
+       uint32_t max_tokens, uint32_t n)
+{
+    return add_in(b, 0, tenant, share, prompt, max_tokens, n);
 }
 
 /* n alike, into r. */
@@ -91,10 +99,36 @@ fifo(void **state)
     fixture_free(&b);
 }
 
-/* Two that always have something waiting are served alike, within what the
- * places and the batch hold; with shares, by these. */
+/* Nor is a tenant's own flood of another tier, which is not shut out either. */
 static void
-backlogged(uint32_t share, uint32_t size)
+own_batch_waits(void **state)
+{
+    fixture_t b;
+    tr_request_t *flood[12], *one;
+    uint32_t i;
+
+    (void) state;
+    fixture_init(&b, 1000, 4, 64);
+    for (i = 0; i < 12; i++) {
+        flood[i] = add_in(&b, TR_TIER_FLEX, 1, 0, 40, 5, 1);
+    }
+    steps(&b, 3);
+    one = add_of(&b, 1, 0, 40, 5, 1);
+    assert_ptr_not_equal(one->client, flood[0]->client);
+    for (i = 0; one->sequences[0].state == TR_SEQ_WAITING; i++) {
+        assert_true(i < 12);
+        step(&b);
+    }
+    assert_int_equal(flood[11]->sequences[0].state, TR_SEQ_WAITING);
+    drop_all(&b, flood, 12);
+    drop(&b, one);
+    fixture_free(&b);
+}
+
+/* Two that always have something waiting are served alike, within what the
+ * places and the batch hold; with shares, or the second in a tier, by these. */
+static void
+backlogged(uint32_t share, uint32_t size, uint8_t tier)
 {
     tr_request_t *queue[2][8];
     uint64_t begun[2], got[2], bound;
@@ -104,8 +138,9 @@ backlogged(uint32_t share, uint32_t size)
     fixture_init(&b, 4000, 4, 64);
     for (k = 0; k < 2; k++) {
         for (j = 0; j < 8; j++) {
-            queue[k][j] = add_of(&b, k + 1, k == 0 ? 1 : share,
-                                 k == 0 ? size : 40, k == 0 ? 30 : 9, 1);
+            queue[k][j] = add_in(&b, k == 0 ? 0 : tier, k + 1,
+                                 k == 0 ? 1 : share, k == 0 ? size : 40,
+                                 k == 0 ? 30 : 9, 1);
         }
     }
     begun[0] = served(queue[0][0]);
@@ -116,9 +151,9 @@ backlogged(uint32_t share, uint32_t size)
             for (j = 0; j < 8; j++) {
                 if (queue[k][j]->open_sequences == 0) {
                     tr_request_free(queue[k][j]);
-                    queue[k][j] = add_of(&b, k + 1, k == 0 ? 1 : share,
-                                         k == 0 ? size : 40, k == 0 ? 30 : 9,
-                                         1);
+                    queue[k][j] = add_in(&b, k == 0 ? 0 : tier, k + 1,
+                                         k == 0 ? 1 : share, k == 0 ? size : 40,
+                                         k == 0 ? 30 : 9, 1);
                 }
             }
         }
@@ -127,6 +162,9 @@ backlogged(uint32_t share, uint32_t size)
     got[1] = served(queue[1][0]) - begun[1];
     /* a prompt, or all places with two for each token of an answer */
     bound = 2 * (size > 4 * 2 * 30 ? size : 4 * 2 * 30);
+    if (tier == TR_TIER_FLEX) { /* a token counts for more */
+        bound *= TR_FAIR_TIER;
+    }
     assert_true(got[0] > 10 * bound && got[1] > 10 * bound);
     assert_true(got[0] + bound >= got[1] && got[1] + bound >= got[0]);
     for (k = 0; k < 2; k++) {
@@ -141,9 +179,18 @@ static void
 alike(void **state)
 {
     (void) state;
-    backlogged(1, 40);
-    backlogged(1, 500);
-    backlogged(3, 40);
+    backlogged(1, 40, 0);
+    backlogged(1, 500, 0);
+    backlogged(3, 40, 0);
+}
+
+static void
+by_tiers(void **state)
+{
+    (void) state;
+    backlogged(1, 40, TR_TIER_DEFAULT);
+    backlogged(1, 40, TR_TIER_PRIORITY);
+    backlogged(1, 40, TR_TIER_FLEX);
 }
 
 /* Who was away for long comes back with no more than the others have. */
@@ -637,6 +684,8 @@ main(void)
         cmocka_unit_test(the_flood_waits),
         cmocka_unit_test(fifo),
         cmocka_unit_test(alike),
+        cmocka_unit_test(by_tiers),
+        cmocka_unit_test(own_batch_waits),
         cmocka_unit_test(nobody_saves),
         cmocka_unit_test(nobody_saves_by_a_pause),
         cmocka_unit_test(nobody_saves_by_not_reading),
