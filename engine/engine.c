@@ -398,10 +398,10 @@ tr_engine_start(const tr_config_t *config, tr_engine_t **out, tr_error_t *err)
     }
     e->config = *config;
     e->status_fd = e->wake_fd = -1;
-    e->listener.fd = e->listener.lock_fd = -1;
+    tr_listener_init(&e->listener);
     rc = tr_engine_check_host(config, err);
     if (rc == TR_OK) {
-        rc = tr_listener_lock(&e->listener, config->socket, err);
+        rc = tr_listener_lock(&e->listener, config->socket, true, err);
     }
     if (rc == TR_OK) {
         rc = load_model(e, err);

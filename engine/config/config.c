@@ -202,6 +202,10 @@ static const setting_t settings[] = {
       "a request that its worker has paused for this long is ended" },
     { "drain_timeout", KIND_DURATION, AT(drain_timeout_us), "30s", 0, S(86400),
       NULL, "time for running requests to finish after SIGTERM" },
+    { "exit_idle", KIND_DURATION, AT(exit_idle_us), "0", 0, S(31536000), NULL,
+      "the process ends when nobody was connected for so long: for engines "
+      "that "
+      "are started by who connects; 0: never" },
 
     { "redis", KIND_TEXT, AT(redis), "", 0, 0, NULL,
       "Redis that gets the state of requests and the engine's figures, as "

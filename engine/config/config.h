@@ -85,6 +85,7 @@ typedef struct {
     uint64_t channel_stall_timeout_us; /* a worker that takes no answers */
     uint64_t paused_timeout_us;        /* a request whose client is slow */
     uint64_t drain_timeout_us;         /* after SIGTERM */
+    uint64_t exit_idle_us;             /* without a connection; 0: never */
 
     char redis[TR_CONFIG_PATH]; /* unix:PATH, HOST, HOST:PORT, or "" */
     char redis_user[128];       /* "": the default user */

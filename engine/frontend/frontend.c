@@ -38,6 +38,8 @@ struct tr_front {
     tr_connection_t *connections;
     uint32_t n_connections, next_number;
     uint64_t accept_again_us; /* 0: accepting */
+    uint64_t idle_since_us;   /* without connections */
+    bool unwanted;            /* for too long: it leaves */
 
     uint64_t published_us;
     uint64_t running_since_us; /* 0: nothing runs */
@@ -262,6 +264,16 @@ turn(tr_frontend_t *f)
 
 /* ---- time --------------------------------------------------------------- */
 
+/* When the process ends for want of anybody. */
+static uint64_t
+idle_deadline(const tr_frontend_t *f)
+{
+    return f->env.config->exit_idle_us == 0 || f->n_connections != 0
+                   || f->env.draining || f->unwanted
+               ? UINT64_MAX
+               : f->idle_since_us + f->env.config->exit_idle_us;
+}
+
 static uint64_t
 next_deadline(const tr_frontend_t *f)
 {
@@ -280,6 +292,10 @@ next_deadline(const tr_frontend_t *f)
     }
     if (f->env.draining && f->drain_deadline_us < next) {
         next = f->drain_deadline_us;
+    }
+    at = idle_deadline(f);
+    if (at < next) {
+        next = at;
     }
     for (c = f->connections; c != NULL; c = c->next) {
         at = tr_connection_deadline(c);
@@ -369,6 +385,23 @@ leave_when_empty(tr_frontend_t *f)
     }
 }
 
+/* Nobody has been there for exit_idle.  Who connects from now on is left to the
+ * next process that has this socket. */
+static void
+leave_when_idle(tr_frontend_t *f)
+{
+    if (f->n_connections != 0) {
+        f->idle_since_us = f->env.now_us;
+    }
+    if (f->env.now_us >= idle_deadline(f)) {
+        f->unwanted = true;
+        epoll_ctl(f->env.epoll, EPOLL_CTL_DEL, f->listener->fd, NULL);
+        tr_log(TR_LEVEL_NOTICE, "idle, leaving exit_idle_ms=%llu",
+               (unsigned long long) (f->env.config->exit_idle_us / 1000));
+        kill(getpid(), SIGTERM);
+    }
+}
+
 /* The loop ends what it still has; answers are sent if their connections take
  * them. */
 static void
@@ -410,6 +443,7 @@ frontend_run(void *arg)
         more = turn(f);
         publish_when_due(f);
         leave_when_empty(f);
+        leave_when_idle(f);
         if (atomic_load(&f->wanted) != RUN && !f->env.draining) {
             begin_drain(f);
             continue;
@@ -487,6 +521,7 @@ tr_frontend_start(const tr_frontend_options_t *options, tr_frontend_t **out,
     f->env.wake_fd = options->wake_fd;
     f->env.epoll = -1;
     f->env.now_us = now_us();
+    f->idle_since_us = f->env.now_us;
     f->listener = options->listener;
     f->wake_fd = options->wake_fd;
     rc = prepare(f, err);

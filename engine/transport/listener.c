@@ -17,6 +17,7 @@
 #include "engine/config/log.h"
 
 #define BACKLOG 128
+#define GIVEN_FD 3 /* sd_listen_fds(3) */
 
 static void
 lock_path(const tr_listener_t *l, char *out, size_t size)
@@ -64,15 +65,74 @@ lock_failed(int fd, const char *socket_path, const char *path, tr_error_t *err)
     return rc;
 }
 
+/* ---- a socket that was given -------------------------------------------- */
+
+static bool
+is_listening(int fd)
+{
+    int domain = 0, type = 0, listens = 0;
+    socklen_t len = sizeof(int);
+
+    return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &len) == 0
+           && getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &len) == 0
+           && getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &len) == 0
+           && domain == AF_UNIX && type == SOCK_STREAM && listens != 0;
+}
+
+/* Takes it, if there is one: those of LISTEN_FDS are for the process of
+ * LISTEN_PID alone. */
+static tr_status_t
+take_given(tr_listener_t *l, tr_error_t *err)
+{
+    const char *pid = getenv("LISTEN_PID"), *fds = getenv("LISTEN_FDS");
+    long n;
+
+    if (pid == NULL || fds == NULL
+        || strtol(pid, NULL, 10) != (long) getpid()) {
+        return TR_OK;
+    }
+    n = strtol(fds, NULL, 10);
+    if (n != 1 || !is_listening(GIVEN_FD)) {
+        return tr_error_set(err, TR_ERR_IO, "socket",
+                            "LISTEN_FDS is %ld, or not a Unix socket that "
+                            "listens; expected one such socket",
+                            n);
+    }
+    fcntl(GIVEN_FD, F_SETFD, FD_CLOEXEC);
+    fcntl(GIVEN_FD, F_SETFL, fcntl(GIVEN_FD, F_GETFL) | O_NONBLOCK);
+    unsetenv("LISTEN_PID");
+    unsetenv("LISTEN_FDS");
+    unsetenv("LISTEN_FDNAMES");
+    l->fd = GIVEN_FD;
+    l->given = true;
+    return TR_OK;
+}
+
+/* ---- one of our own ----------------------------------------------------- */
+
+void
+tr_listener_init(tr_listener_t *l)
+{
+    memset(l, 0, sizeof(*l));
+    l->fd = l->lock_fd = -1;
+}
+
 tr_status_t
-tr_listener_lock(tr_listener_t *l, const char *path, tr_error_t *err)
+tr_listener_lock(tr_listener_t *l, const char *path, bool given,
+                 tr_error_t *err)
 {
     char name[TR_CONFIG_PATH + 8], pid[32];
     int fd, n;
 
-    memset(l, 0, sizeof(*l));
-    l->fd = l->lock_fd = -1;
+    tr_listener_init(l);
     snprintf(l->path, sizeof(l->path), "%s", path);
+    if (given) {
+        tr_status_t rc = take_given(l, err);
+
+        if (rc != TR_OK || l->given) {
+            return rc;
+        }
+    }
     lock_path(l, name, sizeof(name));
     for (;;) {
         fd = open(name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
@@ -131,8 +191,12 @@ tr_listener_open(tr_listener_t *l, uint32_t mode, tr_error_t *err)
     struct sockaddr_un addr = { .sun_family = AF_UNIX };
     size_t len = strlen(l->path);
     struct stat st;
-    tr_status_t rc = clear_path(l->path, err);
+    tr_status_t rc;
 
+    if (l->given) {
+        return TR_OK;
+    }
+    rc = clear_path(l->path, err);
     if (rc != TR_OK) {
         return rc;
     }

@@ -4,6 +4,10 @@
  * PATH.lock is held by flock for the life of the engine, so that two engines
  * never fight for one path, and a socket left by a killed one can be replaced
  * without a guess.  At exit only our own inodes are removed.
+ *
+ * Or the socket was given to this process, bound and listening, by who starts
+ * engines when somebody connects (LISTEN_FDS of systemd, `tokenring supervise`).
+ * Then it is theirs: nothing is locked, and nothing is removed.
  */
 #ifndef TR_LISTENER_H
 #define TR_LISTENER_H
@@ -15,6 +19,7 @@
 typedef struct {
     int fd;      /* listening socket, -1 before tr_listener_open */
     int lock_fd; /* -1 when not locked */
+    bool given;  /* not ours, see above */
     char path[TR_CONFIG_PATH];
     dev_t dev; /* of the socket file that we made */
     ino_t ino;
@@ -27,10 +32,13 @@ typedef struct {
     gid_t gid;
 } tr_credentials_t;
 
-/* Takes the lock, before anything long: a second engine fails at once. */
-tr_status_t tr_listener_lock(tr_listener_t *l, const char *path,
+/* A listener that is not open, for close. */
+void tr_listener_init(tr_listener_t *l);
+/* Takes the lock, before anything long: a second engine fails at once.  given:
+ * or what this process was given instead, if it was. */
+tr_status_t tr_listener_lock(tr_listener_t *l, const char *path, bool given,
                              tr_error_t *err);
-/* Binds with this file mode and listens. */
+/* Binds with this file mode and listens, unless it was given. */
 tr_status_t tr_listener_open(tr_listener_t *l, uint32_t mode, tr_error_t *err);
 /* Removes what is ours; safe after any failure. */
 void tr_listener_close(tr_listener_t *l);
