@@ -109,7 +109,8 @@ ngx_http_tokenring_list_known(ngx_http_tokenring_list_t *list)
     conns = list->group->conns.elts;
 
     for (i = 0; i < list->group->conns.nelts; i++) {
-        if (list->models ? conns[i]->card.model[0] != '\0'
+        if (list->models || conns[i]->ondemand
+                         ? conns[i]->card.model[0] != '\0'
                          : conns[i]->state == NGX_HTTP_TOKENRING_READY)
         {
             return 1;
@@ -134,7 +135,7 @@ ngx_http_tokenring_list_engines(ngx_http_tokenring_list_t *list)
     for (i = 0; i < list->group->conns.nelts; i++) {
 
         if (conns[i]->state != NGX_HTTP_TOKENRING_READY
-            && list->models == NULL)
+            && list->models == NULL && !conns[i]->ondemand)
         {
             continue;
         }
@@ -300,7 +301,7 @@ ngx_http_tokenring_list_model(ngx_http_tokenring_text_t *t, ngx_str_t *name,
         return NGX_ERROR;
     }
 
-    if (conn
+    if (conn && conn->card.max_model_len
         && (ngx_http_tokenring_printf(t, 64,
                 ",\"max_model_len\":%uD,\"kv_policies\":[",
                 conn->card.max_model_len)

@@ -7,6 +7,9 @@
  * steps: connect, HELLO, and WELCOME with the descriptors of the channel.  From
  * then on nothing travels on the socket: while it is open, the engine lives.
  *
+ * An engine on demand is connected to when a request needs it, which starts it,
+ * and left when it has had none for a while, which lets it end.
+ *
  * An outage makes one line in the error log when it begins, one for each new
  * reason that keeps it going, and one when it ends.
  */
@@ -40,6 +43,7 @@ static void ngx_http_tokenring_complain(ngx_http_tokenring_conn_t *conn,
     ngx_err_t err, const char *what);
 static void ngx_http_tokenring_redial(ngx_http_tokenring_conn_t *conn);
 static void ngx_http_tokenring_reconnect(ngx_event_t *ev);
+static void ngx_http_tokenring_unused(ngx_http_tokenring_conn_t *conn);
 static void ngx_http_tokenring_lose_requests(ngx_http_tokenring_conn_t *conn);
 
 
@@ -107,7 +111,7 @@ ngx_http_tokenring_connect(ngx_http_tokenring_conn_t *conn)
     conn->state = NGX_HTTP_TOKENRING_CONNECTING;
 
     c->write->cancelable = 1;
-    ngx_add_timer(c->write, NGX_HTTP_TOKENRING_HANDSHAKE);
+    ngx_add_timer(c->write, conn->start_timeout);
 
     if (rc == 0) {
         c->write->ready = 1;
@@ -407,6 +411,10 @@ ngx_http_tokenring_ready(ngx_http_tokenring_conn_t *conn,
 
     ngx_http_tokenring_process_connected(conn, 1);
 
+    if (conn->ondemand) {
+        ngx_add_timer(&conn->reconnect, conn->idle);
+    }
+
     ngx_http_tokenring_wake(conn->engine);
 }
 
@@ -574,6 +582,15 @@ ngx_http_tokenring_redial(ngx_http_tokenring_conn_t *conn)
 {
     ngx_msec_t  delay;
 
+    if (conn->ondemand) {
+        /* by the next request */
+        if (conn->reconnect.timer_set) {
+            ngx_del_timer(&conn->reconnect);
+        }
+
+        return;
+    }
+
     if (ngx_exiting || ngx_terminate || ngx_quit || conn->reconnect.timer_set) {
         return;
     }
@@ -596,9 +613,41 @@ ngx_http_tokenring_reconnect(ngx_event_t *ev)
 
     conn = ev->data;
 
+    if (conn->ondemand) {
+        ngx_http_tokenring_unused(conn);
+        return;
+    }
+
     if (ngx_exiting || conn->state != NGX_HTTP_TOKENRING_IDLE) {
         return;
     }
 
     ngx_http_tokenring_connect(conn);
+}
+
+
+/* leaves an engine on demand that has had no request for a while */
+
+static void
+ngx_http_tokenring_unused(ngx_http_tokenring_conn_t *conn)
+{
+    ngx_msec_t  quiet;
+
+    if (conn->state != NGX_HTTP_TOKENRING_READY || conn->broken) {
+        return;
+    }
+
+    quiet = ngx_current_msec - conn->heard;
+
+    if (conn->outstanding || quiet < conn->idle) {
+        ngx_add_timer(&conn->reconnect,
+                      conn->outstanding ? conn->idle : conn->idle - quiet);
+        return;
+    }
+
+    ngx_log_error(NGX_LOG_NOTICE, ngx_cycle->log, 0,
+                  "tokenring: not needed, engine=%V socket=%V",
+                  &conn->engine->name, &conn->addr.name);
+
+    ngx_http_tokenring_close(conn);
 }

@@ -56,13 +56,20 @@ struct ngx_http_tokenring_conn_s {
     uint32_t                        nslots;      /* wanted, 0: default */
     uint32_t                        ring;        /* wanted, 0: default */
 
+    /* an engine that is started by who connects: nobody does but for a
+     * request, and only while there are any */
+    ngx_uint_t                      ondemand;
+    ngx_msec_t                      start_timeout; /* instead of HANDSHAKE */
+    ngx_msec_t                      idle;        /* until it is left */
+
     /* below: of one worker, none of it survives a reload */
 
     ngx_http_tokenring_conn_state_e state;
     ngx_connection_t               *sock;
     ngx_connection_t               *doorbell;
     int                             to_engine;
-    ngx_event_t                     reconnect;
+    ngx_event_t                     reconnect;   /* READY, on demand: when it
+                                                  * may be left */
     ngx_msec_t                      attempted;
     uint32_t                        features;    /* TR_FEATURE_*, of both */
     ngx_event_t                     probe;       /* while requests are there */
@@ -159,6 +166,10 @@ ngx_uint_t ngx_http_tokenring_healthy(ngx_http_tokenring_conn_t *conn,
  */
 tr_status_t ngx_http_tokenring_choose(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_conn_t **out);
+
+/* the longest time from connect() to WELCOME of any of them, ms */
+ngx_msec_t ngx_http_tokenring_group_handshake(
+    ngx_http_tokenring_group_t *group);
 
 /* do the engines of the group serve several models, as far as is known? */
 ngx_uint_t ngx_http_tokenring_group_mixed(ngx_http_tokenring_group_t *group);

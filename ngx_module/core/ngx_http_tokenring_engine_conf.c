@@ -10,6 +10,11 @@
 #include "ngx_http_tokenring_engine.h"
 
 
+/* of an engine on demand */
+#define NGX_HTTP_TOKENRING_START_TIMEOUT  (120 * 1000)
+#define NGX_HTTP_TOKENRING_IDLE_TIME      (10 * 60 * 1000)
+
+
 static ngx_int_t ngx_http_tokenring_add_conn(ngx_conf_t *cf,
     ngx_http_tokenring_main_conf_t *tmcf, ngx_http_tokenring_engine_t *engine,
     ngx_str_t *url);
@@ -18,6 +23,8 @@ static ngx_int_t ngx_http_tokenring_check_path(ngx_conf_t *cf,
 static char *ngx_http_tokenring_set_parameters(ngx_conf_t *cf,
     ngx_http_tokenring_conn_t *conns, ngx_uint_t n);
 static ngx_int_t ngx_http_tokenring_set_conns(
+    ngx_http_tokenring_conn_t *conns, ngx_uint_t n, ngx_str_t *param);
+static ngx_int_t ngx_http_tokenring_set_demand(
     ngx_http_tokenring_conn_t *conns, ngx_uint_t n, ngx_str_t *param);
 
 
@@ -127,7 +134,8 @@ ngx_http_tokenring_group_add(ngx_conf_t *cf, ngx_http_tokenring_group_t *group,
 }
 
 
-/* tokenring_engine NAME unix:PATH ... [weight=N] [slots=N] [ring=SIZE] */
+/* tokenring_engine NAME unix:PATH ... [weight=N] [slots=N] [ring=SIZE]
+ * [start=ondemand [start_timeout=TIME] [idle=TIME] [model=NAME]] */
 
 char *
 ngx_http_tokenring_set_engine(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
@@ -208,6 +216,27 @@ ngx_http_tokenring_set_parameters(ngx_conf_t *cf,
             ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
                                "invalid parameter \"%V\"", &value[i]);
             return NGX_CONF_ERROR;
+        }
+    }
+
+    if (!conns[0].ondemand
+        && (conns[0].start_timeout || conns[0].idle || conns[0].card.model[0]))
+    {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "start_timeout=, idle= and model= are of engines "
+                           "with start=ondemand");
+        return NGX_CONF_ERROR;
+    }
+
+    for (i = 0; i < n; i++) {
+        if (conns[i].start_timeout == 0) {
+            conns[i].start_timeout = conns[i].ondemand
+                                     ? NGX_HTTP_TOKENRING_START_TIMEOUT
+                                     : NGX_HTTP_TOKENRING_HANDSHAKE;
+        }
+
+        if (conns[i].idle == 0) {
+            conns[i].idle = NGX_HTTP_TOKENRING_IDLE_TIME;
         }
     }
 
@@ -344,5 +373,63 @@ ngx_http_tokenring_set_conns(ngx_http_tokenring_conn_t *conns, ngx_uint_t n,
         return NGX_OK;
     }
 
-    return NGX_ERROR;
+    return ngx_http_tokenring_set_demand(conns, n, param);
+}
+
+
+/* of engines that are started by who connects */
+
+static ngx_int_t
+ngx_http_tokenring_set_demand(ngx_http_tokenring_conn_t *conns, ngx_uint_t n,
+    ngx_str_t *param)
+{
+    ngx_int_t   ms;
+    ngx_str_t   value;
+    ngx_uint_t  i;
+
+    value.data = (u_char *) ngx_strchr(param->data, '=') + 1;
+    value.len = param->data + param->len - value.data;
+
+    if (ngx_strcmp(param->data, "start=ondemand") == 0) {
+
+        for (i = 0; i < n; i++) {
+            conns[i].ondemand = 1;
+        }
+
+        return NGX_OK;
+    }
+
+    if (ngx_strncmp(param->data, "model=", 6) == 0) {
+
+        if (value.len == 0 || value.len >= sizeof(conns[0].card.model)) {
+            return NGX_ERROR;
+        }
+
+        for (i = 0; i < n; i++) {
+            /* until the engine tells */
+            ngx_memcpy(conns[i].card.model, value.data, value.len);
+        }
+
+        return NGX_OK;
+    }
+
+    ms = ngx_parse_time(&value, 0);
+
+    if (ms == NGX_ERROR || ms == 0) {
+        return NGX_ERROR;
+    }
+
+    for (i = 0; i < n; i++) {
+        if (ngx_strncmp(param->data, "idle=", 5) == 0) {
+            conns[i].idle = (ngx_msec_t) ms;
+
+        } else if (ngx_strncmp(param->data, "start_timeout=", 14) == 0) {
+            conns[i].start_timeout = (ngx_msec_t) ms;
+
+        } else {
+            return NGX_ERROR;
+        }
+    }
+
+    return NGX_OK;
 }

@@ -727,7 +727,12 @@ ngx_http_tokenring_init_process(ngx_cycle_t *cycle)
         conns = engines[i]->conns.elts;
 
         for (j = 0; j < engines[i]->conns.nelts; j++) {
-            ngx_http_tokenring_connect(&conns[j]);
+            if (conns[j].ondemand) {
+                ngx_http_tokenring_conn_init(&conns[j]);
+
+            } else {
+                ngx_http_tokenring_connect(&conns[j]);
+            }
         }
     }
 

@@ -210,7 +210,8 @@ ngx_http_tokenring_limit(ngx_http_tokenring_ctx_t *ctx)
 
     case NGX_HTTP_TOKENRING_WAIT:
     case NGX_HTTP_TOKENRING_HELD:
-        limit = NGX_HTTP_TOKENRING_HANDSHAKE + NGX_HTTP_TOKENRING_RETRY;
+        limit = ngx_http_tokenring_group_handshake(ctx->group)
+                + NGX_HTTP_TOKENRING_RETRY;
         break;
 
     case NGX_HTTP_TOKENRING_READ:

@@ -104,12 +104,13 @@ static ngx_int_t
 ngx_http_tokenring_health_engine(ngx_http_tokenring_text_t *t,
     ngx_http_tokenring_engine_t *engine, ngx_msec_t stall, ngx_uint_t *ok)
 {
-    ngx_uint_t                  i, ready;
+    ngx_uint_t                  i, ready, stopped;
     const char                 *why, *reason;
     ngx_http_tokenring_conn_t  *conns;
 
     conns = engine->conns.elts;
     ready = 0;
+    stopped = 0;
     reason = "not connected";
 
     for (i = 0; i < engine->conns.nelts; i++) {
@@ -122,7 +123,18 @@ ngx_http_tokenring_health_engine(ngx_http_tokenring_text_t *t,
 
         } else if (conns[i].state == NGX_HTTP_TOKENRING_READY) {
             reason = why;
+
+        } else if (conns[i].ondemand) {
+            stopped = 1;
         }
+    }
+
+    if (ready == 0 && stopped) {
+        /* the next request starts it */
+        return ngx_http_tokenring_printf(t, engine->name.len + 128,
+                   "{\"name\":\"%V\",\"status\":\"stopped\",\"sockets\":%ui,"
+                   "\"ready\":0}",
+                   &engine->name, engine->conns.nelts);
     }
 
     if (ready) {

@@ -18,6 +18,7 @@ static ngx_uint_t ngx_http_tokenring_takes(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_conn_t *conn, tr_status_t *rc);
 static ngx_http_tokenring_conn_t *ngx_http_tokenring_least_loaded(
     ngx_http_tokenring_ctx_t *ctx, ngx_uint_t *pending, tr_status_t *rc);
+static ngx_uint_t ngx_http_tokenring_start(ngx_http_tokenring_ctx_t *ctx);
 static ngx_uint_t ngx_http_tokenring_handshakes(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_conn_t *conn);
 static ngx_uint_t ngx_http_tokenring_crowded(ngx_http_tokenring_ctx_t *ctx,
@@ -63,6 +64,24 @@ ngx_http_tokenring_conn_may_serve(ngx_http_tokenring_conn_t *conn,
     return conn->card.model[0] == '\0'
            || (ngx_strlen(conn->card.model) == model->len
                && ngx_memcmp(conn->card.model, model->data, model->len) == 0);
+}
+
+
+ngx_msec_t
+ngx_http_tokenring_group_handshake(ngx_http_tokenring_group_t *group)
+{
+    ngx_uint_t                   i;
+    ngx_msec_t                   longest;
+    ngx_http_tokenring_conn_t  **conns;
+
+    conns = group->conns.elts;
+    longest = NGX_HTTP_TOKENRING_HANDSHAKE;
+
+    for (i = 0; i < group->conns.nelts; i++) {
+        longest = ngx_max(longest, conns[i]->start_timeout);
+    }
+
+    return longest;
 }
 
 
@@ -205,6 +224,10 @@ ngx_http_tokenring_choose(ngx_http_tokenring_ctx_t *ctx,
         return TR_OK;
     }
 
+    if (!pending) {
+        pending = ngx_http_tokenring_start(ctx);
+    }
+
     ngx_log_debug3(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
                    "tokenring request: no engine of %V, pending:%ui status:%s",
                    &ctx->group->name, pending, tr_status_info(rc).name);
@@ -268,13 +291,50 @@ ngx_http_tokenring_least_loaded(ngx_http_tokenring_ctx_t *ctx,
 }
 
 
-/* is it being connected?  An idle one is from now on, if its time has come */
+/* starts one that is started by who connects, if there is such a one */
+
+static ngx_uint_t
+ngx_http_tokenring_start(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_uint_t                    i, n;
+    ngx_http_tokenring_conn_t    *conn, **conns;
+    ngx_http_tokenring_group_t   *group;
+
+    group = ctx->group;
+
+    n = group->conns.nelts;
+    conns = group->conns.elts;
+
+    for (i = 0; i < n; i++) {
+        conn = conns[(group->turn + i) % n];
+
+        if (conn->ondemand
+            && conn->state == NGX_HTTP_TOKENRING_IDLE
+            && (!ngx_exiting || ctx->moving)
+            && ngx_current_msec - conn->attempted >= NGX_HTTP_TOKENRING_RETRY
+            && ngx_http_tokenring_suits(ctx, conn))
+        {
+            ngx_http_tokenring_connect(conn);
+
+            if (conn->state == NGX_HTTP_TOKENRING_CONNECTING) {
+                return 1;
+            }
+        }
+    }
+
+    return 0;
+}
+
+
+/* is it being connected?  An idle one is from now on, if its time has come and
+ * that does not start it */
 
 static ngx_uint_t
 ngx_http_tokenring_handshakes(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_conn_t *conn)
 {
     if (conn->state == NGX_HTTP_TOKENRING_IDLE
+        && !conn->ondemand
         && (!ngx_exiting || ctx->moving)
         && ngx_current_msec - conn->attempted >= NGX_HTTP_TOKENRING_RETRY)
     {
