@@ -15,6 +15,7 @@
 #define TR_COMMANDS(X)                                                 \
     X(run, "run a model here: prompt in, answer out")                  \
     X(serve, "serve a model: an engine and an NGINX, one command")     \
+    X(supervise, "start engines when they are needed")                 \
     X(generate, "answer one prompt, streaming")                        \
     X(chat, "talk to a model, turn by turn")                           \
     X(stats, "watch a running engine")                                 \

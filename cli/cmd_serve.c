@@ -27,13 +27,13 @@
 
 #include "cli.h"
 #include "client.h"
+#include "programs.h"
 #include "ring_client.h"
 #include "terminal.h"
 
 #define FIRST_PORT 8080
 #define PORTS 100
 #define ARGUMENTS 160
-#define PATHS 4
 
 static struct {
     const char *dir, *host, *nginx, *module;
@@ -90,79 +90,41 @@ complain(const char *format, const char *what)
 
 /* ---- what is needed ----------------------------------------------------- */
 
-/* The first of the paths that is there; false: none. */
-static bool
-find(const char *const paths[PATHS], int mode, char out[PATH_MAX])
-{
-    for (int i = 0; i < PATHS && paths[i] != NULL; i++) {
-        if (paths[i][0] != '\0' && access(paths[i], mode) == 0
-            && realpath(paths[i], out) != NULL) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* A program in $PATH or in /usr/sbin, which is not in everybody's. */
-static bool
-find_program(const char *name, char out[PATH_MAX])
-{
-    const char *path = getenv("PATH");
-    char all[4096], one[PATH_MAX], *save = NULL;
-
-    snprintf(all, sizeof(all), "%s:/usr/sbin", path != NULL ? path : "");
-    for (char *dir = strtok_r(all, ":", &save); dir != NULL;
-         dir = strtok_r(NULL, ":", &save)) {
-        if (snprintf(one, sizeof(one), "%s/%s", dir, name) < PATH_MAX
-            && find((const char *const[PATHS]){ one }, X_OK, out)) {
-            return true;
-        }
-    }
-    return false;
-}
-
 /* Where this program stands says where the others are: in a build tree, or
  * installed below a prefix. */
 static int
 find_all(void)
 {
-    char engine[PATH_MAX + 64], module[PATH_MAX + 64], page[PATH_MAX + 64],
-        source[PATH_MAX + 64];
-    ssize_t n = readlink("/proc/self/exe", g.self, sizeof(g.self) - 1);
-    char *slash;
+    char module[PATH_MAX + 64], page[PATH_MAX + 64], source[PATH_MAX + 64];
+    bool engine = tr_find_engine(g.self, g.engine_at);
 
-    g.self[n > 0 ? n : 0] = '\0';
-    slash = strrchr(g.self, '/');
-    if (slash != NULL) {
-        *slash = '\0';
-    }
-    snprintf(engine, sizeof(engine), "%s/tokenring-engine", g.self);
     snprintf(module, sizeof(module),
              "%s/../module/ngx_http_tokenring_module.so", g.self);
     snprintf(page, sizeof(page), "%s/../share/tokenring/page", g.self);
     snprintf(source, sizeof(source), "%s/../../page", g.self);
-    if (!find((const char *const[PATHS]){ engine }, X_OK, g.engine_at)
-        && !find_program("tokenring-engine", g.engine_at)) {
+    if (!engine) {
         return complain("there is no %s", "tokenring-engine");
     }
-    if (g.nginx != NULL
-            ? !find((const char *const[PATHS]){ g.nginx }, X_OK, g.nginx_at)
-            : !find_program("nginx", g.nginx_at)) {
+    if (g.nginx != NULL ? !tr_find((const char *const[TR_PATHS]){ g.nginx },
+                                   X_OK, g.nginx_at)
+                        : !tr_find_program("nginx", g.nginx_at)) {
         return complain("there is no %s: --nginx FILE says where one is",
                         g.nginx != NULL ? g.nginx : "nginx");
     }
-    if (!find((const char *const[PATHS]){ g.module != NULL ? g.module : module,
-                                          g.module != NULL
-                                              ? NULL
-                                              : "/usr/lib/nginx/modules/"
-                                                "ngx_http_tokenring_module."
-                                                "so" },
-              R_OK, g.module_at)) {
+    if (!tr_find(
+            (const char *const[TR_PATHS]){ g.module != NULL ? g.module : module,
+                                           g.module != NULL
+                                               ? NULL
+                                               : "/usr/lib/nginx/modules/"
+                                                 "ngx_http_tokenring_module."
+                                                 "so" },
+            R_OK, g.module_at)) {
         return complain("there is no %s: --module FILE says where it is",
                         g.module != NULL ? g.module
                                          : "ngx_http_tokenring_module.so");
     }
-    if (!find((const char *const[PATHS]){ page, source }, R_OK, g.page_at)) {
+    if (!tr_find((const char *const[TR_PATHS]){ page, source }, R_OK,
+                 g.page_at)) {
         g.page_at[0] = '\0';
     }
     return 0;

@@ -119,6 +119,7 @@ configure conf/nginx.conf /etc/tokenring/nginx.conf
 fill conf/systemd/tokenring-engine.service "$units/tokenring-engine.service"
 fill conf/systemd/tokenring-engine@.service \
     "$units/tokenring-engine@.service"
+fill conf/systemd/tokenring-engine@.socket "$units/tokenring-engine@.socket"
 fill conf/systemd/tokenring.sysusers /usr/lib/sysusers.d/tokenring.conf
 
 put 644 "$datadir/models/pocket" models/pocket/*.json \

@@ -327,6 +327,7 @@ test('install: everything in its place, and NGINX accepts it', { skip }, place(
       'etc/tokenring/nginx.conf', 'usr/lib/sysusers.d/tokenring.conf',
       'lib/systemd/system/tokenring-engine.service',
       'lib/systemd/system/tokenring-engine@.service',
+      'lib/systemd/system/tokenring-engine@.socket',
       'usr/share/tokenring/models/pocket/config.json',
       'usr/share/tokenring/page/index.html',
       'usr/share/tokenring/page/base.css',

@@ -240,6 +240,7 @@ class Stack {
   // engines: {name: settings} of more of them
   // workers, http, server, location, pass: text for nginx.conf; DIR in http
   //   stands for the directory
+  // sockets: parameters of these in tokenring_engine
   // http2: a second port with TLS and HTTP/2
   static async start(options = {}) {
     const stack = new Stack(options);
@@ -333,7 +334,7 @@ ${temp}
     # A busy machine takes its time; tests of this limit set their own.
     tokenring_queue_timeout 10m;
     tokenring_engine main ${[this.engine, ...this.others]
-      .map((e) => `unix:${e.socket}`).join(' ')};
+      .map((e) => `unix:${e.socket}`).join(' ')} ${o.sockets || ''};
     ${(o.http || '').replaceAll('DIR', this.dir)}
     server {
         listen 127.0.0.1:${this.port} reuseport backlog=4096;
