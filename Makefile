@@ -61,7 +61,11 @@ endif
 ifeq ($(origin CC),default)
 CC       := $(strip $(CCACHE) gcc)
 endif
-CFLAGS   ?= -O2 -g
+CFLAGS   ?= -O2 -g1
+# Kernels are unrolled, and without the compiler's account of where each variable
+# is at each instruction, which takes longer than the rest.  CFLAGS for a debugger
+# or a sanitizer (-O0, -Og, -O1) are those of the kernels, too.
+KERNEL_CFLAGS ?= $(if $(filter -O0 -Og -O1,$(CFLAGS)),,-O3 -g0)
 # A PREFIX that was given is also where up and down keep their state.
 RUN_DIR  := $(if $(filter undefined default,$(origin PREFIX)),,$(abspath $(PREFIX)))
 PREFIX   ?= /usr/local
@@ -77,18 +81,21 @@ ENGINE_SRC := $(filter-out engine/main.c,$(wildcard engine/*.c engine/*/*.c \
                                              engine/*/*/*.c))
 KERNEL_SRC := $(wildcard kernels/*.c kernels/kv_manager/*.c kernels/cpu/*.c \
                          kernels/cpu/*/*.c)
+# What takes longest comes first, so that no core waits for it at the end.
+KERNEL_SRC := $(filter %_avx512.c,$(KERNEL_SRC)) $(filter %_avx2.c,$(KERNEL_SRC)) \
+              $(filter-out %_avx512.c %_avx2.c,$(KERNEL_SRC))
 CLI_SRC    := $(wildcard cli/*.c cli/*/*.c)
 UNIT_SRC   := $(wildcard tests/unit/*/test_*.c)
 
-ENGINE_OBJ := $(ENGINE_SRC:%.c=$B/obj/%.o) $(KERNEL_SRC:%.c=$B/obj/%.o)
+ENGINE_OBJ := $(KERNEL_SRC:%.c=$B/obj/%.o) $(ENGINE_SRC:%.c=$B/obj/%.o)
 CLI_OBJ    := $(filter-out $B/obj/cli/main.o,$(CLI_SRC:%.c=$B/obj/%.o))
 UNIT_BIN   := $(patsubst %.c,$B/tests/%,$(notdir $(UNIT_SRC)))
 
 Q := $(if $(V),,@)
 
-.PHONY: all engine cli module unit clean help deps deps-build demo up down \
+.PHONY: all engine cli module unit clean help deps deps-build demo up served down \
         test test-unit test-e2e test-docs install uninstall lint format hooks compile_commands.json
-all: engine cli module
+all: configured engine module cli
 
 engine: $B/bin/tokenring-engine
 cli: $B/bin/tokenring
@@ -99,14 +106,12 @@ cli: $B/bin/tokenring
 %_avx512.o: ISA = -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c
 %_vnni.o: ISA = -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx2 \
                 -mfma -mf16c
-# Unrolled loops: where each variable is at each instruction would take a third
-# of the time of the first build.
-$B/obj/kernels/%.o: CFLAGS += -O3 -fno-var-tracking
+$B/obj/kernels/%.o: OPT = $(KERNEL_CFLAGS)
 
 $B/obj/%.o: %.c
 	@mkdir -p $(@D)
 	@echo "  CC    $<"
-	$Q$(CC) $(TR_CFLAGS) $(CFLAGS) $(ISA) $(PIC) -c $< -o $@
+	$Q$(CC) $(TR_CFLAGS) $(CFLAGS) $(OPT) $(ISA) $(PIC) -c $< -o $@
 
 $B/libtokenring.a: $(ENGINE_OBJ)
 	@echo "  AR    $@"
@@ -176,11 +181,19 @@ deps: $(STAMP)/build $(STAMP)/test $(NODE)
 
 RUN_ENV = B="$B" PORT="$(PORT)" TR_RUN="$(RUN_DIR)"
 
-demo: up
-	@$(RUN_ENV) scripts/demo.sh
+# What answers is built first; the command line follows, beside the demo's answers.
+CLI_LATER = $(MAKE) -s --no-print-directory -j$(JOBS) cli >$B/cli.log 2>&1
 
-up: deps-build
-	@$(MAKE) -s --no-print-directory -j$(JOBS) all
+demo: served
+	@nice $(CLI_LATER) & cli=$$!; $(RUN_ENV) scripts/demo.sh; said=$$?; \
+	    wait $$cli || { cat $B/cli.log >&2; exit 1; }; exit $$said
+
+up: served
+	@$(MAKE) -q cli 2>/dev/null || echo "  CC    the command line"
+	@$(CLI_LATER) || { cat $B/cli.log >&2; exit 1; }
+
+served: deps-build
+	@$(MAKE) -s --no-print-directory -j$(JOBS) configured engine module
 	@$(RUN_ENV) scripts/up.sh
 
 down:

@@ -11,6 +11,8 @@ NGINX_DEV  ?= /usr/share/nginx/src
 MODULE_FLAGS = $(CFLAGS) -Wall -Wextra -Wno-unused-parameter \
                -Wno-unused-function -Werror -fPIC
 
+# Configure runs on one core: first, it is beside what else is built.
+configured: $(MODULE_DIR)/Makefile
 module: $(MODULE_OUT)
 
 # Debian's tree is read-only for users and has no place for objects of a
@@ -47,4 +49,4 @@ $B/tests/fake_engine: $(patsubst %.c,$B/obj/%.o,$(wildcard tests/e2e/fake_engine
 	@echo "  LD    $@"
 	$Q$(CC) $(CFLAGS) -o $@ $^ -lm $(LDFLAGS)
 
-.PHONY: fake-engine
+.PHONY: configured fake-engine

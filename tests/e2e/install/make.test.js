@@ -31,7 +31,7 @@ const noCheckout = !checkout && 'this is no git checkout';
 
 test('make help names every target that is for people', () => {
   const { text } = make(['-s', 'help']);
-  const parts = /^(all|help|deps-build|cuda-found|fake-engine|engine|cli|module|unit|bench-.*)$/;
+  const parts = /^(all|help|deps-build|configured|served|cuda-found|fake-engine|engine|cli|module|unit|bench-.*)$/;
   const files = [path.join(ROOT, 'Makefile'),
     ...fs.readdirSync(path.join(ROOT, 'mk')).map((f) => path.join(ROOT, 'mk', f))];
   const targets = files.flatMap((file) => [...read(file)
@@ -81,6 +81,18 @@ test('ccache is used where it is found, unless CC is given', () => {
   } finally {
     fs.rmSync(dir, { recursive: true, force: true });
   }
+});
+
+test('kernels are optimised with CFLAGS of one\'s own, except for a debugger', () => {
+  const flags = (...args) => {
+    const { text } = make(['-Bn', 'V=1', 'CC=gcc', ...args,
+      `${BUILD}/obj/kernels/kv_layout.o`], { unset: ['CFLAGS'] });
+    return /^gcc .*$/m.exec(text)[0];
+  };
+  assert.match(flags(), / -O2 -g1 -O3 -g0 /);
+  assert.match(flags('CFLAGS=-O2 -g -I/opt/x'), / -O2 -g -I\/opt\/x -O3 -g0 /);
+  assert.doesNotMatch(flags('CFLAGS=-O0 -g'), /-O3|-g0/);
+  assert.match(flags('KERNEL_CFLAGS=-O3'), / -O2 -g1 -O3 /);
 });
 
 test('make test-unit T= says which tests there are', () => {
