@@ -20,6 +20,8 @@
 #                         `make bench`
 #   make bench-scan       reading the model in a body, ns a byte
 #   make bench-footprint  start, memory, idle CPU
+#   make bench-first-token    seconds from a clone to the first token, compiled
+#                         without ccache; not part of `make bench`
 #   make bench-soak       everything for MINUTES=60, not part of `make bench`
 #   make bench-gpu        compiles bench_gpu; tests/gpu/engine.sh runs it
 #
@@ -68,7 +70,7 @@ bench-gpu: $(BENCH_GPU)
 .PHONY: bench bench-tools bench-dashboard bench-redis bench-resume \
         bench-redis-faults bench-soak \
         bench-capacity bench-reuse bench-fair bench-grammar bench-scan \
-        bench-gateway bench-engine bench-weights bench-footprint bench-manager \
+        bench-gateway bench-engine bench-weights bench-footprint bench-first-token bench-manager \
         bench-attention bench-kv-store bench-policy
 bench-tools: $(BENCH_PROG) $(BENCH_ENGINE) $(BENCH_WEIGHTS) $(BENCH_MANAGER) $(BENCH_ATTENTION) \
              $(BENCH_STORE) $(BENCH_POLICY) $(BENCH_GRAMMAR) $(BENCH_SCAN)
@@ -78,6 +80,9 @@ bench-gateway: engine module $(BENCH_PROG)
 
 bench-footprint: engine module
 	@B="$B" node tests/bench/footprint.js $(call bench_json,footprint)
+
+bench-first-token: deps-build
+	@tests/bench/first_token.sh
 
 bench-dashboard: module
 	@B="$B" node tests/bench/dashboard.js $(call bench_json,dashboard)
