@@ -7,8 +7,10 @@
 #   make test-gpu    tests and benchmarks, on a machine with a GPU
 #
 # Needs nvcc 12.4 or newer; nothing else in this tree needs CUDA.  `make test`
-# compiles it where nvcc is found.  The C files go through nvcc too: it alone
-# knows where its headers are (a link or a wrapper may stand in the PATH).
+# compiles it where nvcc is found, in a folder of its own (CUDA_DIR) and for one
+# architecture, that with most code; that the others compile, `make cuda` shows.
+# The C files go through nvcc too: it alone knows where its headers are (a link or
+# a wrapper may stand in the PATH).
 
 ifeq ($(origin NVCC),undefined)
 NVCC      := $(firstword $(shell command -v nvcc 2>/dev/null) \
@@ -19,19 +21,21 @@ NVCC_NEW  := $(if $(NVCC),$(shell $(NVCC) --version \
     | sed -n 's/.*release \([0-9]*\)\.\([0-9]*\).*/\1 \2/p' \
     | { read -r a b; [ $$((a * 100 + b)) -ge 1204 ] && echo yes; }))
 CUDA_ARCH ?= 90a 80 89
+CUDA_DIR  ?= $B/cuda
+CUDA_LIB  ?= $B/lib/libtokenring_cuda.so
 CUDA_SRC  := $(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu)
-CUDA_OBJ  := $(CUDA_SRC:%.cu=$B/cuda/%.o)
-CUDA_TEST := $B/cuda/test_decode $B/cuda/bench_decode
-CUDA_GPU  := $B/cuda/obj/cache.o $B/cuda/obj/cache_reference.o \
-             $B/cuda/obj/kv_layout.o
+CUDA_OBJ  := $(CUDA_SRC:%.cu=$(CUDA_DIR)/%.o)
+CUDA_TEST := $(CUDA_DIR)/test_decode $(CUDA_DIR)/bench_decode
+CUDA_GPU  := $(CUDA_DIR)/obj/cache.o $(CUDA_DIR)/obj/cache_reference.o \
+             $(CUDA_DIR)/obj/kv_layout.o
 
 # What is compared with the CPU backend: its cache and attention, without the
 # matrices, which would need OpenBLAS where the tests run.
-CUDA_BOTH := $B/cuda/test_store $B/cuda/test_generic $B/cuda/bench_store
+CUDA_BOTH := $(CUDA_DIR)/test_store $(CUDA_DIR)/test_generic $(CUDA_DIR)/bench_store
 CUDA_CPU  := $(patsubst %.c,$B/obj/%.o,\
     $(wildcard kernels/cpu/kv/*.c kernels/cpu/attention/*.c) \
     kernels/thread_pool.c)
-CUDA_STORE := $(patsubst %,$B/cuda/obj/%.o,store_fixture store_append \
+CUDA_STORE := $(patsubst %,$(CUDA_DIR)/obj/%.o,store_fixture store_append \
     store_compress store_compare store_swap store_heads generic_fixture)
 
 # For the tests' library and for the one that the engine loads.
@@ -43,7 +47,7 @@ NVFLAGS = -O3 -std=c++17 -I. -diag-suppress 128 \
 NVCC_CFLAGS = $(addprefix -Xcompiler=,$(filter-out -MMD -MP,$(TR_CFLAGS)))
 
 .PHONY: cuda cuda-found test-gpu
-cuda: cuda-found $B/libtokenring_cuda.a $B/lib/libtokenring_cuda.so \
+cuda: cuda-found $(CUDA_DIR)/libtokenring_cuda.a $(CUDA_LIB) \
       $(CUDA_TEST) $(CUDA_BOTH)
 
 cuda-found:
@@ -55,21 +59,27 @@ cuda-found:
 # With dependency files: only what includes a changed header is built again.
 NVDEP = -MMD -MP -MF $(@:.o=.d) -MT $@
 
-$B/cuda/%.o: %.cu
+# Objects of other architectures are built again.
+.PHONY: cuda-arch
+$(CUDA_DIR)/arch: cuda-arch
+	@mkdir -p $(@D)
+	@echo "$(CUDA_ARCH)" | cmp -s - $@ || echo "$(CUDA_ARCH)" >$@
+
+$(CUDA_DIR)/%.o: %.cu $(CUDA_DIR)/arch
 	@mkdir -p $(@D)
 	@echo "  NVCC  $<"
 	$Q$(NVCC) $(NVFLAGS) $(NVDEP) -c $< -o $@
 
 # Says what it was compiled for.
-$B/cuda/kernels/cuda/runtime/runtime.o: NVFLAGS += -DTR_CUDA_ARCHS='"$(CUDA_ARCH)"'
+$(CUDA_DIR)/kernels/cuda/runtime/runtime.o: NVFLAGS += -DTR_CUDA_ARCHS='"$(CUDA_ARCH)"'
 
-$B/libtokenring_cuda.a: $(CUDA_OBJ)
+$(CUDA_DIR)/libtokenring_cuda.a: $(CUDA_OBJ)
 	@echo "  AR    $@"
 	$Qrm -f $@ && ar rcs $@ $^
 
 # All that it needs is the driver, which is looked for when it is asked for, and
 # cuBLASLt, likewise.
-$B/lib/libtokenring_cuda.so: $(CUDA_OBJ) $B/obj/kernels/kv_layout.o
+$(CUDA_LIB): $(CUDA_OBJ) $B/obj/kernels/kv_layout.o
 	@mkdir -p $(@D)
 	@echo "  LD    $@"
 	$Q$(NVCC) -shared -cudart static -o $@ $^ \
@@ -78,12 +88,12 @@ $B/lib/libtokenring_cuda.so: $(CUDA_OBJ) $B/obj/kernels/kv_layout.o
 
 # Objects and programs lie in one folder, wherever their source is in tests/gpu.
 define cuda_test_room
-$B/cuda/obj/%.o: tests/gpu/$(1)/%.c
+$(CUDA_DIR)/obj/%.o: tests/gpu/$(1)/%.c
 	@mkdir -p $$(@D)
 	@echo "  CC    $$<"
 	$Q$(NVCC) -O2 -g $(NVCC_CFLAGS) $$(NVDEP) -c $$< -o $$@
 
-$B/cuda/obj/%.o: tests/gpu/$(1)/%.cu
+$(CUDA_DIR)/obj/%.o: tests/gpu/$(1)/%.cu $(CUDA_DIR)/arch
 	@mkdir -p $$(@D)
 	@echo "  NVCC  $$<"
 	$Q$(NVCC) $$(NVFLAGS) $$(NVDEP) -c $$< -o $$@
@@ -91,52 +101,52 @@ endef
 $(foreach r,fixtures attention gemm kv model runtime,\
     $(eval $(call cuda_test_room,$(r))))
 
-$B/cuda/obj/kv_layout.o: kernels/kv_layout.c
+$(CUDA_DIR)/obj/kv_layout.o: kernels/kv_layout.c
 	@mkdir -p $(@D)
 	@echo "  CC    $<"
 	$Q$(CC) $(TR_CFLAGS) -O2 -g -c $< -o $@
 
-$(CUDA_TEST): $B/cuda/%: $B/cuda/obj/%.o $(CUDA_GPU) $B/libtokenring_cuda.a
+$(CUDA_TEST): $(CUDA_DIR)/%: $(CUDA_DIR)/obj/%.o $(CUDA_GPU) $(CUDA_DIR)/libtokenring_cuda.a
 	@echo "  LD    $@"
 	$Q$(NVCC) -o $@ $^ -lm
 
-$(CUDA_BOTH): $B/cuda/%: $B/cuda/obj/%.o $(CUDA_STORE) $(CUDA_GPU) $(CUDA_CPU) \
-    $B/libtokenring_cuda.a
+$(CUDA_BOTH): $(CUDA_DIR)/%: $(CUDA_DIR)/obj/%.o $(CUDA_STORE) $(CUDA_GPU) $(CUDA_CPU) \
+    $(CUDA_DIR)/libtokenring_cuda.a
 	@echo "  LD    $@"
 	$Q$(NVCC) -o $@ $^ -Xcompiler=-pthread -lm
 
 # The page manager beside the CPU's, which is the engine's: of the library only
 # what that needs is linked, nothing that is not there where the tests run.
-CUDA_MANAGER := $B/cuda/test_manager $B/cuda/bench_manager
+CUDA_MANAGER := $(CUDA_DIR)/test_manager $(CUDA_DIR)/bench_manager
 cuda: $(CUDA_MANAGER)
 
 # Decisions are those of the CPU, bit by bit.
-$B/cuda/kernels/cuda/kv/manager.o: NVFLAGS += -fmad=false
+$(CUDA_DIR)/kernels/cuda/kv/manager.o: NVFLAGS += -fmad=false
 
-$(CUDA_MANAGER): $B/cuda/%: $B/cuda/obj/%.o $B/cuda/obj/manager_fill.o \
-    $(CUDA_GPU) $B/libtokenring_cuda.a $B/libtokenring.a
+$(CUDA_MANAGER): $(CUDA_DIR)/%: $(CUDA_DIR)/obj/%.o $(CUDA_DIR)/obj/manager_fill.o \
+    $(CUDA_GPU) $(CUDA_DIR)/libtokenring_cuda.a $B/libtokenring.a
 	@echo "  LD    $@"
 	$Q$(NVCC) -o $@ $^ -Xcompiler=-pthread -lm
 
 # Attention of prompts.
-CUDA_PROMPT := $B/cuda/test_prompt $B/cuda/bench_prompt
+CUDA_PROMPT := $(CUDA_DIR)/test_prompt $(CUDA_DIR)/bench_prompt
 cuda: $(CUDA_PROMPT)
 
-$(CUDA_PROMPT): $B/cuda/%: $B/cuda/obj/%.o $B/cuda/obj/prompt_fixture.o \
-    $B/cuda/obj/prompt_peak.o $(CUDA_GPU) $B/libtokenring_cuda.a
+$(CUDA_PROMPT): $(CUDA_DIR)/%: $(CUDA_DIR)/obj/%.o $(CUDA_DIR)/obj/prompt_fixture.o \
+    $(CUDA_DIR)/obj/prompt_peak.o $(CUDA_GPU) $(CUDA_DIR)/libtokenring_cuda.a
 	@echo "  LD    $@"
 	$Q$(NVCC) -o $@ $^ -lm
 
 # The rest of the model, and sampling.  Experts are chosen as the CPU chooses them.
-CUDA_MODEL := $B/cuda/test_model $B/cuda/test_sample $B/cuda/test_small_gemm \
-              $B/cuda/test_experts $B/cuda/bench_model
-CUDA_ARRAYS := $(patsubst %,$B/cuda/obj/%.o,arrays model_reference \
+CUDA_MODEL := $(CUDA_DIR)/test_model $(CUDA_DIR)/test_sample $(CUDA_DIR)/test_small_gemm \
+              $(CUDA_DIR)/test_experts $(CUDA_DIR)/bench_model
+CUDA_ARRAYS := $(patsubst %,$(CUDA_DIR)/obj/%.o,arrays model_reference \
     sample_reference experts_reference) \
     $B/obj/kernels/cpu/layers/experts.o $B/obj/kernels/thread_pool.o
 cuda: $(CUDA_MODEL)
 
-$(CUDA_MODEL): $B/cuda/%: $B/cuda/obj/%.o $(CUDA_ARRAYS) $(CUDA_GPU) \
-    $B/libtokenring_cuda.a
+$(CUDA_MODEL): $(CUDA_DIR)/%: $(CUDA_DIR)/obj/%.o $(CUDA_ARRAYS) $(CUDA_GPU) \
+    $(CUDA_DIR)/libtokenring_cuda.a
 	@echo "  LD    $@"
 	$Q$(NVCC) -o $@ $^ -Xcompiler=-pthread -lm
 
@@ -145,18 +155,19 @@ MODEL_REF := model_reference sample_reference
 $B/tests/test_model_reference: $(MODEL_REF:%=$B/obj/tests/gpu/model/%.o)
 
 # Through the library's table: nothing is linked.
-CUDA_TABLE := $B/cuda/test_runtime $B/cuda/bench_matmul
+CUDA_TABLE := $(CUDA_DIR)/test_runtime $(CUDA_DIR)/bench_matmul
 cuda: $(CUDA_TABLE)
 
-$(CUDA_TABLE): $B/cuda/%: $B/cuda/obj/%.o
+$(CUDA_TABLE): $(CUDA_DIR)/%: $(CUDA_DIR)/obj/%.o
 	@echo "  LD    $@"
 	$Q$(NVCC) -o $@ $^ -lm
 
--include $(shell find $B/cuda -name '*.d' 2>/dev/null)
+-include $(shell find $(CUDA_DIR) -name '*.d' 2>/dev/null)
 
 test-gpu: cuda
 	@B="$B" tests/gpu/run.sh
 
 ifeq ($(NVCC_NEW),yes)
-TEST_CUDA = cuda
+TEST_CUDA = CUDA_DIR=$B/cuda-test CUDA_LIB=$B/cuda-test/libtokenring_cuda.so \
+    CUDA_ARCH="$(if $(filter file,$(origin CUDA_ARCH)),90a,$(CUDA_ARCH))" cuda
 endif

@@ -61,7 +61,7 @@ SIMT_WITH_small_gemm := $(CUDA_ARRAYS) $(CUDA_GPU)
 SIMT_WITH_model   := $(CUDA_ARRAYS) $(CUDA_GPU)
 SIMT_WITH_experts := $(CUDA_ARRAYS) $(CUDA_GPU)
 SIMT_WITH_sample  := $(CUDA_ARRAYS) $(CUDA_GPU)
-SIMT_WITH_prompt  := $B/cuda/obj/prompt_fixture.o $(CUDA_GPU)
+SIMT_WITH_prompt  := $(CUDA_DIR)/obj/prompt_fixture.o $(CUDA_GPU)
 SIMT_WITH_store   := $(CUDA_STORE) $(CUDA_GPU) $(CUDA_CPU)
 SIMT_WITH_generic := $(CUDA_STORE) $(CUDA_GPU) $(CUDA_CPU)
 SIMT_WITH_manager := $B/simt/manager_fill.o $(CUDA_GPU) \
@@ -84,7 +84,7 @@ $(SIMT_LIB): $(SIMT_KERNELS:%=$B/simt/90/%.o) $(SIMT_C:%=$B/simt/90/%.o) \
 	    -Xlinker=--no-undefined,-Bsymbolic -lm
 
 define simt_test
-$B/simt/$(1)/test_$(2): $B/cuda/obj/test_$(2).o $(SIMT_WITH_$(2)) \
+$B/simt/$(1)/test_$(2): $(CUDA_DIR)/obj/test_$(2).o $(SIMT_WITH_$(2)) \
     $B/simt/$(1)/libsimt.a
 	@echo "  LD    $$@"
 	$Q$(NVCC) -cudart none -o $$@ $$^ -Xcompiler=-pthread -lm
