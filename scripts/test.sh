@@ -9,7 +9,7 @@
 # T=NAME runs one unit test, E2E=PATTERN some files of tests/e2e.
 #
 # Unit tests are the programs build/tests/test_*, one process each, which
-# report in TAP.  Then the npm-based suites: the tokenizer's comparison with its
+# report in TAP; those that only compute run two at a time.  Then the npm-based suites: the tokenizer's comparison with its
 # reference implementation, and tests/e2e.  Logs stay in build/test-logs.  Every
 # suite stops what it starts.
 #
@@ -23,10 +23,13 @@ set -uo pipefail
 what=${1:-all}
 logs=$BUILD/test-logs
 mkdir -p "$logs"
+rm -f "$logs"/*.rc
 cd "$ROOT" || exit 1
+trap '[ ${#running[@]} -eq 0 ] || kill "${!running[@]}" 2>/dev/null' EXIT
 
 passed=0 failed=0 skipped=0
 table=()
+declare -A running=() # unit tests: when each began, and its log
 broken=() # what failed: suite, directory, file, failures
 failures=$logs/failures
 flaky=$logs/flaky
@@ -44,46 +47,96 @@ account() { # name, passed, failed, skipped, seconds
     row "$@"
 }
 
-# One unit test; leaves rc, ok, bad and skip.
-unit_program() { # name, log
+# Starts one unit test, which says into the log; leaves its pid in $!.
+unit_start() { # name, log
     CMOCKA_MESSAGE_OUTPUT=TAP timeout -k 5 "${UNIT_TIMEOUT:-600}" \
-        "$BUILD/tests/$1" >"$2" 2>&1
+        "$BUILD/tests/$1" >"$2" 2>&1 &
+    running[$!]="$SECONDS $2"
+}
+
+# Waits for one that runs; its status and its seconds are beside its log.
+unit_wait() {
+    local pid rc start log
+
+    wait -n -p pid
     rc=$?
+    read -r start log <<<"${running[$pid]}"
+    unset "running[$pid]"
+    echo "$rc $((SECONDS - start))" >"$log.rc"
+}
+
+# What came of it; leaves rc, seconds, ok, bad and skip.
+unit_read() { # log
+    read -r rc seconds <"$1.rc"
+    rm -f "$1.rc"
     # cmocka says `not ok 1 # SKIP name` of what was skipped.
-    skip=$(grep -cE '^(not )?ok .*# SKIP' "$2")
-    ok=$(grep -E '^ok ' "$2" | grep -vc '# SKIP')
-    bad=$(grep -E '^not ok ' "$2" | grep -vc '# SKIP')
+    skip=$(grep -cE '^(not )?ok .*# SKIP' "$1")
+    ok=$(grep -E '^ok ' "$1" | grep -vc '# SKIP')
+    bad=$(grep -E '^not ok ' "$1" | grep -vc '# SKIP')
     # A crash, a leak report or a time-out is a failure of its own, and a
     # program that checked nothing has not passed.
-    if [ $rc -ne 0 ] && [ "$bad" -eq 0 ]; then
+    if [ "$rc" -ne 0 ] && [ "$bad" -eq 0 ]; then
         bad=1
-    elif [ $rc -eq 0 ] && [ $((ok + bad + skip)) -eq 0 ]; then
+    elif [ "$rc" -eq 0 ] && [ $((ok + bad + skip)) -eq 0 ]; then
         bad=1
-        echo "no test was reported" >>"$2"
+        echo "no test was reported" >>"$1"
+    fi
+}
+
+# Programs that compute and wait for nothing but their own threads: of these
+# folders of tests/unit, and what plays a GPU.
+unit_computes() { # name
+    case "$1" in
+        test_thread_pool | test_executor_cuda_faults) return 1 ;;
+        test_cuda_simt) return 0 ;;
+    esac
+    set -- "$ROOT"/tests/unit/{api,config,dialect,executor,grammar,kernels,kv}/"$1.c" \
+        "$ROOT"/tests/unit/{model,module,prefix,sampling,template,tokenizer}/"$1.c"
+    while [ $# -gt 0 ]; do
+        [ ! -f "$1" ] || return 0
+        shift
+    done
+    return 1
+}
+
+unit_account() { # name
+    local log=$logs/$1.log rc seconds ok bad skip
+
+    unit_read "$log"
+    account "unit/${1#test_}" "$ok" "$bad" "$skip" "$seconds"
+    if [ "$bad" -gt 0 ]; then
+        echo "FAILED $1 (status $rc)"
+        sed 's/^/    /' "$log" | grep -v '^    ok ' | tail -n 40
+        {
+            echo "FAILED unit/${1#test_} ($1: status $rc)"
+            grep -vE '^(ok |1\.\.)' "$log" | tail -n 6 | sed 's/^/    /'
+        } | cut -c -160 >>"$failures"
+        broken+=("unit - $1 $bad")
     fi
 }
 
 unit() {
-    local program name log start rc ok bad skip
+    local program name names=()
 
     step "Unit tests"
     for program in "$BUILD"/tests/test_${T:-*}; do
         case "$program" in *.d | *.o) continue ;; esac
-        [ -x "$program" ] || continue
-        name=$(basename "$program")
-        log=$logs/$name.log
-        start=$SECONDS
-        unit_program "$name" "$log"
-        account "unit/${name#test_}" "$ok" "$bad" "$skip" $((SECONDS - start))
-        if [ "$bad" -gt 0 ]; then
-            echo "FAILED $name (status $rc)"
-            sed 's/^/    /' "$log" | grep -v '^    ok ' | tail -n 40
-            {
-                echo "FAILED unit/${name#test_} ($name: status $rc)"
-                grep -vE '^(ok |1\.\.)' "$log" | tail -n 6 | sed 's/^/    /'
-            } | cut -c -160 >>"$failures"
-            broken+=("unit - $name $bad")
+        [ ! -x "$program" ] || names+=("$(basename "$program")")
+    done
+    for name in "${names[@]}"; do
+        unit_computes "$name" || continue
+        [ ${#running[@]} -lt 2 ] || unit_wait
+        unit_start "$name" "$logs/$name.log"
+    done
+    while [ ${#running[@]} -gt 0 ]; do
+        unit_wait
+    done
+    for name in "${names[@]}"; do
+        if [ ! -f "$logs/$name.log.rc" ]; then
+            unit_start "$name" "$logs/$name.log"
+            unit_wait
         fi
+        unit_account "$name"
     done
 }
 
@@ -216,7 +269,7 @@ forgive() { # file
 }
 
 retry() {
-    local item suite dir file n start rc ok bad skip
+    local item suite dir file n start rc seconds ok bad skip
 
     [ "${TR_RETRY:-0}" = 1 ] || return
     if [ ${#broken[@]} -gt 3 ]; then
@@ -228,7 +281,11 @@ retry() {
         start=$SECONDS
         step "$suite: $file again, alone"
         case "$suite" in
-            unit) unit_program "$file" "$logs/$file.again.log" ;;
+            unit)
+                unit_start "$file" "$logs/$file.again.log"
+                unit_wait
+                unit_read "$logs/$file.again.log"
+                ;;
             *) node_files "$dir" "$logs/$file.again.tap" \
                 "$(node_find "$dir" "$file")" ;;
         esac
