@@ -394,6 +394,7 @@ main(void)
         cmocka_unit_test(test_quest),
     };
 
+    fixture_keep_memory();
     rng = rng_seed();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
