@@ -424,6 +424,7 @@ any_strict(const json_t *tools)
     return false;
 }
 
+/* Beside what content must be, which is in the request already, or alone. */
 static tr_status_t
 hold_tools(tr_openai_call_t *c, enum tr_dialect_hold_mode mode)
 {
@@ -441,11 +442,18 @@ hold_tools(tr_openai_call_t *c, enum tr_dialect_hold_mode mode)
         kept = tr_arena_alloc(&c->r->arena, len + 1);
     }
     if (kept != NULL) {
-        memcpy(kept, tree, len);
+        memcpy(kept, tree, len + 1);
     }
     free(tree);
-    if (rc == TR_OK && kept == NULL) {
+    if (rc != TR_OK) {
+        return rc;
+    }
+    if (kept == NULL) {
         return tr_openai_no_memory(c);
+    }
+    if (mode == TR_HOLD_FORMAT) {
+        spec->around = kept;
+        return TR_OK;
     }
     *spec = (tr_grammar_spec_t){ .kind = TR_GRAMMAR_TREE,
                                  .text = kept,
@@ -453,33 +461,43 @@ hold_tools(tr_openai_call_t *c, enum tr_dialect_hold_mode mode)
                                  .param = mode == TR_HOLD_STRICT
                                               ? "tools"
                                               : "tool_choice" };
-    c->r->constrained = rc == TR_OK;
-    return rc == TR_OK && mode != TR_HOLD_NONE
-               ? tr_openai_check_end(c->r, c->err)
-               : rc;
+    c->r->constrained = true;
+    return mode != TR_HOLD_NONE ? tr_openai_check_end(c->r, c->err) : TR_OK;
+}
+
+/* Content must be something, and calls may come instead. */
+static tr_status_t
+hold_format(tr_openai_call_t *c)
+{
+    const char *param = c->r->grammar_spec.param;
+
+    return can_hold(c)
+               ? hold_tools(c, TR_HOLD_FORMAT)
+               : tr_error_set(c->err, TR_ERR_INVALID, param,
+                              "'%s' together with 'tools': an answer cannot be "
+                              "held to either of them %s; use 'tool_choice': "
+                              "\"none\", or leave one out.",
+                              param, WHY_NOT);
 }
 
 tr_status_t
 tr_openai_hold(tr_openai_call_t *c)
 {
-    tr_grammar_spec_t *spec = &c->r->grammar_spec;
-    bool calls = c->choice == CHOICE_REQUIRED || c->choice == CHOICE_NAMED;
-
+    if (c->choice == CHOICE_REQUIRED || c->choice == CHOICE_NAMED) {
+        /* there is no content that a format could say something about */
+        return c->tools != NULL && can_hold(c) ? hold_tools(c, TR_HOLD_REQUIRED)
+                                               : TR_OK;
+    }
     if (c->r->constrained && c->r->tools.n > 0) {
-        return tr_error_set(c->err, TR_ERR_INVALID, spec->param,
-                            "'%s' together with 'tools' is not supported; use "
-                            "'tool_choice': \"none\", or leave one out.",
-                            spec->param);
+        return hold_format(c);
     }
     if (c->r->constrained) {
-        spec->around = tr_dialect_around(c->api->dialect, c->r->inside);
+        c->r->grammar_spec.around = tr_dialect_around(c->api->dialect,
+                                                      c->r->inside);
         return TR_OK;
     }
     if (c->tools == NULL || !can_hold(c)) {
         return TR_OK;
-    }
-    if (calls) {
-        return hold_tools(c, TR_HOLD_REQUIRED);
     }
     if (c->choice == CHOICE_NONE) {
         return hold_tools(c, TR_HOLD_NONE);

@@ -109,6 +109,7 @@ tr_status_t tr_dialect_read_tools(const json_t *json, tr_dialect_alloc_pt alloc,
 enum tr_dialect_hold_mode {
     TR_HOLD_REQUIRED, /* one call or more, and nothing else */
     TR_HOLD_STRICT,   /* content and calls: a call is one of the tools' */
+    TR_HOLD_FORMAT,   /* calls, or what the request says content must be */
     TR_HOLD_NONE      /* content alone: no mark of a call begins */
 };
 
@@ -122,8 +123,9 @@ typedef struct {
 /* Can answers be held?  The form that the template writes calls in was found. */
 bool tr_dialect_holds(const tr_dialect_t *d);
 /* What an answer may be, with the reasoning before it, as a tree (grammar.h) of
- * *len bytes in *out, which is malloc'ed and zero-terminated.  tools: of a
- * request's JSON, checked.  TR_ERR_INVALID: a strict schema that this form of
+ * *len bytes in *out, which is malloc'ed and zero-terminated.  FORMAT's has an
+ * ["inner"] and stands around another grammar.  tools: of a request's JSON,
+ * checked.  TR_ERR_INVALID: a strict schema that this form of
  * calls cannot hold. */
 tr_status_t tr_dialect_hold(const tr_dialect_t *d, const json_t *tools,
                             const tr_dialect_hold_t *how, char **out,

@@ -502,6 +502,11 @@ put_answer(hold_t *h, const json_t *tools)
         fprintf(h->f, "%s,", l->head);
         put_calls(h, tools);
         break;
+    case TR_HOLD_FORMAT:
+        fprintf(h->f, "[\"or\",[\"inner\"],[\"seq\",%s,", l->head);
+        put_calls(h, tools);
+        fputs("]]", h->f);
+        break;
     case TR_HOLD_NONE:
         put_content(h, false, false);
         break;
@@ -536,7 +541,9 @@ put_harmony(hold_t *h, const json_t *tools)
     if (free) {
         fputs(",[\"seq\",", h->f);
         put_marks(h->f, h->d, "<|channel|>final<|message|>");
-        fputs(",[\"free\",{\"end\":true}]]", h->f);
+        fputs(h->how->mode == TR_HOLD_FORMAT ? ",[\"inner\"]]"
+                                             : ",[\"free\",{\"end\":true}]]",
+              h->f);
     }
     if (h->how->mode != TR_HOLD_NONE) {
         fputs(",[\"seq\",", h->f);
@@ -576,7 +583,9 @@ tr_dialect_hold(const tr_dialect_t *d, const json_t *tools,
         put_harmony(&h, tools);
     } else {
         if (d->open.len != 0 && (how->inside || !d->by_prompt)) {
-            put_reasoning(h.f, d, how->inside, how->mode != TR_HOLD_REQUIRED);
+            put_reasoning(h.f, d, how->inside,
+                          how->mode == TR_HOLD_STRICT
+                              || how->mode == TR_HOLD_NONE);
             fputs(",", h.f);
         }
         put_answer(&h, tools);

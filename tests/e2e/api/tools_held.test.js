@@ -254,6 +254,71 @@ test('reasoning_effort as a budget, in every API', async () => {
   }
 });
 
+const format = { type: 'json_schema', json_schema: { name: 'c', strict: true,
+  schema: { ...city, additionalProperties: false } } };
+const mild = '{"city": "Oslo"}', calls = [call('get_weather', { city: 'A' }),
+  call('get_time', { city: 'B' })].join('\n');
+says(mild, `<think>\nHm.\n</think>\n\n${mild}`, calls, calls, calls, calls,
+  'It is mild in Oslo.', mild, calls);
+test('response_format beside tools: what it says, or calls', async () => {
+  const ask2 = async (more) => (await create({ response_format: format,
+    ...more })).choices[0];
+  const made = await ask2();
+  assert.deepEqual([made.message.content, made.finish_reason,
+    made.message.tool_calls], [mild, 'stop', undefined]);
+  const thought2 = (await ask2()).message;
+  assert.deepEqual([thought2.reasoning_content, thought2.content],
+    ['Hm.', mild]);
+  const called = await ask2();
+  assert.equal(called.message.content, null);
+  assert.equal(called.finish_reason, 'tool_calls');
+  assert.deepEqual(called.message.tool_calls.map((c) => c.function.name),
+    ['get_weather', 'get_time']);
+  const one = await ask2({ parallel_tool_calls: false });
+  assert.deepEqual(one.message.tool_calls.map((c) => c.function.arguments),
+    ['{"city":"A"}']);
+  const required = await ask2({ tool_choice: 'required' });
+  assert.equal(required.message.tool_calls.length, 2);
+  const named2 = await ask2({ tool_choice: named('get_weather') });
+  assert.equal(named2.message.tool_calls.length, 1);
+  // prose is neither
+  const held = await ask2({ max_tokens: 60 });
+  assert.match(held.message.content ?? '{"', /^\{ ?(\n *)?"/);
+  const none = await ask2({ tool_choice: 'none' });
+  assert.equal(none.message.content, mild);
+  const parsed = await client.chat.completions.parse({ model: 'scripted',
+    messages: ask, tools: tools.map((t) => ({ ...t, function: {
+      ...t.function, strict: true, parameters: { ...city,
+        additionalProperties: false } } })), response_format: format });
+  assert.deepEqual(parsed.choices[0].message.tool_calls.map((c) =>
+    c.function.parsed_arguments), [{ city: 'A' }, { city: 'B' }]);
+});
+
+says(mild, calls, mild, calls);
+test('... and in the other APIs', async () => {
+  const respond = async () => (await post(`${stack.url}/v1/responses`, {
+    input: 'Paris?', text: { format: { type: 'json_schema', name: 'c',
+      strict: true, schema: format.json_schema.schema } },
+    tools: tools.map((t) => ({ type: 'function', ...t.function,
+      strict: false })) })).json();
+  const text = await respond();
+  assert.deepEqual(text.output.map((i) => i.type), ['message'],
+    JSON.stringify(text));
+  assert.equal(text.output[0].content[0].text, mild);
+  assert.deepEqual((await respond()).output.map((i) => i.name),
+    ['get_weather', 'get_time']);
+  const message = async () => (await post(`${stack.url}/v1/messages`, {
+    max_tokens: 90, messages: ask, output_config: { format: {
+      type: 'json_schema', schema: format.json_schema.schema } },
+    tools: tools.map((t) => ({ name: t.function.name,
+      input_schema: t.function.parameters })) })).json();
+  assert.deepEqual((await message()).content, [{ type: 'text', text: mild }]);
+  const used = await message();
+  assert.equal(used.stop_reason, 'tool_use');
+  assert.deepEqual(used.content.map((b) => [b.name, b.input]),
+    [['get_weather', { city: 'A' }], ['get_time', { city: 'B' }]]);
+});
+
 // ---- random -----------------------------------------------------------------
 
 const schemas = {
@@ -323,6 +388,27 @@ for (const [kind, fields, finish] of [
     await pocket.idle();
   });
 }
+
+test(`${HELD} random answers: a schema or calls`, async () => {
+  const seen = { stop: 0, tool_calls: 0 };
+  const [mark] = (await post(`${pocket.url}/v1/tokenize`, {
+    prompt: '<tool_call>', add_special_tokens: false })).json().tokens;
+  await crowd(HELD, async (seed) => {
+    // this model would always rather call
+    const answer = await chat({ seed, parallel_tool_calls: false,
+      logit_bias: seed % 2 ? { [mark]: -20 } : {},
+      response_format: { type: 'json_schema', json_schema: { name: 'person',
+        strict: true, schema: schemas.person } } });
+    assert.equal(answer.status, 200, answer.text);
+    const { message, finish_reason: reason } = answer.json().choices[0];
+    if (reason === 'length') return;
+    seen[reason]++;
+    if (reason === 'tool_calls') check(message.tool_calls);
+    else assert.ok(checks.person(JSON.parse(message.content)), message.content);
+  });
+  assert.ok(seen.stop > 0 && seen.tool_calls > 0, JSON.stringify(seen));
+  await pocket.idle();
+});
 
 test('streamed is whole, in every choice', async () => {
   const body = { tool_choice: 'required', parallel_tool_calls: false, seed: 5,

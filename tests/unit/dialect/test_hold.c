@@ -275,7 +275,15 @@ held(bench_t *t, const tr_dialect_t *d, const tr_dialect_hold_t *how,
     if (tr_dialect_hold(d, t->tools, how, &tree, &spec.len, &err) != TR_OK) {
         fail_msg("%s: %s", name, err.text);
     }
-    spec.text = tree;
+    if (how->mode == TR_HOLD_FORMAT) {
+        spec = (tr_grammar_spec_t){ .kind = TR_GRAMMAR_CHOICE,
+                                    .text = "[\"Yes.\",\"No.\"]",
+                                    .len = strlen("[\"Yes.\",\"No.\"]"),
+                                    .param = "guided_choice",
+                                    .around = tree };
+    } else {
+        spec.text = tree;
+    }
     if (tr_grammar_compile(t->b->vocabulary, &spec, &g, &err) != TR_OK) {
         fail_msg("%s: %s: %s", name, err.text, tree);
     }
@@ -336,6 +344,36 @@ check_strict(bench_t *t, const tr_dialect_t *d, const char *name)
         assert_true(head == NULL || t->calls >= ended);
     }
     json_decref(head);
+    tr_grammar_unref(g);
+}
+
+/* Content is what another field says, or there are calls instead. */
+static void
+check_format(bench_t *t, const tr_dialect_t *d, const char *name)
+{
+    tr_dialect_hold_t how = { .mode = TR_HOLD_FORMAT };
+    tr_dialect_start_t start = { .tools = &t->list };
+    tr_grammar_t *g = held(t, d, &how, name);
+    const char *before = d->layout != NULL ? "" : "<|channel|>final<|message|>";
+    char text[64];
+
+    snprintf(text, sizeof(text), "%sYes.", before);
+    assert_true(accepts(t->b, g, text));
+    snprintf(text, sizeof(text), "%sMaybe.", before);
+    assert_false(accepts(t->b, g, text));
+    for (unsigned seed = 1; seed < 4; seed++) {
+        unsigned state = seed;
+        bool ended;
+
+        t->len = 0;
+        ended = walk(t, g, &state);
+        read_text(t, d, &start, ended);
+        if (ended && t->content != (t->calls > 0 ? 0 : strlen("Yes."))
+            && t->content != (t->calls > 0 ? 0 : strlen("No."))) {
+            fail_msg("%s: %u calls and %u bytes of content: %.*s", name,
+                     t->calls, t->content, (int) t->len, t->text);
+        }
+    }
     tr_grammar_unref(g);
 }
 
@@ -400,6 +438,7 @@ hold(const char *file, tr_dialect_t *d, void *arg)
     check_required(t, d, file, false, false, NULL);
     check_required(t, d, file, true, tr_dialect_reasons(d), "get");
     check_none(t, d, file);
+    check_format(t, d, file);
     if (l != NULL) {
         check_strict(t, d, file);
     }
