@@ -201,8 +201,7 @@ fill_card(const tr_engine_t *e, tr_status_card_t *card)
     const tr_executor_t *x = e->executor;
     uint8_t level_of[TR_KV_LAYOUTS_MAX];
 
-    snprintf(card->model, sizeof(card->model), "%s",
-             e->config.served_model_name);
+    memcpy(card->model, e->config.served_names, sizeof(card->model));
     snprintf(card->engine, sizeof(card->engine), "%s", e->config.name);
     snprintf(card->backend, sizeof(card->backend), "%s", x->backend);
     snprintf(card->kv_policy, sizeof(card->kv_policy), "%s",
@@ -299,6 +298,7 @@ start_parser(tr_engine_t *e, tr_error_t *err)
 
     e->api = (tr_openai_t){
         .model = e->config.served_model_name,
+        .names = e->config.served_names,
         .tokenizer = e->tokenizer,
         .chat_template = &e->chat_template,
         .dialect = e->dialect,

@@ -139,13 +139,30 @@ tr_openai_repeat(tr_openai_call_t *c, const char *members, size_t len)
 
 /* ---- the whole ---------------------------------------------------------- */
 
+/* The served name that is this one, NULL: none is. */
+static const char *
+find_name(const tr_openai_t *api, const char *name, size_t len)
+{
+    const char *one = api->names != NULL ? api->names : api->model;
+
+    while (strlen(one) != len || memcmp(one, name, len) != 0) {
+        one += strlen(one) + 1;
+        if (api->names == NULL || *one == '\0') {
+            return NULL;
+        }
+    }
+    return one;
+}
+
 static tr_status_t
 check_model(tr_openai_call_t *c)
 {
     json_t *model = tr_json_field(c->root, "model");
-    const tr_request_t *r = c->r;
+    tr_request_t *r = c->r;
 
     if (r->routed_len != 0) {
+        r->served_as = find_name(c->api, r->ahead + r->replay_len,
+                                 r->routed_len);
         /* it chose this engine by what it read, or was told where the body says
          * nothing: whether that is a name of this engine's is its business, but
          * not what the body says */
@@ -167,7 +184,9 @@ check_model(tr_openai_call_t *c)
     if (!json_is_string(model)) {
         return tr_json_wrong_type(c->err, "model", "a string", model);
     }
-    if (strcmp(json_string_value(model), c->api->model) != 0) {
+    r->served_as = find_name(c->api, json_string_value(model),
+                             json_string_length(model));
+    if (r->served_as == NULL) {
         return tr_error_set(c->err, TR_ERR_MODEL_NOT_FOUND, "model",
                             "The "
                             "model `%.128s` does not exist; this engine "

@@ -19,7 +19,10 @@
 #include "engine/tokenizer/tokenizer.h"
 
 typedef struct {
-    const char *model; /* served name: another one is TR_ERR_MODEL_NOT_FOUND */
+    const char *model; /* the served name */
+    /* all of them, each ended by a NUL, to an empty one; another one is
+     * TR_ERR_MODEL_NOT_FOUND; NULL: model alone; borrowed */
+    const char *names;
     const tr_tokenizer_t *tokenizer;
     const tr_chat_template_t *chat_template;
     const tr_dialect_t *dialect; /* of its answers */

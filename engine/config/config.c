@@ -61,7 +61,7 @@ static const setting_t settings[] = {
     { "model", KIND_TEXT, AT(model), "", 0, 0, NULL,
       "Hugging Face model directory; required" },
     { "served_model_name", KIND_TEXT, AT(served_model_name), "", 0, 0, NULL,
-      "model name in the API; empty: the last part of model" },
+      "model name in the API, or several; empty: the last part of model" },
     { "load_format", KIND_CHOICE, AT(load_format), "auto", 0, 0, "auto dummy",
       "auto reads the weights, dummy makes random ones for benchmarks" },
     { "backend", KIND_CHOICE, AT(backend), "cpu", 0, 0, "cpu cuda null",

@@ -32,10 +32,12 @@ typedef struct {
 typedef struct {
     char name[128];              /* of the engine, in logs and metrics */
     char model[TR_CONFIG_PATH];  /* Hugging Face directory */
-    char served_model_name[128]; /* "" until finish: from model */
-    char load_format[16];        /* auto | dummy */
-    char backend[16];            /* cpu | cuda | null */
-    char ignore_config[512];     /* keys of config.json without effect */
+    char served_model_name[128]; /* "" until finish: from model, or the first */
+    char served_names[128];  /* by finish: all, each ended by a NUL, to an empty
+                             * one */
+    char load_format[16];    /* auto | dummy */
+    char backend[16];        /* cpu | cuda | null */
+    char ignore_config[512]; /* keys of config.json without effect */
     char generation_config[16];  /* vllm | openai */
     char chat_template[32];      /* auto | llama3 | chatml | ... */
     char effort_budgets[256];    /* as EFFORT=TOKENS, separated by blanks */

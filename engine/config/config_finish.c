@@ -35,6 +35,41 @@ last_part(const char *path, char *out, size_t size)
     snprintf(out, size, "%.*s", (int) (end - start), path + start);
 }
 
+/* served_model_name: blanks part the names. */
+static tr_status_t
+split_names(tr_config_t *c, tr_error_t *err)
+{
+    const char *at = c->served_model_name;
+    size_t used = 0, n;
+
+    for (at += strspn(at, " \t"); *at != '\0';
+         at += n + strspn(at + n, " \t")) {
+        n = strcspn(at, " \t");
+        for (const char *p = c->served_names; *p != '\0'; p += strlen(p) + 1) {
+            if (strlen(p) == n && memcmp(p, at, n) == 0) {
+                return tr_error_set(err, TR_ERR_INVALID, "served_model_name",
+                                    "served_model_name: \"%s\" is listed "
+                                    "twice",
+                                    p);
+            }
+        }
+        if (used + n + 2 > sizeof(c->served_names)) {
+            return tr_error_set(err, TR_ERR_INVALID, "served_model_name",
+                                "served_model_name: its names have more than "
+                                "%zu bytes together",
+                                sizeof(c->served_names) - 2);
+        }
+        memcpy(c->served_names + used, at, n);
+        used += n + 1;
+    }
+    if (used == 0) {
+        return tr_error_set(err, TR_ERR_INVALID, "served_model_name",
+                            "served_model_name: blanks are no name");
+    }
+    memcpy(c->served_model_name, c->served_names, strlen(c->served_names) + 1);
+    return TR_OK;
+}
+
 static tr_status_t
 finish_names(tr_config_t *c, tr_error_t *err)
 {
@@ -64,8 +99,10 @@ finish_names(tr_config_t *c, tr_error_t *err)
                                 name, sizeof(c->served_model_name) - 1);
         }
         memcpy(c->served_model_name, name, strlen(name) + 1);
+        memcpy(c->served_names, name, strlen(name) + 1);
+        return TR_OK;
     }
-    return TR_OK;
+    return split_names(c, err);
 }
 
 static const char *const efforts[] = { "minimal", "low",   "medium",

@@ -136,7 +136,9 @@ put_aborted(tr_connection_t *c, tr_request_t *r)
 static tr_status_t
 put_accepted(tr_connection_t *c, tr_request_t *r)
 {
-    const char *model = c->env->config->served_model_name;
+    const char *model = r->served_as != NULL
+                            ? r->served_as
+                            : c->env->config->served_model_name;
     const char *policy = r->kv_policy != NULL ? r->kv_policy->name : "";
     tr_wire_accepted_t head = {
         .endpoint = r->endpoint,

@@ -158,6 +158,9 @@ struct tr_request {
     size_t body_len, body_cap;
     char *ahead; /* [replay_len + routed_len], NULL: nothing */
     uint32_t replay_len, routed_len;
+    /* that of the engine's names which it asks for, NULL: it has none of them;
+     * borrowed */
+    const char *served_as;
 
     /* filled by the request parser */
     bool stream, include_usage, echo;

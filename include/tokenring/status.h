@@ -43,7 +43,9 @@ enum tr_engine_state {
 
 /* Never changes after the page is handed out. */
 typedef struct {
-    char model[TR_NAME_MAX];  /* served model name, NUL-terminated */
+    /* served model names (tr_status_model_name): each NUL-terminated, the first
+     * is the model's own */
+    char model[TR_NAME_MAX];
     char engine[TR_NAME_MAX]; /* engine name */
     char backend[32];         /* "cpu", "cuda", "null" */
     char kv_policy[256];      /* the default: name and all settings */
@@ -200,6 +202,10 @@ static inline tr_status_t tr_status_read(const tr_status_page_t *page,
  * memory, which it could still change. */
 static inline void tr_status_card_copy(const tr_status_page_t *page,
                                        tr_status_card_t *out);
+
+/* The i-th name of the model, NULL: there are not so many. */
+static inline const char *tr_status_model_name(const tr_status_card_t *card,
+                                               uint32_t i);
 
 /* Engine: counts one latency, or one ratio. */
 static inline void tr_status_observe(tr_status_histogram_t *h, uint64_t us);

@@ -109,6 +109,17 @@ tr_status_card_copy(const tr_status_page_t *page, tr_status_card_t *out)
     }
 }
 
+static inline const char *
+tr_status_model_name(const tr_status_card_t *card, uint32_t i)
+{
+    const char *name = card->model, *end = card->model + sizeof(card->model);
+
+    for (; i > 0 && name < end && *name != '\0'; i--) {
+        name += strlen(name) + 1;
+    }
+    return name < end && *name != '\0' ? name : NULL;
+}
+
 static inline void
 tr_status_observe(tr_status_histogram_t *h, uint64_t us)
 {

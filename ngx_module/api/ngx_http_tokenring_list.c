@@ -126,7 +126,8 @@ ngx_http_tokenring_list_known(ngx_http_tokenring_list_t *list)
 static ngx_int_t
 ngx_http_tokenring_list_engines(ngx_http_tokenring_list_t *list)
 {
-    ngx_str_t                    name;
+    uint32_t                     k;
+    ngx_str_t                    name, root;
     ngx_uint_t                   i;
     ngx_http_tokenring_conn_t  **conns;
 
@@ -140,14 +141,23 @@ ngx_http_tokenring_list_engines(ngx_http_tokenring_list_t *list)
             continue;
         }
 
-        name.data = (u_char *) conns[i]->card.model;
-        name.len = ngx_strlen(conns[i]->card.model);
+        root.data = (u_char *) conns[i]->card.model;
+        root.len = ngx_strlen(conns[i]->card.model);
 
-        if (name.len
-            && ngx_http_tokenring_list_add(list, &name, conns[i], NULL)
-               != NGX_OK)
-        {
-            return NGX_ERROR;
+        for (k = 0; ; k++) {
+            name.data = (u_char *) tr_status_model_name(&conns[i]->card, k);
+            if (name.data == NULL) {
+                break;
+            }
+
+            name.len = ngx_strlen(name.data);
+
+            if (ngx_http_tokenring_list_add(list, &name, conns[i],
+                                            k ? &root : NULL)
+                != NGX_OK)
+            {
+                return NGX_ERROR;
+            }
         }
     }
 

@@ -61,9 +61,23 @@ ngx_uint_t
 ngx_http_tokenring_conn_may_serve(ngx_http_tokenring_conn_t *conn,
     ngx_str_t *model)
 {
-    return conn->card.model[0] == '\0'
-           || (ngx_strlen(conn->card.model) == model->len
-               && ngx_memcmp(conn->card.model, model->data, model->len) == 0);
+    uint32_t     i;
+    const char  *name;
+
+    if (conn->card.model[0] == '\0') {
+        return 1;
+    }
+
+    for (i = 0; (name = tr_status_model_name(&conn->card, i)) != NULL; i++) {
+
+        if (ngx_strlen(name) == model->len
+            && ngx_memcmp(name, model->data, model->len) == 0)
+        {
+            return 1;
+        }
+    }
+
+    return 0;
 }
 
 
@@ -101,7 +115,10 @@ ngx_http_tokenring_group_mixed(ngx_http_tokenring_group_t *group)
             continue;
         }
 
-        if (model && ngx_strcmp(conns[i]->card.model, model) != 0) {
+        /* all of their names: what is behind them is zero */
+
+        if (model && ngx_memcmp(conns[i]->card.model, model, TR_NAME_MAX) != 0)
+        {
             return 1;
         }
 

@@ -382,8 +382,27 @@ static const bad_t bad[] = {
     { WITH("redis_response_ttl 9s"),
       "redis_response_ttl \"9s\": expected a duration from 10s" },
     { "model /\n", "set served_model_name" },
+    { WITH("served_model_name a b a"), "\"a\" is listed twice" },
+    { WITH("served_model_name \" \""), "blanks are no name" },
+    { WITH("served_model_name "
+           "a23456789012345678901234567890123456789012345678901234567890abc "
+           "b23456789012345678901234567890123456789012345678901234567890abc"),
+      "more than 126 bytes together" },
     { "model ..\n", "cannot make a model name of \"..\"" },
 };
+
+static void
+test_served_names(void **state)
+{
+    static const char text[] = "model /m\nserved_model_name  llama  gpt-4\n";
+    tr_config_t c;
+    tr_error_t err;
+
+    (void) state;
+    assert_int_equal(read_text(&c, text, sizeof(text) - 1, &err), TR_OK);
+    assert_string_equal(c.served_model_name, "llama");
+    assert_memory_equal(c.served_names, "llama\0gpt-4\0", 13);
+}
 
 static void
 test_budgets(void **state)
@@ -535,6 +554,7 @@ main(void)
         cmocka_unit_test(test_shipped_file),
         cmocka_unit_test(test_places),
         cmocka_unit_test(test_command_line),
+        cmocka_unit_test(test_served_names),
         cmocka_unit_test(test_budgets),
         cmocka_unit_test(test_bad),
         cmocka_unit_test(test_bad_file),

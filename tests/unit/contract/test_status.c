@@ -196,6 +196,24 @@ test_card_of_a_hostile_engine(void **state)
     page_free(&f);
 }
 
+static void
+test_names_of_the_model(void **state)
+{
+    tr_status_card_t card = { .model = "llama\0gpt-4\0\0no name" };
+
+    (void) state;
+    assert_string_equal(tr_status_model_name(&card, 0), "llama");
+    assert_string_equal(tr_status_model_name(&card, 1), "gpt-4");
+    assert_null(tr_status_model_name(&card, 2));
+    assert_null(tr_status_model_name(&card, UINT32_MAX));
+    memset(card.model, 'x', sizeof(card.model));
+    card.model[TR_NAME_MAX - 1] = '\0';
+    assert_non_null(tr_status_model_name(&card, 0));
+    assert_null(tr_status_model_name(&card, 1));
+    card.model[0] = '\0';
+    assert_null(tr_status_model_name(&card, 0));
+}
+
 /* ---- the memfd ---------------------------------------------------------- */
 
 static void
@@ -324,6 +342,7 @@ main(void)
         cmocka_unit_test(test_no_torn_reads),
         cmocka_unit_test(test_histogram_buckets),
         cmocka_unit_test(test_card_of_a_hostile_engine),
+        cmocka_unit_test(test_names_of_the_model),
         cmocka_unit_test(test_attach_reads_what_is_published),
         cmocka_unit_test(test_nobody_else_writes),
         cmocka_unit_test(test_impostors_are_refused),
