@@ -441,17 +441,83 @@ write_ancestors(const tr_lookup_t *l, char *at)
     return n;
 }
 
+/* An item as it is listed: with its id ahead of all else, a message's content in
+ * parts. */
+static json_t *
+listed(const json_t *item)
+{
+    json_t *out = json_object(), *value;
+    json_t *content = json_object_get(item, "content");
+    const char *key;
+
+    if (json_is_string(json_object_get(item, "id"))) {
+        json_object_set(out, "id", json_object_get(item, "id"));
+    }
+    if (tr_json_field(item, "type") == NULL) {
+        json_object_set_new(out, "type", json_string("message"));
+    }
+    json_object_foreach ((json_t *) item, key, value) {
+        json_object_set(out, key, value);
+    }
+    if (tr_translate_is(json_object_get(out, "type"), "message")) {
+        if (json_is_string(content)) {
+            json_object_set_new(
+                out, "content",
+                json_pack("[{s:s, s:O}]", "type",
+                          tr_translate_is(json_object_get(item, "role"),
+                                          "assistant")
+                              ? "output_text"
+                              : "input_text",
+                          "text", content));
+        }
+        if (tr_json_field(item, "status") == NULL) {
+            json_object_set_new(out, "status", json_string("completed"));
+        }
+    }
+    return out;
+}
+
+/* The items as a JSON array, one a line, of which a gateway may make a list
+ * without reading them.  Returns its bytes, 0: it cannot be written; no more
+ * than size come to out. */
+static size_t
+write_items(const json_t *items, char *out, size_t size)
+{
+    size_t flags = JSON_COMPACT | JSON_REAL_PRECISION(17), len = 0, n, i;
+    const json_t *item;
+
+    json_array_foreach ((json_t *) items, i, item) {
+        json_t *one = listed(item);
+
+        if (len + 2 < size) {
+            memcpy(out + len, i == 0 ? "[" : ",\n", i == 0 ? 1 : 2);
+        }
+        len += i == 0 ? 1 : 2;
+        n = json_dumpb(one, len < size ? out + len : NULL,
+                       len < size ? size - len : 0, flags);
+        json_decref(one);
+        if (n == 0) {
+            return 0;
+        }
+        len += n;
+    }
+    if (len + 1 < size) {
+        memcpy(out + len, len == 0 ? "[]" : "]", len == 0 ? 2 : 1);
+    }
+    return len + (len == 0 ? 2 : 1);
+}
+
 tr_status_t
 tr_responses_keep(const tr_translation_t *t, const json_t *items)
 {
     const json_t *root = t->c->root;
     tr_request_t *r = t->c->r;
-    size_t flags = JSON_COMPACT | JSON_REAL_PRECISION(17), len;
+    size_t len;
 
     if (!can_keep(t) || !wants_store(root)) {
         return TR_OK;
     }
-    len = json_dumpb(items, NULL, 0, flags);
+    len = write_items(items, NULL, 0);
     if (len == 0 || len > KEPT_MAX) {
         return json_is_true(json_object_get(root, "store"))
                    ? tr_error_set(t->c->err, TR_ERR_INVALID, "store",
@@ -460,11 +526,11 @@ tr_responses_keep(const tr_translation_t *t, const json_t *items)
                                   KEPT_MAX)
                    : TR_OK;
     }
-    r->kept = malloc(len + (size_t) TR_TURNS_MAX * TR_COMPLETION_LEN);
+    r->kept = malloc(len + 2 + (size_t) TR_TURNS_MAX * TR_COMPLETION_LEN);
     if (r->kept == NULL) {
         return tr_translate_no_memory(t);
     }
-    r->kept_input_len = json_dumpb(items, r->kept, len, flags);
+    r->kept_input_len = write_items(items, r->kept, len + 2);
     r->kept_ancestors_len = write_ancestors(r->lookup, r->kept + len);
     return TR_OK;
 }

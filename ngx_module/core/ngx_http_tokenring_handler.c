@@ -30,6 +30,7 @@ typedef enum {
     NGX_HTTP_TOKENRING_REQUEST,
     NGX_HTTP_TOKENRING_REQUEST_STREAM,
     NGX_HTTP_TOKENRING_RESPONSE,
+    NGX_HTTP_TOKENRING_RESPONSE_INPUT,
     NGX_HTTP_TOKENRING_NOWHERE
 } ngx_http_tokenring_route_e;
 
@@ -107,13 +108,16 @@ ngx_http_tokenring_handler(ngx_http_request_t *r)
         return ngx_http_tokenring_stored(r, &id);
 
     case NGX_HTTP_TOKENRING_REQUEST_STREAM:
+    case NGX_HTTP_TOKENRING_RESPONSE_INPUT:
 
         if (r->method != NGX_HTTP_GET) {
             return ngx_http_tokenring_refuse_method(r, &get_only,
                                                  "This URL accepts only GET");
         }
 
-        return ngx_http_tokenring_follow(r, &id);
+        return (route == NGX_HTTP_TOKENRING_RESPONSE_INPUT)
+               ? ngx_http_tokenring_response_input(r, &id)
+               : ngx_http_tokenring_follow(r, &id);
 
     case NGX_HTTP_TOKENRING_RESPONSE:
         return ngx_http_tokenring_kept(r, &id);
@@ -557,18 +561,30 @@ ngx_http_tokenring_route_request(ngx_http_request_t *r, ngx_str_t *id)
 }
 
 
-/* responses/ID, if Redis is configured */
+/* responses/ID and responses/ID/input_items, if Redis is configured */
 
 static ngx_http_tokenring_route_e
 ngx_http_tokenring_route_response(ngx_http_request_t *r, ngx_str_t *id)
 {
+    size_t                          len;
+    ngx_http_tokenring_route_e      route;
     ngx_http_tokenring_loc_conf_t  *tlcf;
 
     tlcf = ngx_http_get_module_loc_conf(r, ngx_http_tokenring_module);
 
+    route = NGX_HTTP_TOKENRING_RESPONSE;
+    len = sizeof("/input_items") - 1;
+
+    if (id->len > len
+        && ngx_strncmp(id->data + id->len - len, "/input_items", len) == 0)
+    {
+        id->len -= len;
+        route = NGX_HTTP_TOKENRING_RESPONSE_INPUT;
+    }
+
     return (tlcf->redis == NULL
             || ngx_strlchr(id->data, id->data + id->len, '/'))
-           ? NGX_HTTP_TOKENRING_NOWHERE : NGX_HTTP_TOKENRING_RESPONSE;
+           ? NGX_HTTP_TOKENRING_NOWHERE : route;
 }
 
 

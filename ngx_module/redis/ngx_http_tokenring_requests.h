@@ -1,6 +1,6 @@
 /*
- * GET and DELETE of /v1/requests/ID, DELETE of /v1/responses/ID: content
- * handlers, where Redis is configured.
+ * GET and DELETE of /v1/requests/ID, DELETE of /v1/responses/ID, GET of
+ * /v1/responses/ID/input_items: content handlers, where Redis is configured.
  */
 
 #ifndef _NGX_HTTP_TOKENRING_REQUESTS_H_INCLUDED_
@@ -19,6 +19,8 @@ ngx_int_t ngx_http_tokenring_request_cancel(ngx_http_request_t *r,
 
 /* of /v1/responses/ID: a response that is kept */
 ngx_int_t ngx_http_tokenring_response_delete(ngx_http_request_t *r,
+    ngx_str_t *id);
+ngx_int_t ngx_http_tokenring_response_input(ngx_http_request_t *r,
     ngx_str_t *id);
 
 

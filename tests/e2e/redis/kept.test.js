@@ -107,7 +107,8 @@ for (const streamed of [false, true]) {
       const kept = await redis.hash(key(third));
       assert.equal(kept.ancestors, idOf(first) + idOf(second));
       assert.deepEqual(JSON.parse(kept.input),
-        [{ type: 'message', role: 'user', content: 'What to wear?' }]);
+        [{ type: 'message', role: 'user', status: 'completed',
+          content: [{ type: 'input_text', text: 'What to wear?' }] }]);
       assert.ok(await redis.command('PTTL', key(first)) > 2.5e9); // 30 days
       assert.ok(await redis.command('PTTL', `tr:out:{${idOf(first)}}`) > 2.5e9);
 
@@ -197,6 +198,58 @@ test('of somebody else, unknown, deleted', async () => {
   assert.equal(other.status, 405);
 });
 
+says('Fine.', 'Again.', 'One.');
+test('input_items: what a response was asked, in pages', async () => {
+  const given = [{ role: 'user', content: 'A "é"\n1' },
+    { type: 'function_call', id: 'fc_"own', call_id: 'c1', name: 'get_time',
+      arguments: '{"city":"Oslo"}' },
+    { type: 'function_call_output', call_id: 'c1', output: '12' },
+    { role: 'assistant', content: 'Noon.' },
+    { type: 'message', role: 'user', content: [{ type: 'input_text',
+      text: 'And now?' }] }];
+  const r = await turn({ input: given });
+  await done(r);
+  const id = idOf(r);
+  const wanted = [
+    { id: `item_${id}_0`, type: 'message', role: 'user', status: 'completed',
+      content: [{ type: 'input_text', text: 'A "é"\n1' }] },
+    given[1],
+    { id: `item_${id}_2`, ...given[2] },
+    { id: `item_${id}_3`, type: 'message', role: 'assistant',
+      status: 'completed', content: [{ type: 'output_text', text: 'Noon.' }] },
+    { id: `item_${id}_4`, ...given[4], status: 'completed' }];
+  const all = await client.responses.inputItems.list(r.id, { order: 'asc' });
+  assert.deepEqual(all.data, wanted);
+  const raw = (await request(`${stack.url}/v1/responses/${r.id}/input_items`
+    + '?order=asc&limit=2', { headers: { Authorization: 'Bearer mine' } }))
+    .json();
+  assert.deepEqual([raw.has_more, raw.first_id, raw.last_id],
+    [true, wanted[0].id, wanted[1].id]);
+  assert.deepEqual((await client.responses.inputItems.list(r.id)).data,
+    [...wanted].reverse());
+  const paged = [];
+  for await (const item of client.responses.inputItems.list(r.id, { limit: 2,
+    order: 'asc' })) paged.push(item);
+  assert.deepEqual(paged, wanted);
+  // what goes on from it reads the same
+  const on = await turn({ previous_response_id: r.id, input: 'x' });
+  const by = await post(`${stack.url}/v1/responses`, { model, tools,
+    store: false, input: [...given, { role: 'assistant', content: 'Fine.' },
+      { role: 'user', content: 'x' }] });
+  assert.equal(on.usage.input_tokens, by.json().usage.input_tokens);
+  for (const [who, query] of [[stranger, {}], [client, { after: 'no' }],
+    [client, { limit: 0 }], [client, { limit: 101 }], [client, { order: 'x' }]]) {
+    await fails(who.responses.inputItems.list(r.id, query),
+      who === stranger ? 404 : 400, who === stranger ? 'not_found' : null,
+      null, /./);
+  }
+  await redis.command('HSET', key(r), 'input', '[{"a": 1},\n2]');
+  await fails(client.responses.inputItems.list(r.id), 500,
+    'internal_error', null, /cannot be read/);
+  const url = `${stack.url}/v1/responses/${r.id}/input_items`;
+  assert.equal((await request(url, { method: 'DELETE' })).status, 405);
+});
+
 says('Kept.', 'Kept.', 'Alive.');
 test('what Redis has is not what was written', async () => {
   for (const [spoil, status] of [
@@ -229,7 +282,7 @@ test('references to items', async () => {
   await done(r);
   // items are kept, and not what refers to them
   assert.deepEqual(JSON.parse((await redis.hash(key(r))).input)
-    .map((o) => o.type || o.role), ['user', 'reasoning', 'message',
+    .map((o) => o.type), ['message', 'reasoning', 'message',
     'function_call', 'function_call_output']);
   for (const id of [first.output[0].id.replace(/_0$/, '_9'), 'msg_1',
     first.output[0].id.replace('rs_', 'msg_'), `msg_${'0'.repeat(32)}_0`]) {
