@@ -165,6 +165,7 @@ make_channel(tr_connection_t *c)
                != TR_OK) {
         return TR_ERR_NOMEM;
     }
+    c->writer.channel = &c->map;
     tr_ring_consumer_init(&c->requests, c->map.request, c->map.request_data,
                           c->map.request_capacity);
     tr_ring_producer_init(&c->answers, c->map.answer, c->map.answer_data,
@@ -412,10 +413,12 @@ tr_connection_on_deadline(tr_connection_t *c)
 
 /* ---- closing ------------------------------------------------------------ */
 
-/* Who was submitted to go on without its channel, goes on. */
+/* Who was submitted to go on without its channel, goes on, unless it goes on at
+ * another engine. */
 static void
 abort_requests(tr_connection_t *c)
 {
+    bool fenced = tr_channel_fenced(&c->map);
     uint32_t i;
 
     c->replies = c->replies_tail = NULL; /* each is in its slot, too */
@@ -425,8 +428,11 @@ abort_requests(tr_connection_t *c)
         if (s->request == NULL) {
             continue;
         }
-        if ((s->request->submit_flags & TR_SUBMIT_DETACH)
-            && (s->state != TR_SLOT_GATHERING || s->request->held_us != 0)) {
+        if (fenced && (s->request->submit_flags & TR_SUBMIT_IDS) != 0) {
+            atomic_store(&s->request->gone, 1);
+        } else if ((s->request->submit_flags & TR_SUBMIT_DETACH)
+                   && (s->state != TR_SLOT_GATHERING
+                       || s->request->held_us != 0)) {
             tr_connection_detach(c, s);
             continue;
         }

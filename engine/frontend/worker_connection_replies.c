@@ -104,7 +104,9 @@ put_error(tr_connection_t *c, tr_request_t *r)
     tr_response_writer_describe_error(&r->error, 0, 0, &record);
     rc = put(c, TR_RECORD_ERROR, r->id, record.pieces, 3);
     if (rc == TR_OK) {
-        tr_events_answer(r, TR_RECORD_ERROR, record.pieces, 3);
+        if (!tr_request_goes_elsewhere(r)) {
+            tr_events_answer(r, TR_RECORD_ERROR, record.pieces, 3);
+        }
         /* a client's mistake is no error of ours */
         if (info.http >= 500) {
             atomic_fetch_add(&c->env->status->counters.requests_error, 1);
@@ -149,7 +151,10 @@ put_accepted(tr_connection_t *c, tr_request_t *r)
                                                         : 0)
                              | (r->usage_stats ? TR_ACCEPTED_USAGE_STATS : 0)
                              | (r->include_kv ? TR_ACCEPTED_KV : 0)
-                             | (r->dialect != NULL ? TR_ACCEPTED_ITEMS : 0)),
+                             | (r->dialect != NULL ? TR_ACCEPTED_ITEMS : 0)
+                             | (r->events != NULL && tr_request_output_kept(r)
+                                    ? TR_ACCEPTED_STORED
+                                    : 0)),
         .choices = r->result != NULL ? 1 : r->n_sequences,
         .prompt_tokens = r->prompt_tokens,
         .model_len = (uint32_t) strlen(model),
@@ -167,8 +172,8 @@ put_accepted(tr_connection_t *c, tr_request_t *r)
     if (r->pool.width == 0) { /* vectors may have been told in part */
         memcpy(head.model_id, c->env->status->card.model_id, TR_MODEL_ID);
     }
+    tr_events_moved(r);
     tr_events_answer(r, TR_RECORD_ACCEPTED, pieces, 3);
-    tr_events_told(r);
     if (atomic_load(&r->control) & TR_CONTROL_DETACH) {
         return TR_OK; /* only its end is still to be sent */
     }
@@ -216,8 +221,10 @@ send_repeated(tr_connection_t *c, tr_request_t *r, bool ring)
     uint32_t most = tr_ring_max_payload(c->answers.capacity) / 2 & ~7u;
     tr_status_t rc;
 
+    if (r->migrations != 0) { /* the worker and Redis have it */
+        return TR_OK;
+    }
     most = most < TR_RESULT_MAX ? most : TR_RESULT_MAX;
-    ring &= r->migrations == 0; /* else the worker has it */
     while (r->repeated_sent < r->repeated_len) {
         uint32_t left = r->repeated_len - r->repeated_sent;
         tr_ring_piece_t piece = { r->repeated + r->repeated_sent,

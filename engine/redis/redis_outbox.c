@@ -105,7 +105,7 @@ unlink_due(tr_outbox_t *l, tr_outbox_request_t *q)
 void
 tr_outbox_due(tr_outbox_t *l, tr_outbox_request_t *q)
 {
-    if (q->due) {
+    if (q->due || q->muted || q->fenced) {
         return;
     }
     q->due = true;
@@ -230,6 +230,9 @@ take_arrived(tr_outbox_t *l, uint64_t id, const uint8_t *payload)
     q->flags = note.flags;
     q->created_ms = unix_ms(l, note.arrival_us);
     q->output = (note.flags & TR_SUBMIT_RESUMABLE) != 0;
+    q->inherited = UINT32_MAX;
+    q->muted = note.moved != 0;
+    q->migrate_s = note.migrate_s;
     q->dirty = TR_OUTBOX_IDENTITY | TR_OUTBOX_STATE;
     link_request(l, q);
     tr_outbox_due(l, q);
@@ -276,6 +279,25 @@ take_kept(tr_outbox_t *l, tr_outbox_request_t *q, const uint8_t *payload)
     tr_outbox_due(l, q);
 }
 
+/* It goes on here, and those that had it are refused from now on. */
+static void
+take_moved(tr_outbox_t *l, tr_outbox_request_t *q, const uint8_t *payload)
+{
+    tr_event_moved_t note;
+
+    memcpy(&note, payload, sizeof(note));
+    if (q != NULL && !q->ended && q->muted) {
+        q->muted = false;
+        q->epoch = note.epoch;
+        if (q->output) {
+            tr_outbox_go_on(l, q, note.told, note.told_len,
+                            (uint32_t) note.number);
+        }
+        tr_outbox_due(l, q);
+    }
+    free(note.told);
+}
+
 static bool
 is_last(uint16_t type, const uint8_t *payload, size_t len)
 {
@@ -287,22 +309,6 @@ is_last(uint16_t type, const uint8_t *payload, size_t len)
                && (finish.flags & TR_FINISH_LAST) != 0);
 }
 
-/* A response that is kept and that another engine goes on with writes all of it
- * there: this one's end is none. */
-static bool
-goes_elsewhere(const tr_outbox_request_t *q, uint16_t type,
-               const uint8_t *payload, size_t len)
-{
-    tr_wire_bytes_t param, message;
-    tr_wire_error_t error;
-
-    return type == TR_RECORD_ERROR && q->answered.text != NULL
-           && (q->flags & TR_SUBMIT_IDS) != 0
-           && tr_wire_error_parse(payload, len, &error, &param, &message)
-                  == TR_OK
-           && error.status == TR_ERR_DRAINING;
-}
-
 static void
 take_record(tr_outbox_t *l, tr_outbox_request_t *q, uint16_t type,
             const uint8_t *payload, size_t len)
@@ -312,11 +318,9 @@ take_record(tr_outbox_t *l, tr_outbox_request_t *q, uint16_t type,
     if (type == TR_RECORD_ACCEPTED) {
         take_accepted(l, q, payload, len);
     }
-    if (!q->output || q->closed) {
-        return;
-    }
-    if (goes_elsewhere(q, type, payload, len)) {
-        tr_outbox_give_up_output(l, q);
+    /* of an ACCEPTED, the engine before has told */
+    if (!q->output || q->closed || q->muted || q->fenced
+        || (q->epoch != 0 && type == TR_RECORD_ACCEPTED)) {
         return;
     }
     /* an entry at most doubles */
@@ -352,6 +356,18 @@ apply_end(tr_outbox_t *l, tr_outbox_request_t *q)
 
     q->ended = true;
     l->live--;
+    if (q->muted || q->fenced) {
+        q->dirty = 0;
+        tr_outbox_settle(l, q);
+        return;
+    }
+    if (end->elsewhere) {
+        q->left = true;
+        q->dirty |= TR_OUTBOX_STATE;
+        tr_outbox_drop_output(l, q);
+        tr_outbox_due(l, q);
+        return;
+    }
     q->state = end->state;
     q->dirty |= TR_OUTBOX_STATE | TR_OUTBOX_ACCEPTED | TR_OUTBOX_FINAL;
     if (end->scheduled_us != 0) {
@@ -395,6 +411,10 @@ tr_outbox_take(tr_outbox_t *l, const tr_record_t *rec, const uint8_t *payload)
     q = tr_outbox_find(l, rec->id);
     if (rec->type == TR_EVENT_KEPT) {
         take_kept(l, q, payload);
+        return;
+    }
+    if (rec->type == TR_EVENT_MOVED) {
+        take_moved(l, q, payload);
         return;
     }
     if (q == NULL || q->ended) {
@@ -446,11 +466,12 @@ tr_outbox_apply_ends(tr_outbox_t *l)
 void
 tr_outbox_end_all(tr_outbox_t *l)
 {
-    tr_outbox_request_t *q;
+    tr_outbox_request_t *q, *next;
 
     tr_outbox_apply_ends(l);
     tr_outbox_apply_ends(l);
-    for (q = l->first; q != NULL; q = q->next) {
+    for (q = l->first; q != NULL; q = next) {
+        next = q->next;
         if (!q->ended) {
             q->end.state = TR_REQUEST_FAILED;
             q->end.status = TR_ERR_DRAINING;
@@ -466,6 +487,9 @@ tr_outbox_end_all(tr_outbox_t *l)
 bool
 tr_outbox_can_write(const tr_outbox_request_t *q)
 {
+    if (q->muted || q->fenced) {
+        return false;
+    }
     return (q->dirty != 0 && q->writing == 0)
            || (q->unacked != NULL && !q->sending) || (q->unsure && !q->asking);
 }
@@ -495,7 +519,7 @@ all_fields(const tr_outbox_request_t *q)
 {
     return TR_OUTBOX_IDENTITY | TR_OUTBOX_STATE | TR_OUTBOX_ACCEPTED
            | (q->answered.text != NULL ? TR_OUTBOX_KEPT : 0)
-           | (q->ended                  ? TR_OUTBOX_FINAL
+           | (q->ended && !q->left      ? TR_OUTBOX_FINAL
               : q->progress.tokens != 0 ? TR_OUTBOX_PROGRESS
                                         : 0);
 }
@@ -526,14 +550,24 @@ tr_outbox_give_up_fields(tr_outbox_t *l, tr_outbox_request_t *q)
 }
 
 void
+tr_outbox_fenced(tr_outbox_t *l, tr_outbox_request_t *q)
+{
+    q->fenced = true;
+    unlink_due(l, q);
+    tr_outbox_drop_output(l, q);
+    q->dirty = q->writing = 0;
+    tr_outbox_settle(l, q);
+}
+
+void
 tr_outbox_reset(tr_outbox_t *l)
 {
     tr_outbox_request_t *q;
 
     for (q = l->first; q != NULL; q = q->next) {
-        q->sending = q->asking = false;
+        q->sending = q->asking = q->claimed = false;
         q->writing = 0;
-        q->dirty = all_fields(q);
+        q->dirty = q->fenced ? 0 : all_fields(q);
         q->expires_ms = q->output_expires_ms = 0;
         q->unsure = q->output && q->began;
         tr_outbox_due(l, q);

@@ -19,6 +19,12 @@
  * that has ended and could not be written is forgotten.
  *
  * Requests with something to write are in the list `due`.
+ *
+ * A request that was at another engine is `muted` until it goes on here, and
+ * then has an epoch: how many engines had it.  It begins with the last records
+ * of that engine, in entries of one record each, and asks Redis which of them it
+ * has.  Where Redis has met a later epoch, another engine has taken the request
+ * over: it is `fenced`, and nothing more of it is written.
  */
 #ifndef TR_REDIS_OUTBOX_H
 #define TR_REDIS_OUTBOX_H
@@ -64,6 +70,12 @@ typedef struct tr_outbox_request {
     uint8_t state; /* enum tr_request_state */
     bool stream, detached, ended;
     bool cancelling;                   /* through tr:ctl */
+    uint32_t epoch;                    /* engines that had it before */
+    uint16_t migrate_s;                /* how long it may be without one */
+    bool muted;                        /* it may go on here */
+    bool fenced;                       /* it goes on elsewhere, or: */
+    bool left;                         /* it was given up for that */
+    bool claimed;                      /* Redis was told of the epoch */
     tr_event_progress_t progress;      /* while it runs */
     char policy[TR_OUTBOX_POLICY + 1]; /* the KV policy's name */
     int64_t created_ms, started_ms, first_token_ms, finished_ms; /* Unix */
@@ -77,14 +89,16 @@ typedef struct tr_outbox_request {
                                * NULL: it is not kept */
 
     /* output */
-    bool output;   /* it is kept */
-    bool closed;   /* its last record is in */
-    bool gap;      /* that is an ERROR because something was lost */
-    bool began;    /* something was sent */
-    bool sending;  /* `unacked` is on its way */
-    bool unsure;   /* what Redis has of it must be asked first */
-    bool asking;   /* it was asked */
-    uint32_t last; /* number of its last record */
+    bool output;        /* it is kept */
+    bool closed;        /* its last record is in */
+    bool gap;           /* that is an ERROR because something was lost */
+    bool began;         /* something was sent */
+    bool sending;       /* `unacked` is on its way */
+    bool unsure;        /* what Redis has of it must be asked first */
+    bool asking;        /* it was asked */
+    uint32_t last;      /* number of its last record */
+    uint32_t inherited; /* of the last one of the engine before, until Redis
+                         * has said how many it has; else UINT32_MAX */
     int64_t output_expires_ms;
     tr_outbox_entry_t *kept, *tail, *unacked;
 } tr_outbox_request_t;
@@ -127,6 +141,13 @@ bool tr_outbox_holds(tr_outbox_t *l, const char completion[TR_COMPLETION_LEN]);
 void tr_outbox_due(tr_outbox_t *l, tr_outbox_request_t *q);
 /* Takes the first of the due list out of it; NULL: nobody is. */
 tr_outbox_request_t *tr_outbox_next(tr_outbox_t *l);
+/* May another engine take q over, or has this one? */
+static inline bool
+tr_outbox_moves(const tr_outbox_request_t *q)
+{
+    return q->epoch != 0 || (q->flags & TR_SUBMIT_IDS) != 0;
+}
+
 /* There is something to write of q and nothing in the way of it. */
 bool tr_outbox_can_write(const tr_outbox_request_t *q);
 
@@ -141,6 +162,8 @@ void tr_outbox_fields_gone(tr_outbox_request_t *q);
 void tr_outbox_entry_done(tr_outbox_t *l, tr_outbox_request_t *q, bool ok);
 /* Redis has q's output up to this number, 0: nothing. */
 void tr_outbox_found(tr_outbox_t *l, tr_outbox_request_t *q, uint32_t last);
+/* Another engine has taken q over. */
+void tr_outbox_fenced(tr_outbox_t *l, tr_outbox_request_t *q);
 /* Redis will never take this request's fields, or output. */
 void tr_outbox_give_up_fields(tr_outbox_t *l, tr_outbox_request_t *q);
 void tr_outbox_give_up_output(tr_outbox_t *l, tr_outbox_request_t *q);

@@ -19,6 +19,12 @@ tr_outbox_entry_t *tr_outbox_open(const tr_outbox_request_t *q);
 /* Appends one record; false: no memory. */
 bool tr_outbox_append(tr_outbox_t *l, tr_outbox_request_t *q, uint16_t type,
                       const tr_ring_piece_t *pieces, unsigned n);
+/* Starts with what another engine had told of q up to record `number`; the
+ * bytes are borrowed. */
+void tr_outbox_go_on(tr_outbox_t *l, tr_outbox_request_t *q,
+                     const uint8_t *told, size_t len, uint32_t number);
+/* Forgets q's output, which is not lost but elsewhere. */
+void tr_outbox_drop_output(tr_outbox_t *l, tr_outbox_request_t *q);
 /* The last record of q's output: says why there is no more. */
 void tr_outbox_append_error(tr_outbox_t *l, tr_outbox_request_t *q,
                             tr_status_t status, const char *message);

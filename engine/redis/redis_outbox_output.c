@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/scheduler/kept.h"
+
 typedef struct {
     uint32_t length;
     uint16_t type, zero;
@@ -237,9 +239,11 @@ rewind_output(tr_outbox_t *l, tr_outbox_request_t *q)
 void
 tr_outbox_found(tr_outbox_t *l, tr_outbox_request_t *q, uint32_t last)
 {
+    bool beyond = last > q->inherited;
     tr_outbox_entry_t *e;
 
     q->unsure = q->asking = false;
+    q->inherited = UINT32_MAX;
     if (!q->output) {
         tr_outbox_settled(l, q);
         return;
@@ -249,8 +253,9 @@ tr_outbox_found(tr_outbox_t *l, tr_outbox_request_t *q, uint32_t last)
         l->spare += entry_size(e);
         q->unacked = e->next;
     }
-    if ((e != NULL ? e->first : q->last + 1) != last + 1) {
-        /* Redis lost what is not kept here any more */
+    if (beyond || (e != NULL ? e->first : q->last + 1) != last + 1) {
+        /* Redis lost what is not kept here any more, or has what no client was
+         * told */
         rewind_output(l, q);
         tr_outbox_drop_unacked(l, q, NULL);
         q->last = last;
@@ -262,11 +267,45 @@ tr_outbox_found(tr_outbox_t *l, tr_outbox_request_t *q, uint32_t last)
 }
 
 void
-tr_outbox_give_up_output(tr_outbox_t *l, tr_outbox_request_t *q)
+tr_outbox_go_on(tr_outbox_t *l, tr_outbox_request_t *q, const uint8_t *told,
+                size_t len, uint32_t number)
+{
+    const uint8_t *payload;
+    tr_ring_piece_t piece;
+    tr_record_t rec;
+    uint32_t n = 0;
+    size_t at = 0;
+
+    while (tr_kept_record(told, len, &at, &rec, &payload) == TR_OK) {
+        n++;
+    }
+    q->last = number - n;
+    q->inherited = number;
+    q->began = q->unsure = true;
+    for (at = 0; tr_kept_record(told, len, &at, &rec, &payload) == TR_OK;) {
+        piece = (tr_ring_piece_t){ payload, rec.length };
+        if (!tr_outbox_has_room(l, sizeof(tr_outbox_entry_t)
+                                       + 2 * (rec.length + 256))
+            || !tr_outbox_append(l, q, rec.type, &piece, 1)) {
+            tr_outbox_lose(l, q);
+            return;
+        }
+        q->tail->sent = true; /* by the engine before: as it is */
+    }
+}
+
+void
+tr_outbox_drop_output(tr_outbox_t *l, tr_outbox_request_t *q)
 {
     rewind_output(l, q);
     tr_outbox_drop_unacked(l, q, NULL);
     q->output = q->sending = q->unsure = q->asking = false;
+}
+
+void
+tr_outbox_give_up_output(tr_outbox_t *l, tr_outbox_request_t *q)
+{
+    tr_outbox_drop_output(l, q);
     q->gap = true;
     tr_outbox_count_lost(l, q);
     tr_outbox_settled(l, q);

@@ -104,7 +104,7 @@ take_round(tr_redis_publisher_t *r)
     tr_request_events_t *t = &r->events;
     tr_record_t rec;
 
-    (void) tr_ring_look(&t->from_loop);
+    tr_events_look(t);
     while (tr_ring_get(&t->from_frontend, &rec, r->buf, r->buf_size) == TR_OK) {
         tr_outbox_take(&r->outbox, &rec, r->buf);
     }

@@ -24,6 +24,7 @@ enum {
     TR_TAG_FIELDS, /* id: the request; number: of fields */
     TR_TAG_ENTRY,  /* id: the same; number: its last record */
     TR_TAG_ASK,    /* the same */
+    TR_TAG_CLAIM,  /* the same */
     TR_TAG_TURN,   /* id: of a lookup; number: of its turn */
     TR_TAG_MINOR   /* nobody waits for it */
 };

@@ -77,7 +77,13 @@ on_request_reply(tr_redis_publisher_t *r, const tr_redis_tag_t *tag,
     if (q == NULL) {
         return;
     }
-    if (tag->kind == TR_TAG_ENTRY) {
+    if (reply->type == REDIS_REPLY_STATUS
+        && strcmp(reply->str, "FENCED") == 0) {
+        tr_outbox_fenced(&r->outbox, q);
+    } else if (tag->kind == TR_TAG_CLAIM) {
+        /* without it, those that had it before can still write */
+        q->claimed = !error;
+    } else if (tag->kind == TR_TAG_ENTRY) {
         on_entry(r, q, reply, refused);
     } else if (tag->kind == TR_TAG_FIELDS) {
         if (error && !refused) {
@@ -127,7 +133,7 @@ on_reply(void *ctx, const tr_redis_tag_t *tag, const redisReply *reply)
         tr_redis_publisher_outage_ends(r);
     }
     if (tag->kind == TR_TAG_FIELDS || tag->kind == TR_TAG_ENTRY
-        || tag->kind == TR_TAG_ASK) {
+        || tag->kind == TR_TAG_ASK || tag->kind == TR_TAG_CLAIM) {
         on_request_reply(r, tag, reply, refused);
     } else if (tag->kind == TR_TAG_TURN) {
         tr_redis_publisher_found(r, tag, reply);

@@ -16,6 +16,13 @@
 
 /* ---- writing ------------------------------------------------------------ */
 
+/* Of the command that is about to be sent. */
+static uint32_t
+n_fields(const tr_redis_publisher_t *r, const tr_outbox_request_t *q)
+{
+    return (uint32_t) (r->command.n - (tr_outbox_moves(q) ? 5 : 2)) / 2;
+}
+
 void
 tr_redis_publisher_send(tr_redis_publisher_t *r, uint16_t kind,
                         const tr_outbox_request_t *q)
@@ -24,7 +31,7 @@ tr_redis_publisher_send(tr_redis_publisher_t *r, uint16_t kind,
 
     if (q != NULL) {
         tag.id = q->id;
-        tag.number = kind == TR_TAG_FIELDS ? (uint32_t) (r->command.n - 2) / 2
+        tag.number = kind == TR_TAG_FIELDS ? n_fields(r, q)
                      : q->unacked != NULL  ? q->unacked->last
                                            : 0;
     }
@@ -76,11 +83,6 @@ write_entry(tr_redis_publisher_t *r, tr_outbox_request_t *q)
     int64_t now_ms = (int64_t) (r->now_us / 1000);
     int64_t ttl_ms = (int64_t) (output_ttl(r, q) / 1000);
 
-    if (q->answered.anew && !q->began) {
-        tr_redis_begin(&r->command, "DEL");
-        tr_redis_schema_key(&r->schema, &r->command, "out", q->completion);
-        tr_redis_publisher_send(r, TR_TAG_MINOR, NULL);
-    }
     tr_redis_schema_entry(&r->schema, &r->command, q);
     tr_redis_publisher_send(r, TR_TAG_ENTRY, q);
     q->sending = q->began = q->unacked->sent = true;
@@ -89,7 +91,7 @@ write_entry(tr_redis_publisher_t *r, tr_outbox_request_t *q)
         q->output_expires_ms = now_ms;
         send_expire(r, "out", q->completion, output_ttl(r, q));
     }
-    if (fits_scratch(r, q->unacked->len + 32)) {
+    if (!tr_outbox_moves(q) && fits_scratch(r, q->unacked->len + 32)) {
         tr_redis_schema_live(&r->schema, &r->command, q, r->scratch);
         tr_redis_publisher_send(r, TR_TAG_MINOR, NULL);
     }
@@ -129,6 +131,11 @@ ask_output(tr_redis_publisher_t *r, tr_outbox_request_t *q)
 static void
 write_request(tr_redis_publisher_t *r, tr_outbox_request_t *q)
 {
+    if (q->epoch != 0 && !q->claimed) {
+        q->claimed = true;
+        tr_redis_schema_claim(&r->schema, &r->command, q);
+        tr_redis_publisher_send(r, TR_TAG_CLAIM, q);
+    }
     if (q->unsure) {
         if (!q->asking) {
             ask_output(r, q);
@@ -211,7 +218,7 @@ keep_alive(tr_redis_publisher_t *r)
     tr_outbox_request_t *q;
 
     for (q = r->outbox.first; q != NULL; q = q->next) {
-        if (q->ended) {
+        if (q->ended || q->muted || q->fenced) {
             continue;
         }
         if (q->expires_ms != 0

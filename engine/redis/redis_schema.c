@@ -39,6 +39,52 @@ tr_redis_schema_key(const tr_redis_schema_t *w, tr_redis_command_t *c,
     tr_redis_format(c, "%s%s:{%s}", w->config->redis_prefix, kind, name);
 }
 
+/* ---- epochs ------------------------------------------------------------- */
+
+/* What is written of a request that moves: not when a later engine has it. */
+#define FENCE                                         \
+    "local e = redis.call('HGET', KEYS[1], 'epoch') " \
+    "if e and tonumber(e) > tonumber(ARGV[1]) then "  \
+    "return redis.status_reply('FENCED') end "
+
+static const char fields_script[] = FENCE
+    "return redis.pcall('HSET', KEYS[1], unpack(ARGV, 2))";
+
+static const char entry_script[] = FENCE
+    "local r if ARGV[2] == '1' then "
+    "r = redis.pcall('XADD', KEYS[2], ARGV[3], 'r', ARGV[5]) else "
+    "r = redis.pcall('XADD', KEYS[2], 'NOMKSTREAM', ARGV[3], 'r', ARGV[5]) end "
+    "if type(r) == 'string' then "
+    "redis.pcall('PUBLISH', KEYS[3], ARGV[4] .. ARGV[5]) end "
+    "return r";
+
+static const char claim_script[] = FENCE
+    "redis.call('HSET', KEYS[1], 'epoch', ARGV[1]) "
+    "return redis.call('HDEL', KEYS[1], 'finished', 'finish_reason', "
+    "'error_status', 'error')";
+
+static void
+begin_script(const tr_redis_schema_t *w, tr_redis_command_t *c,
+             const char *script, unsigned keys, const tr_outbox_request_t *q)
+{
+    tr_redis_begin(c, "EVAL");
+    tr_redis_text(c, script);
+    tr_redis_format(c, "%u", keys);
+    tr_redis_schema_key(w, c, "req", q->completion);
+    if (keys == 3) {
+        tr_redis_schema_key(w, c, "out", q->completion);
+        tr_redis_schema_key(w, c, "live", q->completion);
+    }
+    tr_redis_format(c, "%u", q->epoch);
+}
+
+void
+tr_redis_schema_claim(const tr_redis_schema_t *w, tr_redis_command_t *c,
+                      const tr_outbox_request_t *q)
+{
+    begin_script(w, c, claim_script, 1, q);
+}
+
 /* ---- fields ------------------------------------------------------------- */
 
 static void
@@ -102,6 +148,9 @@ identity_fields(const tr_redis_schema_t *w, tr_redis_command_t *c,
     field_flag(c, "resumable", (q->flags & TR_SUBMIT_RESUMABLE) != 0);
     field_flag(c, "detach", (q->flags & TR_SUBMIT_DETACH) != 0);
     field_number(c, "wire", TR_STORED_VERSION);
+    if (q->migrate_s != 0) {
+        field_number(c, "migrate", q->migrate_s);
+    }
     field_time(c, "created", q->created_ms);
 }
 
@@ -175,11 +224,18 @@ void
 tr_redis_schema_fields(const tr_redis_schema_t *w, tr_redis_command_t *c,
                        const tr_outbox_request_t *q, unsigned groups)
 {
-    tr_redis_begin(c, "HSET");
-    tr_redis_schema_key(w, c, "req", q->completion);
+    if (tr_outbox_moves(q)) {
+        begin_script(w, c, fields_script, 1, q);
+    } else {
+        tr_redis_begin(c, "HSET");
+        tr_redis_schema_key(w, c, "req", q->completion);
+    }
     field_text(c, "state", state_name(q));
     field_text(c, "engine", w->config->name);
-    field_text(c, "run", w->run);
+    field_text(c, "run", q->left ? "-" : w->run);
+    if (q->epoch != 0) {
+        field_number(c, "epoch", q->epoch);
+    }
     if (groups & TR_OUTBOX_IDENTITY) {
         identity_fields(w, c, q);
     } else {
@@ -225,6 +281,14 @@ tr_redis_schema_entry(const tr_redis_schema_t *w, tr_redis_command_t *c,
 {
     const tr_outbox_entry_t *e = q->unacked;
 
+    if (tr_outbox_moves(q)) {
+        begin_script(w, c, entry_script, 3, q);
+        tr_redis_text(c, e->first == 1 ? "1" : "0");
+        tr_redis_format(c, "%u-0", e->last);
+        tr_redis_format(c, "%u %u\n", e->first, e->last);
+        tr_redis_bytes(c, e->bytes, e->len);
+        return;
+    }
     tr_redis_begin(c, "XADD");
     tr_redis_schema_key(w, c, "out", q->completion);
     if (e->first != 1) {

@@ -42,10 +42,14 @@ void tr_redis_schema_holder(const uint8_t holder[TR_HOLDER],
 void tr_redis_schema_expire(const tr_redis_schema_t *w, tr_redis_command_t *c,
                             const char *kind, const char *name,
                             uint64_t ttl_us);
-/* XADD of q->unacked. */
+/* Says that q is at this engine now: writes of those that had it before are
+ * refused (`FENCED`), and what they said of its end is forgotten. */
+void tr_redis_schema_claim(const tr_redis_schema_t *w, tr_redis_command_t *c,
+                           const tr_outbox_request_t *q);
+/* XADD of q->unacked; with PUBLISH, where another engine may take q over. */
 void tr_redis_schema_entry(const tr_redis_schema_t *w, tr_redis_command_t *c,
                            const tr_outbox_request_t *q);
-/* PUBLISH of the same; scratch (of at least the entry's length + 32 bytes) is
+/* PUBLISH of the same, for the others; scratch (of at least the entry's length + 32 bytes) is
  * the caller's. */
 void tr_redis_schema_live(const tr_redis_schema_t *w, tr_redis_command_t *c,
                           const tr_outbox_request_t *q, char *scratch);

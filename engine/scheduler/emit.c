@@ -21,18 +21,20 @@ tr_emit_touch(tr_emit_t *e, tr_response_writer_t *o)
     }
 }
 
-/* What the worker gets, to the publisher, if r's output is kept; what it got
- * from another engine is kept for it. */
+/* What the worker gets, to the publisher, if r's output is kept; nothing that it
+ * does not get because it has gone to another engine. */
 static void
 tr_emit_event(tr_emit_t *e, tr_request_t *r, uint16_t type,
               const tr_ring_piece_t *pieces, unsigned n)
 {
-    if (r->events != NULL && !r->events_closed && !e->silent) {
+    if (r->events == NULL || r->events_closed || e->silent) {
+        return;
+    }
+    r->elsewhere |= (r->submit_flags & TR_SUBMIT_IDS) != 0
+                    && tr_response_writer_fenced(r->writer);
+    if (!r->elsewhere) {
         tr_events_record(r, type, pieces, n);
         e->events = r->events;
-    } else if (e->silent && r->kept != NULL
-               && !tr_kept_append(&r->told, &r->told_len, type, pieces, n)) {
-        e->lost = true;
     }
 }
 
@@ -585,7 +587,9 @@ tr_emit_error(tr_emit_t *e, tr_request_t *r)
 
     tr_response_writer_describe_error(&r->error, r->prompt_tokens,
                                       r->completion_tokens, &record);
-    tr_emit_event(e, r, TR_RECORD_ERROR, record.pieces, 3);
+    if (!tr_request_goes_elsewhere(r)) {
+        tr_emit_event(e, r, TR_RECORD_ERROR, record.pieces, 3);
+    }
     r->events_closed = true;
     rc = tr_response_writer_error(r->writer, r->id, &r->error, r->prompt_tokens,
                                   r->completion_tokens);
@@ -600,6 +604,7 @@ tr_emit_publish_events(tr_emit_t *e)
 {
     if (e->events != NULL) {
         tr_events_publish(e->events);
+        e->ahead = e->events;
         e->events = NULL;
     }
 }
@@ -616,4 +621,8 @@ tr_emit_publish(tr_emit_t *e)
                                    &e->bell); /* not to be touched after this */
     }
     e->staged = NULL;
+    if (e->ahead != NULL) {
+        tr_events_workers_know(e->ahead);
+        e->ahead = NULL;
+    }
 }

@@ -14,9 +14,9 @@ typedef struct {
     tr_response_writer_t
         *staged;                 /* response writers with unpublished records */
     tr_request_events_t *events; /* something was told there */
+    tr_request_events_t *ahead;  /* it was shown, and to workers not yet */
     tr_bell_t bell;              /* of the step loop's thread */
     bool silent; /* nothing is told: tokens were, by another engine */
-    bool lost;   /* of what was told, r->told lacks something: no memory */
     char text[TR_RESPONSE_WRITER_TEXT_MAX + TR_DIALECT_TEXT_MAX];
     tr_dialect_out_t items;
     uint8_t logprobs[TR_RESPONSE_WRITER_LOGPROB_MAX];

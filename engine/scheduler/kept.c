@@ -86,33 +86,6 @@ typedef struct {
     uint16_t type, zero;
 } head_t;
 
-bool
-tr_kept_append(uint8_t **bytes, size_t *len, uint16_t type,
-               const tr_ring_piece_t *pieces, unsigned n)
-{
-    head_t head = { .type = type };
-    uint8_t *grown;
-    unsigned i;
-
-    for (i = 0; i < n; i++) {
-        head.length += (uint32_t) pieces[i].len;
-    }
-    grown = realloc(*bytes, *len + sizeof(head) + head.length);
-    if (grown == NULL) {
-        return false;
-    }
-    *bytes = grown;
-    memcpy(grown + *len, &head, sizeof(head));
-    *len += sizeof(head);
-    for (i = 0; i < n; i++) {
-        if (pieces[i].len != 0) {
-            memcpy(grown + *len, pieces[i].base, pieces[i].len);
-            *len += pieces[i].len;
-        }
-    }
-    return true;
-}
-
 tr_status_t
 tr_kept_record(const uint8_t *bytes, size_t len, size_t *at, tr_record_t *rec,
                const uint8_t **payload)

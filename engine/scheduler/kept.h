@@ -73,8 +73,5 @@ tr_lookup_t *tr_lookup_take(tr_request_events_t *t);
  * all; TR_ERR_PROTOCOL: these are none. */
 tr_status_t tr_kept_record(const uint8_t *bytes, size_t len, size_t *at,
                            tr_record_t *rec, const uint8_t **payload);
-/* Appends one to *bytes, which realloc has made; false: no memory. */
-bool tr_kept_append(uint8_t **bytes, size_t *len, uint16_t type,
-                    const tr_ring_piece_t *pieces, unsigned n);
 
 #endif

@@ -94,6 +94,35 @@ replay_choice(tr_emit_t *e, tr_sequence_t *q,
                           : refuse(r, "its text would be another", q->choice);
 }
 
+/* The records that Redis may lack, where the output is kept. */
+static tr_status_t
+take_tail(tr_request_t *r, uint64_t number, tr_wire_bytes_t tail)
+{
+    const uint8_t *bytes = (const uint8_t *) tail.data, *payload;
+    tr_record_t rec;
+    tr_status_t rc;
+    uint64_t n = 0;
+    size_t at = 0;
+
+    while ((rc = tr_kept_record(bytes, tail.len, &at, &rec, &payload))
+           == TR_OK) {
+        n++;
+    }
+    if (rc != TR_AGAIN || n > number || number > UINT32_MAX / 2) {
+        return refuse(r, "its last records are malformed", 0);
+    }
+    r->told_number = number;
+    if (tail.len != 0) {
+        r->told = malloc(tail.len);
+        if (r->told == NULL) {
+            return tr_error_set(&r->error, TR_ERR_NOMEM, "", "out of memory");
+        }
+        memcpy(r->told, bytes, tail.len);
+        r->told_len = tail.len;
+    }
+    return TR_OK;
+}
+
 tr_status_t
 tr_replay(tr_request_t *r, const tr_tokenizer_t *t, uint32_t vocab)
 {
@@ -124,8 +153,8 @@ tr_replay(tr_request_t *r, const tr_tokenizer_t *t, uint32_t vocab)
             rc = replay_choice(e, &r->sequences[i], &choice, ids, vocab);
         }
     }
-    if (rc == TR_OK && e->lost) {
-        rc = tr_error_set(&r->error, TR_ERR_NOMEM, "", "out of memory");
+    if (rc == TR_OK) {
+        rc = take_tail(r, head.number, rest);
     }
     if (rc == TR_OK && r->open_sequences == 0) {
         rc = refuse(r, "all of it has ended", 0);

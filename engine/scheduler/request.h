@@ -234,9 +234,13 @@ struct tr_request {
     uint64_t kept_input_len;
     uint32_t kept_ancestors_len;
     bool output_kept;
-    uint8_t
-        *told; /* its records at another engine, as tr:out has them; owned */
+    uint8_t *told; /* its last records at another engine, as tr:out has them;
+                    * owned, by the publisher when it was told */
     size_t told_len;
+    uint64_t told_number;      /* of the last of them */
+    bool elsewhere;            /* its worker has gone to another engine; of
+                                * whoever owns it */
+    _Atomic uint32_t gone;     /* the same, as the frontend thread saw it */
     uint8_t holder[TR_HOLDER]; /* of the SUBMIT */
     tr_lookup_t *lookup;       /* what its body refers to (kept.h), owned */
 
@@ -302,6 +306,17 @@ static inline bool
 tr_request_output_kept(const tr_request_t *r)
 {
     return r->output_kept || (r->submit_flags & TR_SUBMIT_RESUMABLE) != 0;
+}
+
+/* Its output is kept, and another engine goes on with it: the end here is none. */
+static inline bool
+tr_request_goes_elsewhere(const tr_request_t *r)
+{
+    return (r->submit_flags & TR_SUBMIT_IDS) != 0 && tr_request_output_kept(r)
+           && (r->elsewhere
+               || ((r->commands & TR_CONTROL_STAY) == 0
+                   && (r->error.status == TR_ERR_DRAINING
+                       || r->error.status == TR_ERR_LOST)));
 }
 
 /* Its client has left, and it goes on: nothing but its end is sent, and nothing

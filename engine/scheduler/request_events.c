@@ -3,6 +3,7 @@
  */
 #include "request_events.h"
 
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -85,6 +86,8 @@ tr_events_arrived(tr_request_events_t *t, tr_request_t *r,
 {
     tr_event_arrived_t note = { .endpoint = head->endpoint,
                                 .flags = head->flags,
+                                .moved = head->replay_len != 0,
+                                .migrate_s = head->migrate_s,
                                 .arrival_us = r->arrival_us };
     tr_ring_piece_t piece = { &note, sizeof(note) };
 
@@ -142,8 +145,7 @@ tr_events_keep(tr_request_t *r)
 {
     tr_event_kept_t note = { .text = r->kept,
                              .input_len = r->kept_input_len,
-                             .ancestors_len = r->kept_ancestors_len,
-                             .anew = r->migrations != 0 };
+                             .ancestors_len = r->kept_ancestors_len };
     tr_ring_piece_t piece = { &note, sizeof(note) };
 
     if (r->events == NULL || r->kept == NULL) {
@@ -162,17 +164,25 @@ tr_events_keep(tr_request_t *r)
 }
 
 void
-tr_events_told(tr_request_t *r)
+tr_events_moved(tr_request_t *r)
 {
-    const uint8_t *payload;
-    tr_ring_piece_t piece;
-    tr_record_t rec;
-    size_t at = 0;
+    tr_event_moved_t note = { .told = r->told,
+                              .told_len = r->told_len,
+                              .number = r->told_number,
+                              .epoch = r->migrations };
+    tr_ring_piece_t piece = { &note, sizeof(note) };
 
-    while (tr_kept_record(r->told, r->told_len, &at, &rec, &payload) == TR_OK) {
-        piece = (tr_ring_piece_t){ payload, rec.length };
-        tr_events_answer(r, rec.type, &piece, 1);
+    if (r->events == NULL || r->migrations == 0) {
+        return;
     }
+    if (r->events_lost || !frontend_has_room(r->events, sizeof(note))
+        || tr_ring_put(&r->events->frontend, TR_EVENT_MOVED, 0, r->event_id,
+                       &piece, 1)
+               != TR_OK) {
+        r->events_lost = true;
+        return;
+    }
+    r->told = NULL;
 }
 
 /* As much of text as fits, in whole characters. */
@@ -195,7 +205,8 @@ describe_end(const tr_request_t *r, uint64_t now_us, tr_event_end_t *end)
     *end = (tr_event_end_t){
         .lost = r->events_lost,
         .status = r->error.status,
-        .finish_reason = r->finish_reason,
+        .elsewhere = tr_request_goes_elsewhere(r),
+        .finish_reason = (uint8_t) r->finish_reason,
         .prompt_tokens = r->prompt_tokens,
         .completion_tokens = r->completion_tokens,
         .preemptions = r->preemptions,
@@ -227,6 +238,7 @@ tr_events_end(tr_request_t *r, uint64_t now_us)
     if (t == NULL) {
         return;
     }
+    r->elsewhere |= r->open_sequences != 0 && atomic_load(&r->gone) != 0;
     describe_end(r, now_us, &end);
     (void) tr_ring_put(&t->frontend, TR_EVENT_END, 0, r->event_id, &piece, 1);
     t->inside--;
@@ -344,7 +356,28 @@ tr_events_record(tr_request_t *r, uint16_t type, const tr_ring_piece_t *pieces,
 void
 tr_events_publish(tr_request_events_t *t)
 {
+    atomic_store_explicit(&t->ahead, 1, memory_order_relaxed);
     /* the publisher looks by itself while requests are inside: nobody is
      * rung */
     (void) tr_ring_publish(&t->loop);
+}
+
+void
+tr_events_workers_know(tr_request_events_t *t)
+{
+    atomic_store_explicit(&t->ahead, 0, memory_order_release);
+}
+
+/* ---- publisher ----------------------------------------------------------- */
+
+void
+tr_events_look(tr_request_events_t *t)
+{
+    do {
+        while (atomic_load_explicit(&t->ahead, memory_order_acquire) != 0) {
+            sched_yield();
+        }
+        (void) tr_ring_look(&t->from_loop);
+        /* what was seen just now may have come behind that */
+    } while (atomic_load_explicit(&t->ahead, memory_order_acquire) != 0);
 }

@@ -44,7 +44,8 @@ enum tr_event_type {
     TR_EVENT_DETACHED,    /* its client has left, it goes on */
     TR_EVENT_LOST,        /* a record did not fit; no more follow */
     TR_EVENT_END,         /* tr_event_end_t */
-    TR_EVENT_KEPT         /* tr_event_kept_t: a response that is kept */
+    TR_EVENT_KEPT,        /* tr_event_kept_t: a response that is kept */
+    TR_EVENT_MOVED        /* tr_event_moved_t: it goes on here */
     /* from 16 on: records of wire.h, as they are.  ACCEPTED of every request,
      * the others of those whose output is kept. */
 };
@@ -63,8 +64,10 @@ typedef struct {
     char owner[TR_OWNER_LEN];
     char request_id[TR_REQUEST_ID_MAX];
     uint16_t endpoint, flags; /* TR_SUBMIT_* */
-    uint32_t reserved;
-    uint64_t arrival_us; /* CLOCK_MONOTONIC */
+    uint16_t moved;           /* 1: it was at another engine, MOVED follows when
+                               * this one has a place for it */
+    uint16_t migrate_s;       /* of SUBMIT */
+    uint64_t arrival_us;      /* CLOCK_MONOTONIC */
 } tr_event_arrived_t;
 
 /* How far a request is, is told so often at most. */
@@ -79,10 +82,11 @@ typedef struct {
 #define TR_EVENT_MESSAGE 192
 
 typedef struct {
-    uint8_t state; /* DONE, FAILED, CANCELLED */
-    uint8_t lost;  /* records of it are missing */
-    uint16_t finish_reason;
-    int32_t status; /* tr_status_t; TR_OK when there is nothing to say */
+    uint8_t state;         /* DONE, FAILED, CANCELLED */
+    uint8_t lost;          /* records of it are missing */
+    uint8_t elsewhere;     /* another engine goes on with it: no end */
+    uint8_t finish_reason; /* enum tr_finish_reason */
+    int32_t status;        /* tr_status_t; TR_OK when there is nothing to say */
     uint32_t prompt_tokens, completion_tokens;
     uint32_t preemptions;
     uint32_t choices;
@@ -98,9 +102,19 @@ typedef struct {
     char *text;
     uint64_t input_len;
     uint32_t ancestors_len;
-    uint32_t anew; /* 1: another engine had it: what that one wrote goes */
+    uint32_t reserved;
     uint8_t holder[TR_HOLDER];
 } tr_event_kept_t;
+
+/* What Redis has of it was written by another engine, up to record `number`, or
+ * not quite: `told` has the last of these records.  It is the publisher's, to be
+ * freed. */
+typedef struct {
+    uint8_t *told;
+    uint64_t told_len, number;
+    uint32_t epoch; /* engines that had it */
+    uint32_t reserved;
+} tr_event_moved_t;
 
 #define TR_EVENTS_FRONTEND_RING (2u << 20)
 #define TR_EVENTS_LOOP_RING (4u << 20)
@@ -117,6 +131,10 @@ typedef struct {
     uint64_t next_id;      /* frontend thread only */
     uint32_t inside;       /* arrivals told whose end was not */
     _Atomic uint64_t lost; /* requests that the publisher never heard of */
+
+    /* the step loop has shown something here and not yet to workers: Redis must
+     * not have what a worker cannot have */
+    _Atomic uint32_t ahead;
 
     /* publisher to frontend thread: requests to be cancelled */
     uint64_t cancels[TR_EVENTS_CANCELS];
@@ -146,8 +164,8 @@ void tr_events_answer(tr_request_t *r, uint16_t type,
 void tr_events_detached(tr_request_t *r);
 /* r's response is kept, if it is to be: ahead of all records of it. */
 void tr_events_keep(tr_request_t *r);
-/* What another engine told of it, behind its ACCEPTED. */
-void tr_events_told(tr_request_t *r);
+/* It was at another engine, and goes on here: ahead of its ACCEPTED. */
+void tr_events_moved(tr_request_t *r);
 /* r is over and about to be freed. */
 void tr_events_end(tr_request_t *r, uint64_t now_us);
 /* Shows what was told; once a turn.  t may be NULL. */
@@ -168,10 +186,16 @@ bool tr_events_progress(tr_request_t *r, const tr_wire_usage_t *kv,
 /* A record of r's output, if that is kept. */
 void tr_events_record(tr_request_t *r, uint16_t type,
                       const tr_ring_piece_t *pieces, unsigned n);
-/* Shows what was told; once a step. */
+/* Shows what was told; once a step.  It counts when the workers were shown it,
+ * too. */
 void tr_events_publish(tr_request_events_t *t);
+void tr_events_workers_know(tr_request_events_t *t);
 
 /* ---- publisher ----------------------------------------------------------- */
+
+/* Looks how far the step loop's ring may be read; waits while that is ahead of
+ * the workers, which is for microseconds. */
+void tr_events_look(tr_request_events_t *t);
 
 /* False when the mailbox is full. */
 bool tr_events_cancel(tr_request_events_t *t, uint64_t id);

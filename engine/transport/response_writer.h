@@ -18,6 +18,7 @@
 #include "engine/sampling/sampling.h"
 #include "engine/tokenizer/tokenizer.h"
 #include <tokenring/bell.h>
+#include <tokenring/channel.h>
 #include <tokenring/wire.h>
 
 /* What one sequence may add to a response writer in one step, in bytes; a
@@ -74,8 +75,9 @@ struct tr_response_writer {
     tr_response_writer_t
         *next_staged; /* response writers with unpublished records */
 
-    int bell_fd;             /* borrowed: the worker's doorbell */
-    int frontend_fd;         /* borrowed: wakes the frontend thread */
+    const tr_channel_map_t *channel; /* borrowed; NULL: none */
+    int bell_fd;                     /* borrowed: the worker's doorbell */
+    int frontend_fd;                 /* borrowed: wakes the frontend thread */
     _Atomic uint32_t held;   /* loop: records are staged, it will be back */
     _Atomic uint32_t waits;  /* loop sets, frontend takes: wants room */
     _Atomic uint32_t broken; /* loop: enum tr_response_writer_fault */
@@ -87,6 +89,13 @@ tr_status_t tr_response_writer_init(tr_response_writer_t *o,
                                     tr_ring_shared_t *shared, void *data,
                                     uint32_t capacity, int bell_fd,
                                     int frontend_fd);
+
+/* Any thread: has the worker said that its requests go on elsewhere? */
+static inline bool
+tr_response_writer_fenced(const tr_response_writer_t *o)
+{
+    return o->channel != NULL && tr_channel_fenced(o->channel);
+}
 
 /* Frontend thread: the worker has gone. */
 void tr_response_writer_close(tr_response_writer_t *o);

@@ -97,7 +97,8 @@ typedef struct {
 #define TR_CHANNEL_PULSE 1024 /* offset in the header page */
 
 typedef struct {
-    _Alignas(TR_CACHE_LINE) _Atomic uint64_t ping;       /* the worker writes */
+    _Alignas(TR_CACHE_LINE) _Atomic uint64_t ping; /* the worker writes */
+    _Atomic uint64_t fenced; /* the worker: its requests go on elsewhere */
     _Alignas(TR_CACHE_LINE) _Atomic uint64_t pong_front; /* the engine */
     _Alignas(TR_CACHE_LINE) _Atomic uint64_t pong_loop;
 } tr_channel_pulse_t;
@@ -149,6 +150,11 @@ static inline void tr_doorbell_drain(int fd);
 static inline int tr_channel_ping(tr_channel_map_t *map);
 static inline int tr_channel_front_answers(const tr_channel_map_t *map);
 static inline int tr_channel_loop_answers(const tr_channel_map_t *map);
+
+/* Worker, before it closes a channel: what its requests that can move have been
+ * told until now is all that they were told here.  Engine: is it so? */
+static inline void tr_channel_fence(tr_channel_map_t *map);
+static inline int tr_channel_fenced(const tr_channel_map_t *map);
 
 /* Engine: 1 when there is a new ping, which pong_front then answers;
  * tr_channel_pong answers it for the loop. */

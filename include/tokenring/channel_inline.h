@@ -340,6 +340,20 @@ tr_channel_loop_answers(const tr_channel_map_t *map)
            == atomic_load_explicit(&map->pulse->ping, memory_order_relaxed);
 }
 
+static inline void
+tr_channel_fence(tr_channel_map_t *map)
+{
+    atomic_store_explicit(&map->pulse->fenced, 1, memory_order_seq_cst);
+}
+
+static inline int
+tr_channel_fenced(const tr_channel_map_t *map)
+{
+    return map->pulse != NULL
+           && atomic_load_explicit(&map->pulse->fenced, memory_order_seq_cst)
+                  != 0;
+}
+
 static inline int
 tr_channel_pinged(tr_channel_map_t *map)
 {

@@ -85,8 +85,9 @@ enum tr_record_type {
 #define TR_SUBMIT_MODEL_MAX 256u
 #define TR_SUBMIT_SHARE_MAX 1000u
 #define TR_SUBMIT_CHOICES_MAX 4096u
-#define TR_REPLAY_MAX (8u << 20) /* bytes of a replay block */
-#define TR_REPLAY_IDS (1u << 20) /* of all choices in it */
+#define TR_REPLAY_MAX (8u << 20)    /* bytes of a replay block */
+#define TR_REPLAY_IDS (1u << 20)    /* of all choices in it */
+#define TR_REPLAY_TAIL (128u << 10) /* bytes of records in it */
 #define TR_COMPLETION_LEN 32u
 #define TR_OWNER_LEN 40u
 
@@ -120,9 +121,10 @@ typedef struct {
     uint16_t share;      /* of the tenant beside others, up to
                           * TR_SUBMIT_SHARE_MAX; 0: 1 */
     uint16_t choices;    /* prompts * n, at most; 0: the engine's limit alone */
-    uint16_t charges;    /* engines that ended themselves while it started */
-    uint8_t tier;     /* enum tr_tier: of its tenant's plan, 0: the default */
-    uint8_t reserved; /* 0 */
+    uint8_t charges;     /* engines that ended themselves while it started */
+    uint8_t tier;       /* enum tr_tier: of its tenant's plan, 0: the default */
+    uint16_t migrate_s; /* how long it may be without an engine, which are to
+                          * take it over; 0: it ends with its engine */
     /* hash of who may read and go on with its response, where that is kept;
      * 0: nobody in particular */
     uint8_t holder[TR_HOLDER];
@@ -134,14 +136,16 @@ typedef struct {
 
 /* A replay block: how far a request was at another engine, which goes on here.
  * This head, then for each choice its head and the ids of the tokens that were
- * told, none for a choice that has ended; then tail_len bytes, to be skipped.
+ * told, none for a choice that has ended; then, where its output is stored in
+ * Redis, tail_len bytes of its last records, which may not be there yet: {u32
+ * length, u16 type, u16 0, payload of length bytes} each.
  * The engine takes the ids as output that it has made itself and told.  An
  * ERROR with TR_ERR_REPLAY says that they cannot be this request's output. */
 typedef struct {
-    uint64_t seed;      /* of its ACCEPTED, as are model_id, choices
+    uint64_t seed;   /* of its ACCEPTED, as are model_id, choices
                          * and prompt_tokens */
-    int64_t created;    /* the prompt may have the date in it */
-    uint64_t reserved1; /* 0 */
+    int64_t created; /* the prompt may have the date in it */
+    uint64_t number; /* of its last record, as in Redis; 0: not stored */
     uint8_t model_id[TR_MODEL_ID];
     uint32_t choices, prompt_tokens;
     uint32_t epoch; /* engines that had it */
@@ -163,6 +167,7 @@ typedef struct {
 #define TR_ACCEPTED_USAGE_STATS 0x0008u /* usage in each chunk of the stream */
 #define TR_ACCEPTED_KV 0x0010u          /* KVs come, for these */
 #define TR_ACCEPTED_ITEMS 0x0020u       /* ITEMs may come */
+#define TR_ACCEPTED_STORED 0x0040u      /* its output is kept in Redis */
 
 typedef struct {
     uint16_t endpoint; /* of the SUBMIT */

@@ -180,6 +180,7 @@ tr_wire_replay_parse(const void *in, size_t len, tr_wire_replay_t *head,
         total += ids.len / sizeof(int32_t);
     }
     return total <= TR_REPLAY_IDS && left.len == head->tail_len
+                   && head->tail_len <= TR_REPLAY_TAIL
                ? TR_OK
                : TR_ERR_PROTOCOL;
 }

@@ -85,6 +85,10 @@ void ngx_http_tokenring_move_keep(ngx_http_tokenring_ctx_t *ctx,
     const tr_wire_accepted_t *head);
 void ngx_http_tokenring_move_told(ngx_http_tokenring_ctx_t *ctx,
     const tr_wire_delta_t *head, const tr_wire_bytes_t *ids);
+
+/* a record was taken: what Redis may lack of it is kept */
+void ngx_http_tokenring_move_tail(ngx_http_tokenring_ctx_t *ctx,
+    tr_record_t *rec, u_char *payload);
 void ngx_http_tokenring_move_forget(ngx_http_tokenring_ctx_t *ctx);
 
 /* it cannot go on elsewhere: a drain with --move is to wait for it */

@@ -164,12 +164,13 @@ ngx_http_tokenring_hangs(ngx_http_tokenring_conn_t *conn)
 /*
  * Its channel is closed: whatever it does when it goes on, no client hears it,
  * and it ends the requests that it finds without a worker.  Ours are at other
- * engines by then.  It still writes to Redis (docs/fleet.md).
+ * engines by then; what it still writes to Redis of those is refused there.
  */
 
 static void
 ngx_http_tokenring_fence(ngx_http_tokenring_conn_t *conn)
 {
+    tr_channel_fence(&conn->map);
     ngx_http_tokenring_hear(conn);
 
     ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,

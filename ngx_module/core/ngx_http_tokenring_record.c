@@ -80,13 +80,15 @@ ngx_http_tokenring_record(ngx_http_tokenring_ctx_t *ctx, tr_record_t *rec,
     u_char *payload)
 {
     ngx_int_t                   rc;
-    ngx_uint_t                  type;
+    ngx_uint_t                  type, again;
     ngx_http_tokenring_conn_t  *conn;
 
     conn = ctx->conn;
     type = rec->type;
 
-    if (type != TR_RECORD_STARTED) {
+    again = (type == TR_RECORD_ACCEPTED && ctx->moving);
+
+    if (type != TR_RECORD_STARTED && !again) {
         /* counted as the engine counts them for Redis */
         ctx->number++;
     }
@@ -132,6 +134,10 @@ ngx_http_tokenring_record(ngx_http_tokenring_ctx_t *ctx, tr_record_t *rec,
         ngx_http_tokenring_fail(ctx, TR_ERR_NOMEM,
                                 "The gateway ran out of memory");
         ngx_http_tokenring_dirty(conn, ctx);
+    }
+
+    if (ctx->with_ids && conn && !again) {
+        ngx_http_tokenring_move_tail(ctx, rec, payload);
     }
 
     return NGX_OK;

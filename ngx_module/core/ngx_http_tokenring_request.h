@@ -256,6 +256,7 @@ struct ngx_http_tokenring_ctx_s {
     /* a request that can go on at another engine (_migrate.c) */
     unsigned                        with_ids:1;      /* DELTAs have them */
     unsigned                        movable:1;       /* all is kept for it */
+    unsigned                        stored:1;        /* its output, in Redis */
     unsigned                        stays:1;         /* told its engine so */
     unsigned                        moving:1;        /* not accepted there */
     unsigned                        halted:1;        /* nothing told there */
@@ -325,6 +326,10 @@ struct ngx_http_tokenring_ctx_s {
     ngx_msec_t                      halted_since;   /* if halted */
     ngx_buf_t                      *replay;  /* block ahead of the body */
     size_t                          held;    /* bytes, of the worker's */
+    ngx_http_tokenring_text_t       late[2]; /* its last records, which Redis
+                                                may lack: older, newer */
+    ngx_msec_t                      late_since;   /* of the newer ones */
+    uint64_t                        late_number;  /* of the last of them */
     uint64_t                        seed;
     uint64_t                        exact_id;
     uint8_t                         model_id[TR_MODEL_ID];

@@ -252,17 +252,19 @@ ngx_http_tokenring_body_head(ngx_http_tokenring_ctx_t *ctx,
     head->body_len = ngx_http_tokenring_body_len(ctx);
     head->model_len = (uint32_t) ctx->asked.len;
     head->received_us = ctx->start_us;
-    head->charges = (uint16_t) ctx->charges;
+    head->charges = (uint8_t) ngx_min(ctx->charges, 255);
 
     if (ctx->moving) {
         head->replay_len = (uint32_t) ngx_buf_size(ctx->replay);
     }
 
-    if (ctx->conf->migrate && !ctx->resumable
+    if (ctx->conf->migrate
         && (ctx->conn->features & TR_FEATURE_IDS)
         && (ctx->conn->features & TR_FEATURE_REPLAY))
     {
         head->flags |= TR_SUBMIT_IDS;
+        head->migrate_s =
+            (uint16_t) ngx_min(ctx->conf->migrate_timeout / 1000 + 1, 65535);
         ctx->with_ids = 1;
     }
 

@@ -77,6 +77,7 @@ enum {
     NGX_HTTP_TOKENRING_ERROR,
     NGX_HTTP_TOKENRING_GAP,
     NGX_HTTP_TOKENRING_HOLDER,
+    NGX_HTTP_TOKENRING_MIGRATE,
     NGX_HTTP_TOKENRING_FIELDS
 };
 
@@ -96,7 +97,7 @@ static ngx_str_t  ngx_http_tokenring_fields[NGX_HTTP_TOKENRING_FIELDS] = {
     ngx_string("kv_tokens_full"), ngx_string("kv_tokens_high"),
     ngx_string("kv_tokens_low"), ngx_string("kv_tokens_pruned"),
     ngx_string("error_status"), ngx_string("error"), ngx_string("gap"),
-    ngx_string("holder")
+    ngx_string("holder"), ngx_string("migrate")
 };
 
 
@@ -293,6 +294,8 @@ ngx_http_tokenring_stored_numbers(redisReply **field,
     rec->choices = ngx_http_tokenring_field(CHOICES);
     rec->prompt_tokens = ngx_http_tokenring_field(PROMPT_TOKENS);
     rec->completion_tokens = ngx_http_tokenring_field(COMPLETION_TOKENS);
+
+    rec->migrate = ngx_min(ngx_http_tokenring_field(MIGRATE), 65535);
 
     rec->resumable = (ngx_http_tokenring_field(RESUMABLE) == 1);
     rec->detach = (ngx_http_tokenring_field(DETACH) == 1);

@@ -38,6 +38,7 @@ typedef struct {
     uint64_t                      choices;
     uint64_t                      prompt_tokens;
     uint64_t                      completion_tokens;
+    uint64_t                      migrate;       /* s, without an engine */
     tr_wire_finish_t              totals;
     unsigned                      final:1;       /* done, failed, cancelled */
     unsigned                      lost:1;        /* its engine is gone */

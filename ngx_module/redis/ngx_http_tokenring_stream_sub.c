@@ -9,7 +9,8 @@
  * subscription, a second late.
  *
  * Silence is believed only at the third look: an engine that has lost Redis for
- * a moment has not died.
+ * a moment has not died.  Where another engine may go on with the request, it has
+ * as long as the request's record says.
  */
 
 #include "ngx_http_tokenring_conf.h"
@@ -37,6 +38,8 @@ static void ngx_http_tokenring_stream_sub_record(void *data, redisReply *reply);
 static void ngx_http_tokenring_stream_sub_last(void *data, redisReply *reply);
 static uint64_t ngx_http_tokenring_stream_sub_number(redisReply *reply);
 static void ngx_http_tokenring_stream_sub_engine(void *data, redisReply *reply);
+static ngx_uint_t ngx_http_tokenring_stream_sub_moves(
+    ngx_http_tokenring_stream_sub_t *s);
 static void ngx_http_tokenring_stream_sub_silent(
     ngx_http_tokenring_stream_sub_t *s, tr_status_t status,
     const char *message);
@@ -65,6 +68,7 @@ struct ngx_http_tokenring_stream_sub_s {
     ngx_http_tokenring_stored_t         rec;
     ngx_int_t                           known;     /* of the record */
     ngx_uint_t                          silent;    /* looks in a row */
+    ngx_msec_t                          orphan;    /* since when, or 0 */
     ngx_uint_t                          missed;
     ngx_uint_t                          busy;      /* must not be freed */
     u_char                              id[TR_COMPLETION_LEN];
@@ -526,6 +530,12 @@ ngx_http_tokenring_stream_sub_engine(void *data, redisReply *reply)
 
     rc = ngx_http_tokenring_heartbeat_take(s->redis, reply, &s->rec);
 
+    if (rc == NGX_DECLINED && ngx_http_tokenring_stream_sub_moves(s)) {
+        ngx_http_tokenring_stream_sub_checked(s);
+        ngx_http_tokenring_stream_sub_alive(s);
+        return;
+    }
+
     if (rc == NGX_DECLINED) {
         ngx_http_tokenring_stream_sub_silent(s, TR_ERR_CLOSED,
                                           NGX_HTTP_TOKENRING_LOST);
@@ -535,8 +545,22 @@ ngx_http_tokenring_stream_sub_engine(void *data, redisReply *reply)
     ngx_http_tokenring_stream_sub_checked(s);
 
     if (rc == NGX_OK) {
+        s->orphan = 0;
         ngx_http_tokenring_stream_sub_alive(s);
     }
+}
+
+
+/* its engine is gone: may another one still take the request over? */
+
+static ngx_uint_t
+ngx_http_tokenring_stream_sub_moves(ngx_http_tokenring_stream_sub_t *s)
+{
+    if (s->orphan == 0) {
+        s->orphan = ngx_current_msec ? ngx_current_msec : 1;
+    }
+
+    return ngx_current_msec - s->orphan < s->rec.migrate * 1000;
 }
 
 

@@ -10,7 +10,12 @@
  * accepted it, whoever refuses it meanwhile; its other time limits begin then.
  *
  * Unlike _retry.c, where nothing has begun, this must be asked for
- * (tokenring_migrate).  Requests whose output is stored in Redis do not move.
+ * (tokenring_migrate).
+ *
+ * Output that is stored in Redis goes on there, too: the next engine gets the
+ * number of the last record, and the records of the last seconds, which the lost
+ * engine may not have written; it writes those that are missing, and refuses
+ * what that engine writes from then on (docs/redis.md).
  */
 
 #include "ngx_http_tokenring_body.h"
@@ -31,6 +36,23 @@ static void ngx_http_tokenring_move_wait(ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_move_block(ngx_http_tokenring_ctx_t *ctx);
 static void ngx_http_tokenring_move_hold(ngx_http_tokenring_ctx_t *ctx,
     size_t size);
+static ngx_uint_t ngx_http_tokenring_move_late(ngx_http_tokenring_ctx_t *ctx,
+    size_t *size);
+
+
+/* records of at least so long are kept, unless they are more than so many
+ * bytes, until as many again have come */
+#define NGX_HTTP_TOKENRING_LATE       2000
+#define NGX_HTTP_TOKENRING_LATE_SIZE  (TR_REPLAY_TAIL / 4)
+
+
+/* as Redis has a record */
+
+typedef struct {
+    uint32_t    length;
+    uint16_t    type;
+    uint16_t    reserved;
+} ngx_http_tokenring_late_t;
 
 
 /* bytes that this worker keeps for moves */
@@ -125,6 +147,8 @@ ngx_http_tokenring_move_keep(ngx_http_tokenring_ctx_t *ctx,
         return;
     }
 
+    ctx->stored = (head->flags & TR_ACCEPTED_STORED) ? 1 : 0;
+
     if (ctx->lost_body || !known || ctx->conn == NULL) {
         ngx_http_tokenring_move_stays(ctx);
         return;
@@ -171,6 +195,76 @@ ngx_http_tokenring_move_told(ngx_http_tokenring_ctx_t *ctx,
 }
 
 
+/* once a record: kept, where Redis is to have it, until it surely does */
+
+void
+ngx_http_tokenring_move_tail(ngx_http_tokenring_ctx_t *ctx, tr_record_t *rec,
+    u_char *payload)
+{
+    size_t                      len;
+    tr_wire_delta_t             delta;
+    ngx_http_tokenring_late_t   head;
+    ngx_http_tokenring_text_t  *older, *newer;
+
+    if (rec->type == TR_RECORD_STARTED || rec->type == TR_RECORD_ERROR
+        || ctx->error || ctx->reason == TR_FINISH_ABORTED)
+    {
+        return;
+    }
+
+    ctx->late_number = ctx->number;
+
+    /* an ECHO comes before it is known */
+
+    if (rec->type == TR_RECORD_ECHO ? ctx->endpoint != TR_ENDPOINT_RESPONSES
+                                    : !(ctx->stored && ctx->movable))
+    {
+        return;
+    }
+
+    older = &ctx->late[0];
+    newer = &ctx->late[1];
+
+    if (ngx_current_msec - ctx->late_since > NGX_HTTP_TOKENRING_LATE
+        || ngx_http_tokenring_text_len(newer) > NGX_HTTP_TOKENRING_LATE_SIZE)
+    {
+        len = ngx_http_tokenring_text_len(older);
+        ctx->held -= len;
+        ngx_http_tokenring_move_held -= len;
+
+        ngx_http_tokenring_text_free(older);
+        *older = *newer;
+        ngx_memzero(newer, sizeof(ngx_http_tokenring_text_t));
+        ctx->late_since = ngx_current_msec;
+    }
+
+    len = rec->length;
+
+    if (rec->type == TR_RECORD_DELTA) {
+        /* Redis does not have the ids, which stand behind all else */
+        ngx_memcpy(&delta, payload, sizeof(tr_wire_delta_t));
+        len -= delta.ids_len;
+        delta.ids_len = 0;
+        ngx_memcpy(payload, &delta, sizeof(tr_wire_delta_t));
+    }
+
+    head.length = (uint32_t) len;
+    head.type = rec->type;
+    head.reserved = 0;
+
+    if (ngx_http_tokenring_reserve(newer, sizeof(head) + len) != NGX_OK) {
+        ngx_http_tokenring_move_forget(ctx);
+        ngx_http_tokenring_move_stays(ctx);
+        return;
+    }
+
+    newer->last = ngx_cpymem(newer->last, &head, sizeof(head));
+    newer->last = ngx_cpymem(newer->last, payload, len);
+
+    ngx_http_tokenring_move_hold(ctx, sizeof(head) + len);
+}
+
+
 static void
 ngx_http_tokenring_move_hold(ngx_http_tokenring_ctx_t *ctx, size_t size)
 {
@@ -209,6 +303,9 @@ ngx_http_tokenring_move_forget(ngx_http_tokenring_ctx_t *ctx)
     for (i = 0; i < ctx->nchoices; i++) {
         ngx_http_tokenring_text_free(&ctx->choices[i].ids);
     }
+
+    ngx_http_tokenring_text_free(&ctx->late[0]);
+    ngx_http_tokenring_text_free(&ctx->late[1]);
 }
 
 
@@ -228,9 +325,15 @@ ngx_http_tokenring_may_move(ngx_http_tokenring_ctx_t *ctx)
         || ctx->gone
         || ctx->cut
         || ctx->conn
-        || ctx->follow
-        || ctx->first_us == 0)
+        || ctx->follow)
     {
+        return 0;
+    }
+
+    if (ctx->first_us == 0
+        && !(ctx->resumable && ctx->movable && ctx->request->header_sent))
+    {
+        /* it can begin anew, under another id */
         return 0;
     }
 
@@ -342,6 +445,7 @@ ngx_http_tokenring_move_reset(ngx_http_tokenring_ctx_t *ctx)
     ctx->paused = 0;
     ctx->reason = 0;
     ctx->body_sent = NGX_HTTP_TOKENRING_NOTHING;
+    ctx->number = ctx->late_number;
 }
 
 
@@ -394,9 +498,9 @@ ngx_http_tokenring_move_retry(ngx_http_tokenring_ctx_t *ctx)
 static ngx_int_t
 ngx_http_tokenring_move_block(ngx_http_tokenring_ctx_t *ctx)
 {
-    size_t                        size;
+    size_t                        size, late;
     ngx_buf_t                    *b;
-    ngx_uint_t                    i;
+    ngx_uint_t                    i, first;
     tr_wire_replay_t              head;
     tr_wire_replay_choice_t       one;
     ngx_http_tokenring_choice_t  *choice;
@@ -409,6 +513,9 @@ ngx_http_tokenring_move_block(ngx_http_tokenring_ctx_t *ctx)
                 + (choice->reason ? 0
                                   : ngx_http_tokenring_text_len(&choice->ids));
     }
+
+    first = ngx_http_tokenring_move_late(ctx, &late);
+    size += late;
 
     if (size > TR_REPLAY_MAX) {
         return NGX_ERROR;
@@ -433,6 +540,8 @@ ngx_http_tokenring_move_block(ngx_http_tokenring_ctx_t *ctx)
     head.choices = ctx->nchoices;
     head.prompt_tokens = ctx->prompt_tokens;
     head.epoch = ctx->moves + 1;
+    head.number = ctx->stored ? ctx->late_number : 0;
+    head.tail_len = (uint32_t) late;
 
     b->last = ngx_cpymem(b->last, &head, sizeof(tr_wire_replay_t));
 
@@ -454,7 +563,44 @@ ngx_http_tokenring_move_block(ngx_http_tokenring_ctx_t *ctx)
         }
     }
 
+    for (i = first; i < 2; i++) {
+        b->last = ngx_cpymem(b->last, ctx->late[i].pos,
+                             ngx_http_tokenring_text_len(&ctx->late[i]));
+    }
+
     ctx->replay = b;
 
     return NGX_OK;
+}
+
+
+/* from which of them on records are sent, and how many bytes: what does not fit
+ * is as good as lost, if Redis lacks it */
+
+static ngx_uint_t
+ngx_http_tokenring_move_late(ngx_http_tokenring_ctx_t *ctx, size_t *size)
+{
+    size_t  older, newer;
+
+    *size = 0;
+
+    if (!ctx->stored) {
+        return 2;
+    }
+
+    older = ngx_http_tokenring_text_len(&ctx->late[0]);
+    newer = ngx_http_tokenring_text_len(&ctx->late[1]);
+
+    if (newer > TR_REPLAY_TAIL) {
+        return 2;
+    }
+
+    if (older + newer > TR_REPLAY_TAIL) {
+        *size = newer;
+        return 1;
+    }
+
+    *size = older + newer;
+
+    return 0;
 }

@@ -413,6 +413,8 @@ ngx_http_tokenring_reset(ngx_http_tokenring_ctx_t *ctx)
     ctx->message.len = 0;
 
     ctx->number = 0;
+    ctx->late_number = 0;
+    ctx->stored = 0;
     ctx->after = 0;
     ctx->error_number = 0;
     ngx_http_tokenring_text_free(&ctx->queue);

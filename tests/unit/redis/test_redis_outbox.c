@@ -323,6 +323,123 @@ test_spare_output_makes_way(void **state)
     tr_outbox_free(&l);
 }
 
+/* ---- moves -------------------------------------------------------------- */
+
+static void
+tell_moved(tr_outbox_t *l, uint64_t id, uint64_t number, unsigned records)
+{
+    tr_event_arrived_t note = { .endpoint = TR_ENDPOINT_CHAT,
+                                .flags = TR_SUBMIT_RESUMABLE | TR_SUBMIT_IDS,
+                                .moved = 1 };
+    static const uint8_t record[8] = { 0, 0, 0, 0, TR_RECORD_DELTA, 0, 0, 0 };
+    tr_event_moved_t moved = { .told_len = records * sizeof(record),
+                               .number = number,
+                               .epoch = 1 };
+    unsigned i;
+
+    memset(note.completion, '0' + (int) id, TR_COMPLETION_LEN);
+    tell(l, id, TR_EVENT_ARRIVED, &note, sizeof(note));
+    /* until it has a place here, nobody writes of it */
+    assert_null(tr_outbox_next(l));
+    assert_false(tr_outbox_can_write(tr_outbox_find(l, id)));
+    moved.told = malloc(moved.told_len);
+    assert_non_null(moved.told);
+    for (i = 0; i < records; i++) {
+        memcpy(moved.told + i * sizeof(record), record, sizeof(record));
+    }
+    tell(l, id, TR_EVENT_MOVED, &moved, sizeof(moved));
+}
+
+static void
+test_it_goes_on_where_redis_is(void **state)
+{
+    uint32_t has;
+
+    (void) state;
+    for (has = 5; has <= 11; has++) {
+        tr_outbox_request_t *q;
+        tr_outbox_t l;
+
+        /* records 7 to 10 came with it, and Redis has them up to `has` */
+        tr_outbox_init(&l, MIB);
+        tell_moved(&l, 1, 10, 4);
+        q = tr_outbox_find(&l, 1);
+        assert_int_equal(q->epoch, 1);
+        assert_ptr_equal(tr_outbox_next(&l), q);
+        assert_true(q->unsure);
+        tell(&l, 1, TR_RECORD_ACCEPTED, "", 0); /* Redis has the first one */
+        tell_delta(&l, 1, "on");
+        assert_int_equal(q->tail->last, 11);
+        tr_outbox_found(&l, q, has);
+        assert_int_equal(q->unacked->first, has + 1);
+        assert_int_equal(q->gap, has < 6 || has > 10);
+        tr_outbox_free(&l);
+        assert_int_equal(l.bytes, 0);
+    }
+}
+
+static void
+test_another_engine_has_it(void **state)
+{
+    tr_event_end_t end = { .state = TR_REQUEST_FAILED, .elsewhere = 1 };
+    tr_outbox_request_t *q;
+    tr_outbox_t l;
+
+    (void) state;
+    tr_outbox_init(&l, MIB);
+    /* Redis says so: nothing more is written, and nothing is lost */
+    tell_arrived(&l, 1, TR_SUBMIT_RESUMABLE | TR_SUBMIT_IDS);
+    q = tr_outbox_find(&l, 1);
+    tell_delta(&l, 1, "a");
+    send_entry(q);
+    send_fields(q);
+    tr_outbox_fenced(&l, q);
+    tell_delta(&l, 1, "b");
+    tr_outbox_reset(&l);
+    assert_false(tr_outbox_can_write(q));
+    assert_null(tr_outbox_next(&l));
+    tell_end(&l, 1, false);
+    assert_int_equal(l.n, 0);
+
+    /* it was given up for that: no end is written */
+    tell_arrived(&l, 2, TR_SUBMIT_RESUMABLE | TR_SUBMIT_IDS);
+    q = tr_outbox_find(&l, 2);
+    tell_delta(&l, 2, "a");
+    tell(&l, 2, TR_EVENT_END, &end, sizeof(end));
+    tr_outbox_apply_ends(&l);
+    tr_outbox_apply_ends(&l);
+    assert_true(q->left);
+    assert_null(q->unacked);
+    assert_false(q->gap);
+    assert_int_equal(q->dirty & TR_OUTBOX_FINAL, 0);
+    assert_int_equal(q->state, TR_REQUEST_QUEUED);
+    send_fields(q);
+    tr_outbox_fields_done(&l, q, true);
+    assert_int_equal(l.n, 0);
+    assert_int_equal(l.lost, 0);
+    tr_outbox_free(&l);
+}
+
+static void
+test_one_that_found_no_place(void **state)
+{
+    tr_event_arrived_t note = { .endpoint = TR_ENDPOINT_CHAT,
+                                .flags = TR_SUBMIT_RESUMABLE | TR_SUBMIT_IDS,
+                                .moved = 1 };
+    tr_outbox_t l;
+
+    (void) state;
+    tr_outbox_init(&l, MIB);
+    memset(note.completion, 'a', TR_COMPLETION_LEN);
+    tell(&l, 3, TR_EVENT_ARRIVED, &note, sizeof(note));
+    tell_delta(&l, 3, "no");
+    tell_end(&l, 3, false);
+    assert_null(tr_outbox_next(&l));
+    assert_int_equal(l.n, 0);
+    assert_int_equal(l.bytes, 0);
+    tr_outbox_free(&l);
+}
+
 /* ---- a Redis that comes back -------------------------------------------- */
 
 static void
@@ -619,6 +736,9 @@ main(void)
         cmocka_unit_test(test_lost_records_end_the_stream),
         cmocka_unit_test(test_memory_is_bounded),
         cmocka_unit_test(test_spare_output_makes_way),
+        cmocka_unit_test(test_it_goes_on_where_redis_is),
+        cmocka_unit_test(test_another_engine_has_it),
+        cmocka_unit_test(test_one_that_found_no_place),
         cmocka_unit_test(test_reset_begins_anew),
         cmocka_unit_test(test_whatever_redis_does),
     };
