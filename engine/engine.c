@@ -13,7 +13,6 @@
 #include "engine.h"
 
 #include "engine_internal.h"
-#include "crash.h"
 #include "gpu_meter.h"
 
 #include <signal.h>
@@ -27,6 +26,7 @@
 
 #include <tokenring/version.h>
 
+#include "engine/base/crash.h"
 #include "engine/kv/kv_store.h"
 #include "engine/template/chat_template.h"
 #include "engine/executor/executor.h"
