@@ -413,7 +413,7 @@ tr_engine_start(const tr_config_t *config, tr_engine_t **out, tr_error_t *err)
         rc = open_status(e, err);
     }
     if (rc == TR_OK) {
-        tr_crash_tell(e->status);
+        tr_crash_tell(&e->status->counters.crashed);
         start_meter(e);
         rc = start_threads(e, err);
     }

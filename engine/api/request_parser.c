@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/base/crash.h"
 #include "engine/config/log.h"
 #include "openai_json.h"
 
@@ -254,6 +255,7 @@ compiler_thread(void *arg)
     tr_request_t *r;
 
     pthread_setname_np(pthread_self(), "tr-grammar");
+    tr_crash_stack();
     for (;;) {
         tr_grammar_t *g;
 
@@ -348,6 +350,7 @@ parser_thread(void *arg)
     tr_request_t *r;
 
     pthread_setname_np(pthread_self(), "tr-parser");
+    tr_crash_stack();
     for (;;) {
         pthread_mutex_lock(&p->mutex);
         r = NULL;

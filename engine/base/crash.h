@@ -4,14 +4,20 @@
  * SIGSEGV, SIGBUS, SIGILL, SIGFPE and SIGABRT end the process as ever; before
  * that, `crashed` on the page gets the signal's number.  The page outlives the
  * process in who has mapped it: a gateway tells a crash, which may be the fault
- * of a request, from a kill.
+ * of a request, from a kill.  A thread whose stack overflows has nothing left to
+ * say that on, unless it has asked for another stack when it began.
  */
 #ifndef TR_CRASH_H
 #define TR_CRASH_H
 
-#include <tokenring/status.h>
+#include <stdatomic.h>
+#include <stdint.h>
 
-/* From now on, on this page (borrowed); NULL: on none. */
-void tr_crash_tell(tr_status_page_t *page);
+/* From now on, here (borrowed: the page's `crashed`); NULL: nowhere. */
+void tr_crash_tell(_Atomic uint64_t *crashed);
+
+/* At the start of a thread that works on what clients send: a stack for last
+ * words, which is a part of the thread's memory.  A sanitizer's stays. */
+void tr_crash_stack(void);
 
 #endif

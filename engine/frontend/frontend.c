@@ -12,6 +12,7 @@
 #include <sys/epoll.h>
 #include <time.h>
 
+#include "engine/base/crash.h"
 #include "engine/config/log.h"
 #include "worker_connection.h"
 
@@ -438,6 +439,7 @@ frontend_run(void *arg)
     bool more;
 
     pthread_setname_np(pthread_self(), "tr-frontend");
+    tr_crash_stack();
     tr_response_writer_open_bell(&f->env.bell);
     for (;;) {
         more = turn(f);

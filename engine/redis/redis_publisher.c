@@ -13,6 +13,7 @@
 
 #include <tokenring/channel.h>
 
+#include "engine/base/crash.h"
 #include "engine/config/log.h"
 
 #define STOP_US 1000000u
@@ -234,6 +235,7 @@ publisher_run(void *arg)
     tr_redis_publisher_t *r = arg;
 
     pthread_setname_np(pthread_self(), "tr-publisher");
+    tr_crash_stack();
     put_time(r);
     while (atomic_load(&r->stop) == 0) {
         /* who is idle is woken by the next arrival; else a flush is due */

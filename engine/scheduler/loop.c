@@ -13,6 +13,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "engine/base/crash.h"
+
 /* How often pauses and full response writers are looked at while there is
  * work. */
 #define TR_LOOP_CHECK_US 250000
@@ -464,6 +466,7 @@ tr_loop_main(void *arg)
     tr_loop_t *l = arg;
 
     pthread_setname_np(pthread_self(), "tr-loop");
+    tr_crash_stack();
     prctl(PR_SET_TIMERSLACK, 1ul, 0, 0, 0); /* due times are meant exactly */
     tr_response_writer_open_bell(&l->emit.bell);
     while (atomic_load_explicit(&l->stop, memory_order_acquire) == 0) {

@@ -119,6 +119,33 @@ describe('poison', { concurrency: 3 }, () => {
       await stack.idle();
     }));
 
+  test('one that leaves an engine no stack is charged, too', () =>
+    fleet(async (stack, engines, url) => {
+      // As much as threads get here, and less than so deep a body takes.
+      for (const e of engines) {
+        await e.kill();
+        e.under = ['prlimit', '--stack=163840'];
+        await e.start();
+      }
+      await stack.connected(2);
+      const deep = `${'['.repeat(2000)}${']'.repeat(2000)}`;
+      const poison = JSON.stringify(body('poison', 4)).replace('}',
+        `,"metadata":${deep}}`);
+      assert.equal((await post(url, body('story', 4))).status, 200);
+      const r = await post(url, poison);
+      assert.equal(r.status, 422, r.text);
+      assert.equal(r.json().error.code, 'request_refused');
+      for (const e of engines) {
+        assert.equal((await e.exited).signal, 'SIGSEGV');
+        e.child = null;
+        await e.start();
+      }
+      await stack.connected(2);
+      assert.equal((await post(url, poison)).status, 422);
+      assert.equal((await post(url, body('story', 4))).status, 200);
+      await stack.idle();
+    }));
+
   test('a kill charges nobody', () => fleet(async (stack, engines, url) => {
     const asked = post(url, body('story', 40));
     let before = [0, 0];

@@ -153,7 +153,9 @@ function workerUser() {
 }
 
 class Engine {
-  constructor(dir, name, settings) {
+  // settings.under: a command that starts it, and its arguments.
+  constructor(dir, name, { under = [], ...settings }) {
+    this.under = under;
     this.dir = dir;
     this.name = name;
     this.socket = path.join(dir, `${name}.sock`);
@@ -184,7 +186,8 @@ class Engine {
     const file = path.join(this.dir, `${this.name}.conf`);
     fs.writeFileSync(file, this.config());
     const out = fs.openSync(this.log, 'a');
-    const child = spawn(ENGINE, ['-c', file],
+    const [command, ...args] = [...this.under, ENGINE, '-c', file];
+    const child = spawn(command, args,
       { stdio: ['ignore', out, out], cwd: this.dir });
     fs.closeSync(out);
     this.child = child;
