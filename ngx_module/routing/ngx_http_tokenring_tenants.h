@@ -21,8 +21,9 @@
 /* bytes of the hash of a tenant's name, or of its account's */
 #define NGX_HTTP_TOKENRING_TENANT   16
 
-/* seats of a plan, and places in its line */
+/* seats of a plan, and places in its line; hosts that share it */
 #define NGX_HTTP_TOKENRING_SEATS_MAX  65535
+#define NGX_HTTP_TOKENRING_HOSTS_MAX  1000
 
 
 typedef enum {
@@ -52,6 +53,9 @@ typedef struct {
                                                 tokenring_queue_timeout */
     ngx_uint_t                      choices; /* of a request, 0: any number */
     ngx_uint_t                      tier;    /* enum tr_tier, 0: the default */
+    ngx_uint_t                      hosts;   /* that share it, 0: 1.  Limits,
+                                                seats and queue are this one's
+                                                part */
     unsigned                        defined:1;
     u_char                         *file;    /* where it was first named */
     ngx_uint_t                      line;

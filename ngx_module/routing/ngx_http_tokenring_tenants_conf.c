@@ -19,6 +19,8 @@ static ngx_http_tokenring_plan_t *ngx_http_tokenring_find_plan(ngx_conf_t *cf,
     ngx_str_t *name);
 static char *ngx_http_tokenring_plan_number(ngx_conf_t *cf,
     ngx_http_tokenring_plan_t *plan, ngx_uint_t i, ngx_str_t *text);
+static char *ngx_http_tokenring_plan_part(ngx_conf_t *cf,
+    ngx_http_tokenring_plan_t *plan);
 static char *ngx_http_tokenring_plan_wait(ngx_conf_t *cf,
     ngx_http_tokenring_plan_t *plan, ngx_str_t *text);
 static char *ngx_http_tokenring_plan_tier(ngx_conf_t *cf,
@@ -56,6 +58,8 @@ static struct {
       NGX_HTTP_TOKENRING_SEATS_MAX },
     { "choices=", 8, offsetof(ngx_http_tokenring_plan_t, choices),
       TR_SUBMIT_CHOICES_MAX },
+    { "hosts=", 6, offsetof(ngx_http_tokenring_plan_t, hosts),
+      NGX_HTTP_TOKENRING_HOSTS_MAX },
     { NULL, 0, 0, 0 }
 };
 
@@ -101,7 +105,7 @@ ngx_http_tokenring_find_plan(ngx_conf_t *cf, ngx_str_t *name)
 
 /* tokenring_plan NAME [requests=N/TIME] [in=N/TIME] [out=N/TIME]
  * [tokens=N/TIME] ... [share=N] [seats=N [queue=N [wait=TIME]]] [choices=N]
- * [tier=flex|default|priority]; */
+ * [tier=flex|default|priority] [hosts=N]; */
 
 char *
 ngx_http_tokenring_set_plan(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
@@ -192,6 +196,43 @@ ngx_http_tokenring_set_plan(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
                            plan->queue ? "seats=" : "queue=");
         return NGX_CONF_ERROR;
     }
+
+    return plan->hosts ? ngx_http_tokenring_plan_part(cf, plan) : NGX_CONF_OK;
+}
+
+
+/*
+ * This host's part of what several share.  They do not speak to each other, so
+ * parts are rounded down: all together never give more than the plan has.
+ */
+
+static char *
+ngx_http_tokenring_plan_part(ngx_conf_t *cf, ngx_http_tokenring_plan_t *plan)
+{
+    ngx_uint_t                  i;
+    ngx_http_tokenring_rate_t  *rate;
+
+    for (i = 0; i < plan->n; i++) {
+        rate = &plan->limits[i].rate;
+        rate->limit /= plan->hosts;
+
+        if (rate->limit == 0) {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "\"%V\" is less than one for each of %ui hosts",
+                               &plan->limits[i].text, plan->hosts);
+            return NGX_CONF_ERROR;
+        }
+    }
+
+    if (plan->seats && plan->seats < plan->hosts) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "seats=%ui is less than one for each of %ui hosts",
+                           plan->seats, plan->hosts);
+        return NGX_CONF_ERROR;
+    }
+
+    plan->seats /= plan->hosts;
+    plan->queue /= plan->hosts;
 
     return NGX_CONF_OK;
 }

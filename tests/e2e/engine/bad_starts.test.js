@@ -425,12 +425,16 @@ for (const [what, options, message] of [
   ...['in=5', 'in=0/m', 'in=5/y', 'seat=20', 'in=5k', 'in=-1/m'].map((l) => [
     `a plan with ${l}`, { http: `tokenring_plan p ${l};` },
     /invalid limit ".*", expected requests=, in=, out= or tokens=/]),
-  ...['seats=0', 'queue=65536', 'choices=4097', 'share=1001', 'wait=0',
+  ...['seats=0', 'queue=65536', 'choices=4097', 'share=1001', 'hosts=1001', 'wait=0',
     'wait=soon'].map((l) => [`a plan with ${l}`,
     { http: `tokenring_plan p ${l};` },
     new RegExp(`invalid ${l.split('=')[0]} in "${l}", expected`)]),
   ['a plan of a tier that there is not', { http: 'tokenring_plan p tier=x;' },
     /invalid tier in "tier=x", expected flex, default or priority/],
+  ['a plan of too little for its hosts', { http: 'tokenring_plan p in=2/m '
+    + 'hosts=3;' }, /"in=2\/m" is less than one for each of 3 hosts/],
+  ['a plan of too few seats for its hosts', { http: 'tokenring_plan p seats=2 '
+    + 'hosts=3;' }, /seats=2 is less than one for each of 3 hosts/],
   ['a plan of seats twice', { http: 'tokenring_plan p seats=1 seats=2;' },
     /duplicate seats in "seats=2"/],
   ['a plan with a queue for nothing', { http: 'tokenring_plan p queue=1;' },

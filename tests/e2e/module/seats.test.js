@@ -6,6 +6,7 @@
 
 const { test } = require('node:test');
 const assert = require('node:assert/strict');
+const { once } = require('node:events');
 const { Stack, until } = require('../lib/stack');
 const { stream, post } = require('../lib/http');
 const { withPlans } = require('../lib/plans');
@@ -42,15 +43,12 @@ test('as many at once as there are seats, for each tenant', withPlans(
     assert.equal((await ask('few-b')).status, 200);
     assert.equal((await ask(null)).status, 200);
     await leave(held[0]);
-    await until(async () => (await ask('few-a')).status === 200, 'a free seat');
-    checkRefused(await (async () => {
-      const again = hold(stack, 'few-a');
-      await again.begun();
-      const refused = await ask('few-a');
-      await leave(again);
-      return refused;
-    })());
-    await leave(held[1]);
+    await stack.active(1);
+    assert.equal((await ask('few-a')).status, 200);
+    held[0] = hold(stack, 'few-a');
+    await held[0].begun();
+    checkRefused(await ask('few-a'));
+    await Promise.all(held.map(leave));
 
     // One after the other, on connections to any worker.
     for (let i = 0; i < 40; i++) {
@@ -92,6 +90,39 @@ test('who waits is served in order, by whichever worker', withPlans(
     }
     assert.deepEqual(order, [0, 1, 2, 3, 4, 5]);
   }, { workers: 3 }));
+
+test('who waits over HTTP/2 keeps nobody up on its connection', withPlans(
+  'tokenring_plan few seats=1 queue=9;', async (stack) => {
+    const session = stack.http2();
+    try {
+      const send = (key, more) => {
+        const req = session.request({ ':method': 'POST',
+          ':path': '/v1/completions', 'content-type': 'application/json',
+          'x-key': key });
+        req.end(JSON.stringify({ prompt: 'one two '.repeat(2000), max_tokens: 2,
+          ...more }));
+        return req;
+      };
+      const status = async (req) => {
+        req.resume();
+        const [headers] = await once(req, 'response');
+        await once(req, 'end');
+        return headers[':status'];
+      };
+      const held = hold(stack, 'few-a');
+      await held.begun();
+      const waiting = Array.from({ length: 9 }, () => status(send('few-a')));
+      await stack.active(10);
+      assert.equal(await status(send('few-a')), 429);
+      assert.equal(await status(send('few-b')), 200);
+      const gone = send('few-b'); // one that leaves while it runs
+      gone.close();
+      await leave(held);
+      for (const one of waiting) assert.equal(await one, 200);
+    } finally {
+      session.destroy();
+    }
+  }, { http2: true, workers: 2 }));
 
 test('who waits and leaves, or has waited long enough, is out of the line',
   withPlans(`tokenring_plan few seats=1 queue=1;

@@ -289,6 +289,24 @@ test('a tenant of two plans uses up each of them once', withPlans(`
   assert.equal((await ask('more-a')).status, 429);
 }, { location: 'tokenring_tenant one; tokenring_limits $plan;' }));
 
+test('hosts: each gives its part, rounded down', withPlans(
+  'tokenring_plan part requests=11/h out=50/h seats=5 hosts=4;',
+  async (stack, ask) => {
+    const first = await ask('part-a', { max_tokens: 40, ignore_eos: true });
+    assert.equal(first.json().usage.completion_tokens, 12);
+    assert.equal(first.json().usage.cut, 'token_budget');
+    assert.equal(first.headers['x-ratelimit-limit-requests'], '2');
+    assert.equal(first.headers['x-ratelimit-limit-tokens'], '12');
+    const held = stream(`${stack.url}/v1/completions`, { prompt: 'x',
+      max_tokens: 4000, ignore_eos: true, stream: true },
+    { headers: { 'X-Key': 'part-b' } });
+    await held.begun();
+    assert.match((await ask('part-b')).json().error.message,
+      /1 requests at once/);
+    held.hangUp();
+    await held.finished.catch(() => {});
+  }));
+
 test('a reload keeps what was used, also of a plan with other numbers', withPlans(
   'tokenring_plan few requests=2/h;', async (stack, ask) => {
     assert.equal((await ask('few-a')).status, 200);
