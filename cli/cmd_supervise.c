@@ -245,7 +245,6 @@ become(engine_t *e)
     sigprocmask(SIG_SETMASK, &g.none, NULL);
     signal(SIGPIPE, SIG_DFL);
     setpgid(0, 0); /* Ctrl-C is for us */
-    prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (e->listener.fd == GIVEN_FD) {
         fcntl(GIVEN_FD, F_SETFD, 0);
     } else {
@@ -269,7 +268,8 @@ start(engine_t *e)
     e->started_ms = now_ms();
     e->pid = fork();
     if (e->pid == 0) {
-        if (getppid() == parent) {
+        prctl(PR_SET_PDEATHSIG, SIGTERM);
+        if (getppid() == parent) { /* which has not ended before that */
             become(e);
         }
         _exit(1);
