@@ -10,6 +10,7 @@
  */
 #include "responses.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -478,33 +479,33 @@ listed(const json_t *item)
 }
 
 /* The items as a JSON array, one a line, of which a gateway may make a list
- * without reading them.  Returns its bytes, 0: it cannot be written; no more
- * than size come to out. */
-static size_t
-write_items(const json_t *items, char *out, size_t size)
+ * without reading them: malloc'ed; NULL: out of memory. */
+static char *
+write_items(const json_t *items, size_t *len)
 {
-    size_t flags = JSON_COMPACT | JSON_REAL_PRECISION(17), len = 0, n, i;
+    size_t flags = JSON_COMPACT | JSON_REAL_PRECISION(17), i;
     const json_t *item;
+    char *out = NULL;
+    FILE *f = open_memstream(&out, len);
+    bool ok = f != NULL;
 
+    if (f == NULL) {
+        return NULL;
+    }
+    fputs("[", f);
     json_array_foreach ((json_t *) items, i, item) {
         json_t *one = listed(item);
 
-        if (len + 2 < size) {
-            memcpy(out + len, i == 0 ? "[" : ",\n", i == 0 ? 1 : 2);
-        }
-        len += i == 0 ? 1 : 2;
-        n = json_dumpb(one, len < size ? out + len : NULL,
-                       len < size ? size - len : 0, flags);
+        fputs(i == 0 ? "" : ",\n", f);
+        ok = ok && json_dumpf(one, f, flags) == 0;
         json_decref(one);
-        if (n == 0) {
-            return 0;
-        }
-        len += n;
     }
-    if (len + 1 < size) {
-        memcpy(out + len, len == 0 ? "[]" : "]", len == 0 ? 2 : 1);
+    fputs("]", f);
+    if (fclose(f) != 0 || !ok) {
+        free(out);
+        return NULL;
     }
-    return len + (len == 0 ? 2 : 1);
+    return out;
 }
 
 tr_status_t
@@ -512,13 +513,18 @@ tr_responses_keep(const tr_translation_t *t, const json_t *items)
 {
     const json_t *root = t->c->root;
     tr_request_t *r = t->c->r;
+    char *input, *all;
     size_t len;
 
     if (!can_keep(t) || !wants_store(root)) {
         return TR_OK;
     }
-    len = write_items(items, NULL, 0);
-    if (len == 0 || len > KEPT_MAX) {
+    input = write_items(items, &len);
+    if (input == NULL) {
+        return tr_translate_no_memory(t);
+    }
+    if (len > KEPT_MAX) {
+        free(input);
         return json_is_true(json_object_get(root, "store"))
                    ? tr_error_set(t->c->err, TR_ERR_INVALID, "store",
                                   "'input' is too large to be kept (more than "
@@ -526,11 +532,13 @@ tr_responses_keep(const tr_translation_t *t, const json_t *items)
                                   KEPT_MAX)
                    : TR_OK;
     }
-    r->kept = malloc(len + 2 + (size_t) TR_TURNS_MAX * TR_COMPLETION_LEN);
-    if (r->kept == NULL) {
+    all = realloc(input, len + (size_t) TR_TURNS_MAX * TR_COMPLETION_LEN);
+    if (all == NULL) {
+        free(input);
         return tr_translate_no_memory(t);
     }
-    r->kept_input_len = write_items(items, r->kept, len + 2);
-    r->kept_ancestors_len = write_ancestors(r->lookup, r->kept + len);
+    r->kept = all;
+    r->kept_input_len = len;
+    r->kept_ancestors_len = write_ancestors(r->lookup, all + len);
     return TR_OK;
 }
