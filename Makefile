@@ -189,7 +189,7 @@ demo: served
 	    wait $$cli || { cat $B/cli.log >&2; exit 1; }; exit $$said
 
 up: served
-	@$(MAKE) -q cli 2>/dev/null || echo "  CC    the command line"
+	@$(MAKE) -q --no-print-directory cli 2>/dev/null || echo "  CC    the command line"
 	@$(CLI_LATER) || { cat $B/cli.log >&2; exit 1; }
 
 served: deps-build
