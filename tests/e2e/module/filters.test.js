@@ -16,7 +16,7 @@ const { post, stream, request } = require('../lib/http');
 const { endless } = require('../lib/prompts');
 
 const TOKENS = 24;
-const RATE = 256; // bytes a second
+const RATE = 512; // bytes a second
 
 let stack;
 let plain; // the text without any of it
