@@ -45,6 +45,7 @@
  *     _budget.c     so many units in a time
  *     _seats.c      requests that wait until their tenant may have more
  *     _cache_key.c  whose cached prefixes a request shares [_resumable.h]
+ *     _prefix.c     which engines had a body's beginning [_prefix.h]
  *     _choose.c     which engine gets a request [_engine.h]
  *     _admit.c      an engine for a request, or a wait [_request.h]
  *     _retry.c      another engine for a request that lost its own [_body.h]
@@ -99,6 +100,7 @@ typedef struct ngx_http_tokenring_models_s    ngx_http_tokenring_models_t;
 typedef struct ngx_http_tokenring_conn_s      ngx_http_tokenring_conn_t;
 typedef struct ngx_http_tokenring_slot_s      ngx_http_tokenring_slot_t;
 typedef struct ngx_http_tokenring_ctx_s       ngx_http_tokenring_ctx_t;
+typedef struct ngx_http_tokenring_prefix_s    ngx_http_tokenring_prefix_t;
 typedef struct ngx_http_tokenring_shared_s    ngx_http_tokenring_shared_t;
 typedef struct ngx_http_tokenring_redis_s     ngx_http_tokenring_redis_t;
 typedef struct ngx_http_tokenring_follow_s    ngx_http_tokenring_follow_t;

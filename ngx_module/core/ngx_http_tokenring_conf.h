@@ -56,6 +56,7 @@ struct ngx_http_tokenring_loc_conf_s {
     ngx_flag_t                      resumable;
     ngx_http_complex_value_t       *key;     /* whose a request is */
     ngx_http_complex_value_t       *cache_key; /* whose prefixes it shares */
+    ngx_flag_t                      prefix_affinity;
     ngx_http_tokenring_cache_t     *dashboard; /* NULL: none */
 
     /* the directive of ours that serves the location, and where it stands */
@@ -69,6 +70,10 @@ struct ngx_http_tokenring_loc_conf_s {
 /* the directive tokenring_migrate */
 char *ngx_http_tokenring_set_migrate(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
+
+/* the directive tokenring_prefix_affinity */
+char *ngx_http_tokenring_set_prefix_affinity(ngx_conf_t *cf,
+    ngx_command_t *cmd, void *conf);
 
 /* the directive tokenring_engine */
 char *ngx_http_tokenring_set_engine(ngx_conf_t *cf, ngx_command_t *cmd,

@@ -92,6 +92,18 @@ static ngx_http_tokenring_gateway_t  ngx_http_tokenring_gateway[] = {
       "Requests refused because engines crashed while they started them.",
       ngx_http_tokenring_gateway_counter(refused) },
 
+    { "tokenring_gateway_prefix_lookups_total",
+      "Requests whose beginning was looked up (tokenring_prefix_affinity).",
+      ngx_http_tokenring_gateway_counter(prefix_lookups) },
+
+    { "tokenring_gateway_prefix_hits_total",
+      "Of these, those that went to an engine that had it.",
+      ngx_http_tokenring_gateway_counter(prefix_hits) },
+
+    { "tokenring_gateway_prefix_stale_total",
+      "Of these, those of which its cache had next to nothing.",
+      ngx_http_tokenring_gateway_counter(prefix_stale) },
+
     { "tokenring_gateway_protocol_errors_total",
       "Channels closed because an engine broke the protocol.",
       ngx_http_tokenring_gateway_counter(protocol_errors) },

@@ -52,6 +52,9 @@ struct ngx_http_tokenring_shared_s {
     ngx_http_tokenring_process_t    processes[NGX_MAX_PROCESSES];
     ngx_atomic_t                    retries;
     ngx_atomic_t                    refused;
+    ngx_atomic_t                    prefix_lookups;
+    ngx_atomic_t                    prefix_hits;
+    ngx_atomic_t                    prefix_stale;
     ngx_atomic_t                    refused_until;  /* of all bodies */
     ngx_http_tokenring_refused_t
         refused_bodies[NGX_HTTP_TOKENRING_REFUSED_BODIES];

@@ -237,6 +237,13 @@ static ngx_command_t  ngx_http_tokenring_commands[] = {
       offsetof(ngx_http_tokenring_loc_conf_t, cache_key),
       NULL },
 
+    { ngx_string("tokenring_prefix_affinity"),
+      NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF|NGX_CONF_FLAG,
+      ngx_http_tokenring_set_prefix_affinity,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_tokenring_loc_conf_t, prefix_affinity),
+      NULL },
+
       ngx_null_command
 };
 
@@ -416,6 +423,7 @@ ngx_http_tokenring_create_loc_conf(ngx_conf_t *cf)
     conf->keepalive_comment = NGX_CONF_UNSET_MSEC;
     conf->redis = NGX_CONF_UNSET_PTR;
     conf->resumable = NGX_CONF_UNSET;
+    conf->prefix_affinity = NGX_CONF_UNSET;
 
     return conf;
 }
@@ -506,6 +514,7 @@ ngx_http_tokenring_merge_values(ngx_http_tokenring_loc_conf_t *conf,
                               prev->keepalive_comment, 0);
     ngx_conf_merge_ptr_value(conf->redis, prev->redis, NULL);
     ngx_conf_merge_value(conf->resumable, prev->resumable, 0);
+    ngx_conf_merge_value(conf->prefix_affinity, prev->prefix_affinity, 0);
 
     if (conf->key == NULL) {
         conf->key = prev->key;

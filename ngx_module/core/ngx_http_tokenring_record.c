@@ -11,6 +11,7 @@
 #include "ngx_http_tokenring_conf.h"
 #include "ngx_http_tokenring_endpoint.h"
 #include "ngx_http_tokenring_metrics.h"
+#include "ngx_http_tokenring_prefix.h"
 #include "ngx_http_tokenring_render.h"
 #include "ngx_http_tokenring_slot.h"
 
@@ -177,6 +178,8 @@ ngx_http_tokenring_started(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
     {
         return NGX_DECLINED;
     }
+
+    ngx_http_tokenring_prefix_started(ctx, head.cached_tokens);
 
     if (ctx->state == NGX_HTTP_TOKENRING_ACCEPTED) {
         ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_PREFILL);

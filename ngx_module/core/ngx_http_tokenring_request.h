@@ -252,6 +252,8 @@ struct ngx_http_tokenring_ctx_s {
     unsigned                        limited:1;       /* by its plan: 429 */
     unsigned                        routed:1;        /* its body says where it
                                                         goes */
+    unsigned                        picked:1;        /* that is known but for
+                                                        the engine */
 
     /* a request that can go on at another engine (_migrate.c) */
     unsigned                        with_ids:1;      /* DELTAs have them */
@@ -307,6 +309,7 @@ struct ngx_http_tokenring_ctx_s {
     ngx_str_t                       completion;  /* 32 hex digits */
     ngx_http_tokenring_models_t    *models;  /* NULL: those of the engines */
     ngx_http_tokenring_scan_t      *scan;    /* of its body, if routed */
+    ngx_http_tokenring_prefix_t    *prefix;  /* NULL: not looked at */
     ngx_str_t                       asked;   /* the model that it names */
     ngx_str_t                       wanted;  /* an engine's; empty: any */
     ngx_uint_t                      falls;   /* to another model */

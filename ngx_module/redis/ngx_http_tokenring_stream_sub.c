@@ -9,8 +9,8 @@
  * subscription, a second late.
  *
  * Silence is believed only at the third look: an engine that has lost Redis for
- * a moment has not died.  Where another engine may go on with the request, it has
- * as long as the request's record says.
+ * a moment has not died.  Where another engine may go on with the request, it
+ * has as long as the request's record says.
  */
 
 #include "ngx_http_tokenring_conf.h"

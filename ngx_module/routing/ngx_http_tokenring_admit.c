@@ -7,6 +7,7 @@
 #include "ngx_http_tokenring_conf.h"
 #include "ngx_http_tokenring_error.h"
 #include "ngx_http_tokenring_models.h"
+#include "ngx_http_tokenring_prefix.h"
 #include "ngx_http_tokenring_request.h"
 #include "ngx_http_tokenring_send.h"
 #include "ngx_http_tokenring_slot.h"
@@ -31,6 +32,7 @@ ngx_http_tokenring_admit(ngx_http_tokenring_ctx_t *ctx)
         rc = ngx_http_tokenring_choose(ctx, &conn);
 
         if (rc == TR_OK && ngx_http_tokenring_slot_take(conn, ctx) == NGX_OK) {
+            ngx_http_tokenring_prefix_note(ctx, conn);
             return NGX_OK;
         }
 

@@ -8,7 +8,12 @@
 #include "ngx_http_tokenring_body.h"
 #include "ngx_http_tokenring_conf.h"
 #include "ngx_http_tokenring_engine.h"
+#include "ngx_http_tokenring_prefix.h"
 #include "ngx_http_tokenring_request.h"
+
+
+/* tokens of load that a warm cache is worth, beyond a quarter of the least */
+#define NGX_HTTP_TOKENRING_WARM  2048
 
 
 static uint64_t ngx_http_tokenring_load(ngx_http_tokenring_conn_t *conn);
@@ -19,6 +24,8 @@ static ngx_uint_t ngx_http_tokenring_takes(ngx_http_tokenring_ctx_t *ctx,
 static ngx_http_tokenring_conn_t *ngx_http_tokenring_least_loaded(
     ngx_http_tokenring_ctx_t *ctx, ngx_uint_t *pending, tr_status_t *rc);
 static ngx_uint_t ngx_http_tokenring_start(ngx_http_tokenring_ctx_t *ctx);
+static ngx_http_tokenring_conn_t *ngx_http_tokenring_warmest(
+    ngx_http_tokenring_ctx_t *ctx, ngx_http_tokenring_conn_t *least);
 static ngx_uint_t ngx_http_tokenring_handshakes(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_conn_t *conn);
 static ngx_uint_t ngx_http_tokenring_crowded(ngx_http_tokenring_ctx_t *ctx,
@@ -229,6 +236,9 @@ ngx_http_tokenring_choose(ngx_http_tokenring_ctx_t *ctx,
 
     if (best == NULL && rc == TR_ERR_QUEUE_FULL) {
         best = ngx_http_tokenring_make_room(ctx);
+
+    } else if (best && ctx->prefix) {
+        best = ngx_http_tokenring_warmest(ctx, best);
     }
 
     if (best) {
@@ -340,6 +350,53 @@ ngx_http_tokenring_start(ngx_http_tokenring_ctx_t *ctx)
     }
 
     return 0;
+}
+
+
+/*
+ * The connection whose engine has most of the body's beginning in its cache, of
+ * those that have not much more to do than the one that has the least; that
+ * one, if none has any.
+ */
+
+static ngx_http_tokenring_conn_t *
+ngx_http_tokenring_warmest(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_conn_t *least)
+{
+    uint64_t                     bound;
+    ngx_uint_t                   i, n, most;
+    tr_status_t                  rc;
+    ngx_http_tokenring_conn_t   *conn, **conns, *best;
+
+    ngx_http_tokenring_prefix_look(ctx);
+
+    /* of the loads divided by the weights, as above */
+
+    bound = ngx_http_tokenring_load(least);
+    bound += bound / 4 + NGX_HTTP_TOKENRING_WARM * least->weight;
+
+    conns = ctx->group->conns.elts;
+    best = least;
+    most = 0;
+    rc = TR_OK;
+
+    for (i = 0; i < ctx->group->conns.nelts; i++) {
+        conn = conns[i];
+        n = ngx_http_tokenring_prefix_match(ctx, conn);
+
+        if (n > most
+            && ngx_http_tokenring_suits(ctx, conn)
+            && ngx_http_tokenring_takes(ctx, conn, &rc)
+            && !ngx_http_tokenring_crowded(ctx, conn)
+            && ngx_http_tokenring_load(conn) * least->weight
+               <= bound * conn->weight)
+        {
+            most = n;
+            best = conn;
+        }
+    }
+
+    return best;
 }
 
 

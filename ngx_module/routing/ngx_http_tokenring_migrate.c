@@ -13,9 +13,9 @@
  * (tokenring_migrate).
  *
  * Output that is stored in Redis goes on there, too: the next engine gets the
- * number of the last record, and the records of the last seconds, which the lost
- * engine may not have written; it writes those that are missing, and refuses
- * what that engine writes from then on (docs/redis.md).
+ * number of the last record, and the records of the last seconds, which the
+ * lost engine may not have written; it writes those that are missing, and
+ * refuses what that engine writes from then on (docs/redis.md).
  */
 
 #include "ngx_http_tokenring_body.h"

@@ -14,9 +14,12 @@
 #include "ngx_http_tokenring_conf.h"
 #include "ngx_http_tokenring_error.h"
 #include "ngx_http_tokenring_models.h"
+#include "ngx_http_tokenring_prefix.h"
 #include "ngx_http_tokenring_request.h"
 
 
+static ngx_int_t ngx_http_tokenring_gather(ngx_http_tokenring_ctx_t *ctx,
+    ngx_uint_t picked);
 static ngx_int_t ngx_http_tokenring_route_to(ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_route_unnamed(
     ngx_http_tokenring_ctx_t *ctx);
@@ -92,6 +95,8 @@ ngx_http_tokenring_where(ngx_http_request_t *r,
 ngx_int_t
 ngx_http_tokenring_pick_early(ngx_http_tokenring_ctx_t *ctx)
 {
+    ngx_int_t  rc;
+
     if (ctx->conf->model) {
 
         if (ngx_http_complex_value(ctx->request, ctx->conf->model,
@@ -109,13 +114,28 @@ ngx_http_tokenring_pick_early(ngx_http_tokenring_ctx_t *ctx)
         }
 
         if (ctx->asked.len) {
-            return ngx_http_tokenring_route_to(ctx);
+            rc = ngx_http_tokenring_route_to(ctx);
+
+            return (rc == NGX_OK && ngx_http_tokenring_prefix_wanted(ctx))
+                   ? ngx_http_tokenring_gather(ctx, 1) : rc;
         }
     }
 
     if (ctx->models == NULL && !ngx_http_tokenring_group_mixed(ctx->group)) {
-        return NGX_OK;
+        return ngx_http_tokenring_prefix_wanted(ctx)
+               ? ngx_http_tokenring_gather(ctx, 1) : NGX_OK;
     }
+
+    return ngx_http_tokenring_gather(ctx, 0);
+}
+
+
+/* its body is to be read first; picked: only for which engine gets it */
+
+static ngx_int_t
+ngx_http_tokenring_gather(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t picked)
+{
+    ctx->picked = picked;
 
     ctx->scan = ngx_palloc(ctx->request->pool,
                            sizeof(ngx_http_tokenring_scan_t));
@@ -137,6 +157,12 @@ ngx_http_tokenring_pick(ngx_http_tokenring_ctx_t *ctx)
     ngx_http_tokenring_scan_t  *scan;
 
     scan = ctx->scan;
+
+    ngx_http_tokenring_prefix_read(ctx);
+
+    if (ctx->picked) {
+        return NGX_OK;
+    }
 
     switch (scan->kind) {
 

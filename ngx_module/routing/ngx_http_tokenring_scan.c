@@ -105,6 +105,7 @@ ngx_http_tokenring_scan(ngx_http_tokenring_scan_t *s, const unsigned char *p,
     const unsigned char  *end;
 
     end = p + n;
+    s->piece = p;
 
     while (p < end) {
 
@@ -147,6 +148,8 @@ ngx_http_tokenring_scan(ngx_http_tokenring_scan_t *s, const unsigned char *p,
             return;
         }
     }
+
+    s->seen += n;
 }
 
 
@@ -185,6 +188,10 @@ ngx_http_tokenring_scan_out(ngx_http_tokenring_scan_t *s,
 
     if (p < end) {
         ngx_http_tokenring_scan_outer(s, *p++);
+
+        if (s->depth == 2 && p[-1] == '[' && s->list == 0) {
+            s->list = s->seen + (uint64_t) (p - s->piece);
+        }
     }
 
     return p;

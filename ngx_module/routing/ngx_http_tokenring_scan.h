@@ -1,5 +1,6 @@
 /*
- * Reads "model" in a JSON body, in whatever pieces the body comes.
+ * Reads "model" in a JSON body, in whatever pieces the body comes, and notices
+ * where the first list begins.
  *
  * Plain C, without NGINX: tests/unit/module/test_scan.c holds it against the
  * engine's parser.
@@ -41,6 +42,11 @@ typedef struct {
     uint16_t                        high;    /* a surrogate that waits */
     uint32_t                        depth;
     uint32_t                        members; /* that have ended */
+    uint64_t                        list;    /* bytes up to the first list that
+                                                is a member's value, with its
+                                                bracket; 0: none */
+    uint64_t                        seen;    /* bytes, before this piece */
+    const unsigned char            *piece;
 } ngx_http_tokenring_scan_t;
 
 

@@ -354,6 +354,34 @@ test_all_splits(void **state)
     }
 }
 
+/* Where the first list of the outermost object begins, however it is cut. */
+static void
+test_first_list(void **state)
+{
+    static const struct {
+        const char *body;
+        uint64_t list;
+    } some[] = { { "{\"model\": \"x\", \"messages\": [1]}", 28 },
+                 { "{\"a\":{\"b\":[1]},\"c\":\"[\",\"d\":[[2]]}", 28 },
+                 { "{\"prompt\": \"[\"}", 0 },
+                 { "[1]", 0 } };
+    ngx_http_tokenring_scan_t s;
+    size_t i, k, n;
+
+    (void) state;
+    for (i = 0; i < sizeof(some) / sizeof(some[0]); i++) {
+        const unsigned char *body = (const unsigned char *) some[i].body;
+
+        n = strlen(some[i].body);
+        for (k = 0; k <= n; k++) {
+            ngx_http_tokenring_scan_init(&s);
+            ngx_http_tokenring_scan(&s, body, k);
+            ngx_http_tokenring_scan(&s, body + k, n - k);
+            assert_int_equal(s.list, some[i].list);
+        }
+    }
+}
+
 int
 main(void)
 {
@@ -361,6 +389,7 @@ main(void)
         cmocka_unit_test(test_table),
         cmocka_unit_test(test_random),
         cmocka_unit_test(test_all_splits),
+        cmocka_unit_test(test_first_list),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
