@@ -347,12 +347,12 @@ typedef struct {
     uint32_t len;
 } tr_wire_bytes_t;
 
-/* Each reads one payload of len bytes: TR_OK, or TR_ERR_PROTOCOL when a length
- * or a value is impossible.  submit_parse is for the first part; bytes: what
- * follows its head.  ids and tail may be NULL. */
 /* What a completion's id is called on a status page; 0: it is no such id. */
 static inline uint64_t tr_completion_name(const char id[TR_COMPLETION_LEN]);
 
+/* Each reads one payload of len bytes: TR_OK, or TR_ERR_PROTOCOL when a length
+ * or a value is impossible.  submit_parse is for the first part; bytes: what
+ * follows its head.  ids and tail may be NULL. */
 static inline tr_status_t tr_wire_submit_parse(const void *in, size_t len,
                                                tr_wire_submit_t *head,
                                                tr_wire_bytes_t *bytes);
