@@ -91,6 +91,23 @@ typedef struct {
     uint32_t pages[TR_KV_LAYOUTS_MAX];
 } manager_release_t;
 
+/* The pages that a head has, which are counted by layout. */
+TR_HD uint32_t
+manager_held(const tr_kv_manager_t *m, int32_t slot, uint32_t h,
+             manager_release_t *s)
+{
+    manager_run_t run[MANAGER_RUNS];
+    uint32_t n = manager_runs(m, &m->seq[slot], manager_counts(m, slot, h),
+                              s->need.uncompressed_pages, run);
+    uint32_t sum = 0;
+
+    for (uint32_t r = 0; r < n; r++) {
+        sum += run[r].n;
+        MANAGER_ADD(&s->pages[run[r].layout], run[r].n);
+    }
+    return sum;
+}
+
 /* Block (request i). */
 TR_HD void
 manager_release(const tr_kv_manager_t *m, const int32_t *slots, uint32_t i,
@@ -121,16 +138,8 @@ manager_release(const tr_kv_manager_t *m, const int32_t *slots, uint32_t i,
         uint32_t sum = 0;
 
         for (; h < end && good && !out; h++) {
-            manager_run_t run[MANAGER_RUNS];
-            uint32_t n = manager_runs(m, &m->seq[slot],
-                                      manager_counts(m, slot, h),
-                                      s->need.uncompressed_pages, run);
-
             before[h] = sum; /* of this thread's heads */
-            for (uint32_t r = 0; r < n; r++) {
-                sum += run[r].n;
-                MANAGER_ADD(&s->pages[run[r].layout], run[r].n);
-            }
+            sum += manager_held(m, slot, h, s);
         }
         s->sum.part[tid] = sum;
     }

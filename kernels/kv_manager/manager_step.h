@@ -242,6 +242,22 @@ manager_settle(const tr_kv_manager_t *m, uint32_t i, manager_grants_t *s)
     }
 }
 
+/* The pages that request i wants, which are granted until there are too few. */
+TR_HD uint32_t
+manager_wanted(const tr_kv_manager_t *m, uint32_t i, manager_grants_t *s)
+{
+    uint32_t pages = m->need[i].pages;
+
+    if (m->need[i].kind == NEED_STEP) {
+        for (uint32_t c = 0; c < m->chunks; c++) {
+            pages += m->part[(size_t) i * m->chunks + c];
+        }
+    }
+    s->pages[i] = pages;
+    s->granted[i] = true;
+    return pages;
+}
+
 /* The last block of plan. */
 TR_HD void
 manager_sum(const tr_kv_manager_t *m, uint32_t n, manager_grants_t *s)
@@ -258,16 +274,7 @@ manager_sum(const tr_kv_manager_t *m, uint32_t n, manager_grants_t *s)
         uint64_t sum = 0;
 
         for (; i < end; i++) {
-            uint32_t pages = m->need[i].pages;
-
-            if (m->need[i].kind == NEED_STEP) {
-                for (uint32_t c = 0; c < m->chunks; c++) {
-                    pages += m->part[(size_t) i * m->chunks + c];
-                }
-            }
-            s->pages[i] = pages;
-            s->granted[i] = true;
-            sum += pages;
+            sum += manager_wanted(m, i, s);
         }
         /* too much alone is too much together, without running over */
         s->sum.part[tid] = sum > left ? left + 1 : (uint32_t) sum;

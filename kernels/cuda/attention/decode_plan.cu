@@ -163,6 +163,31 @@ rows_of(uint32_t tiles)
     return (tiles + ROW_TILES - 1) / ROW_TILES;
 }
 
+/* How many tokens each segment of h has, and their layout. */
+static __device__ __forceinline__ void
+describe_tokens(const plan_args_t &a, const tr_kv_seq_t &s, decode_head_t &h)
+{
+    uint4 count = *(const uint4 *) (a.kv.count
+                                    + (size_t) h.head * TR_KV_TIERS_MAX);
+
+#pragma unroll
+    for (uint32_t l = 0; l < TR_KV_TIERS_MAX; l++) {
+        uint32_t tokens = l == 0   ? count.x
+                          : l == 1 ? count.y
+                          : l == 2 ? count.z
+                                   : count.w;
+
+        h.tokens[l] = l < s.n_tiers ? tokens : 0;
+        h.layout[l] = l < s.n_tiers ? s.tier_layout[l] : 0;
+    }
+    h.tokens[SEG_WINDOW] = tr_kv_windowed(&s) > 0
+                               ? min(s.base, s.sinks + s.window)
+                               : 0;
+    h.layout[SEG_WINDOW] = s.window_layout;
+    h.tokens[SEG_UNCOMPRESSED] = h.n >= s.base ? h.n - s.base + 1 : 0;
+    h.layout[SEG_UNCOMPRESSED] = 0;
+}
+
 /* Fills h, all but traces_before; returns what is summed. */
 static __device__ __forceinline__ sums_t
 describe(const plan_args_t &a, uint32_t layer, uint32_t i, decode_head_t &h)
@@ -179,7 +204,6 @@ describe(const plan_args_t &a, uint32_t layer, uint32_t i, decode_head_t &h)
     const tr_kv_seq_t s = a.kv.seq[slot];
     size_t head = ((size_t) slot * a.kv.layers + layer) * a.kv.kv_heads
                   + kv_head;
-    uint4 count = *(const uint4 *) (a.kv.count + head * TR_KV_TIERS_MAX);
     uint32_t n = a.rows.row_pos[row];
 
     h.head = (uint32_t) head;
@@ -192,22 +216,7 @@ describe(const plan_args_t &a, uint32_t layer, uint32_t i, decode_head_t &h)
     h.flags = (uint8_t) ((s.scored ? HEAD_SCORED : 0)
                          | (s.by_sum ? HEAD_BY_SUM : 0)
                          | (n >= s.recent_from ? HEAD_RECENT : 0));
-#pragma unroll
-    for (uint32_t l = 0; l < TR_KV_TIERS_MAX; l++) {
-        uint32_t tokens = l == 0   ? count.x
-                          : l == 1 ? count.y
-                          : l == 2 ? count.z
-                                   : count.w;
-
-        h.tokens[l] = l < s.n_tiers ? tokens : 0;
-        h.layout[l] = l < s.n_tiers ? s.tier_layout[l] : 0;
-    }
-    h.tokens[SEG_WINDOW] = tr_kv_windowed(&s) > 0
-                               ? min(s.base, s.sinks + s.window)
-                               : 0;
-    h.layout[SEG_WINDOW] = s.window_layout;
-    h.tokens[SEG_UNCOMPRESSED] = n >= s.base ? n - s.base + 1 : 0;
-    h.layout[SEG_UNCOMPRESSED] = 0;
+    describe_tokens(a, s, h);
     if (a.kv.reach != NULL) { /* base is 0 */
         uint32_t reach = a.kv.reach[layer], per = a.layouts.of[0].tokens;
         uint32_t unseen = reach != 0 && n >= reach ? n - reach + 1 : 0;
@@ -409,22 +418,15 @@ share_to_stay(const plan_args_t &a, uint32_t ranges, const sums_t &sums)
     return fminf(fmaxf((a.keeps - parts) / (2 * traces + 1), STAY_LEAST), 1);
 }
 
-static __global__ void __launch_bounds__(THREADS)
-    plan_kernel(const __grid_constant__ plan_args_t a)
+/* Describes a layer's heads, those with something to do one after the other;
+ * before: the costs in front of each, and all of them at the end. */
+static __device__ __forceinline__ sums_t
+plan_heads(const plan_args_t &a, uint32_t layer, uint32_t n_heads,
+           uint32_t *before, decode_span_t *span, decode_job_t *job)
 {
-    extern __shared__ uint32_t shared_before[];
-    const uint32_t layer = blockIdx.x, n_heads = a.rows.n_seqs * a.kv.kv_heads;
     decode_head_t *head = a.work.head + (size_t) layer * a.work.max_heads;
-    decode_job_t *job = a.work.job + (size_t) layer * a.work.max_jobs;
-    decode_cut_t *cut = a.work.cut + (size_t) layer * (a.work.max_ranges + 1);
-    decode_span_t *span = a.work.span + (size_t) layer * a.work.max_heads;
-    uint32_t *before = n_heads <= SHARED_HEADS
-                           ? shared_before
-                           : a.work.before
-                                 + (size_t) layer * (a.work.max_heads + 1);
     sums_t sums = { 0, 0, 0, 0, 0 };
 
-    launch_next();
     for (uint32_t from = 0; from < n_heads; from += THREADS) {
         uint32_t i = from + threadIdx.x;
         sums_t mine = { 0, 0, 0, 0, 0 }, all;
@@ -452,13 +454,16 @@ static __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) {
         before[sums.live] = sums.cost;
     }
-    __syncthreads();
-    if (threadIdx.x < PILES) {
-        a.work.claimed[(layer * PILES + threadIdx.x) * CLAIM_WORDS] = 0;
-    }
-    index_rows(job, sums.jobs,
-               a.work.index + (size_t) layer * a.work.max_index);
+    return sums;
+}
 
+/* Cuts a layer into ranges of like cost; their number. */
+static __device__ __forceinline__ uint32_t
+plan_ranges(const plan_args_t &a, uint32_t layer, const sums_t &sums,
+            const uint32_t *before, decode_span_t *span)
+{
+    const decode_head_t *head = a.work.head + (size_t) layer * a.work.max_heads;
+    decode_cut_t *cut = a.work.cut + (size_t) layer * (a.work.max_ranges + 1);
     uint32_t ranges = max(1u, sums.cost / RANGE_COST);
 
     ranges = min(ranges, a.work.max_ranges);
@@ -475,6 +480,32 @@ static __global__ void __launch_bounds__(THREADS)
     for (uint32_t b = threadIdx.x; b < ranges; b += THREADS) {
         note_spans(span, b, cut[b], cut[b + 1]);
     }
+    return ranges;
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    plan_kernel(const __grid_constant__ plan_args_t a)
+{
+    extern __shared__ uint32_t shared_before[];
+    const uint32_t layer = blockIdx.x, n_heads = a.rows.n_seqs * a.kv.kv_heads;
+    decode_job_t *job = a.work.job + (size_t) layer * a.work.max_jobs;
+    decode_span_t *span = a.work.span + (size_t) layer * a.work.max_heads;
+    uint32_t *before = n_heads <= SHARED_HEADS
+                           ? shared_before
+                           : a.work.before
+                                 + (size_t) layer * (a.work.max_heads + 1);
+    uint32_t ranges;
+    sums_t sums;
+
+    launch_next();
+    sums = plan_heads(a, layer, n_heads, before, span, job);
+    __syncthreads();
+    if (threadIdx.x < PILES) {
+        a.work.claimed[(layer * PILES + threadIdx.x) * CLAIM_WORDS] = 0;
+    }
+    index_rows(job, sums.jobs,
+               a.work.index + (size_t) layer * a.work.max_index);
+    ranges = plan_ranges(a, layer, sums, before, span);
     if (threadIdx.x == 0) {
         decode_layer_t l = { ranges, sums.jobs, sums.rows,
                              share_to_stay(a, ranges, sums) };

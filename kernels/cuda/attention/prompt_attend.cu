@@ -32,8 +32,50 @@ typedef struct {
  * masked is less than its maximum. */
 #define NOTHING_SEEN (-0x1p40f)
 
+/* Keys that a row does not see are masked.  SLIDES: it sees `reach` of them. */
+template <int N, bool SLIDES>
+static __device__ __forceinline__ void
+attend_mask(float (&s)[N / 2], const attend_rows_t &rows, uint32_t first,
+            uint32_t reach)
+{
+    first += threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+        uint32_t key = first + i / 4 * 8 + i % 2;
+        uint32_t last = rows.last[i / 2 % 2];
+
+        s[i] = key > last || (SLIDES && key + reach <= last) ? -INFINITY : s[i];
+    }
+}
+
+/* Products become weights relative to a reference. */
+template <int N>
+static __device__ __forceinline__ void
+attend_exponents(float (&s)[N / 2], const attend_rows_t &rows,
+                 const float (&reference)[2], bool far)
+{
+    if (__any_sync(TR_ALL_LANES, far)) {
+        /* the reference's own rounding could make a weight overflow */
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
+            int r = i / 2 % 2;
+            float x = __fmaf_rn(s[i], rows.factor[r], -reference[r]);
+            float most = fabsf(reference[r]) > 0x1p20f ? 0 : INFINITY;
+
+            s[i] = exp2_fast(fminf(x, most));
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
+            int r = i / 2 % 2;
+
+            s[i] = exp2_fast(__fmaf_rn(s[i], rows.factor[r], -reference[r]));
+        }
+    }
+}
+
 /* Products become weights relative to the rows' maxima; `fall` is what these
- * went down to relative to the new ones.  SLIDES: a row sees `reach` keys. */
+ * went down to relative to the new ones. */
 template <int N, bool SLIDES>
 static __device__ __forceinline__ void
 attend_weigh(float (&s)[N / 2], attend_rows_t &rows, float (&fall)[2],
@@ -43,15 +85,7 @@ attend_weigh(float (&s)[N / 2], attend_rows_t &rows, float (&fall)[2],
     bool far = false;
 
     if (masked) {
-        first += threadIdx.x % 4 * 2;
-#pragma unroll
-        for (int i = 0; i < N / 2; i++) {
-            uint32_t key = first + i / 4 * 8 + i % 2;
-            uint32_t last = rows.last[i / 2 % 2];
-
-            s[i] = key > last || (SLIDES && key + reach <= last) ? -INFINITY
-                                                                 : s[i];
-        }
+        attend_mask<N, SLIDES>(s, rows, first, reach);
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -71,24 +105,7 @@ attend_weigh(float (&s)[N / 2], attend_rows_t &rows, float (&fall)[2],
         rows.sum[r] *= fall[r];
         far |= fabsf(reference[r]) > 0x1p20f;
     }
-    if (__any_sync(TR_ALL_LANES, far)) {
-        /* the reference's own rounding could make a weight overflow */
-#pragma unroll
-        for (int i = 0; i < N / 2; i++) {
-            int r = i / 2 % 2;
-            float x = __fmaf_rn(s[i], rows.factor[r], -reference[r]);
-            float most = fabsf(reference[r]) > 0x1p20f ? 0 : INFINITY;
-
-            s[i] = exp2_fast(fminf(x, most));
-        }
-    } else {
-#pragma unroll
-        for (int i = 0; i < N / 2; i++) {
-            int r = i / 2 % 2;
-
-            s[i] = exp2_fast(__fmaf_rn(s[i], rows.factor[r], -reference[r]));
-        }
-    }
+    attend_exponents<N>(s, rows, reference, far);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         float sum = 0, other = 0;

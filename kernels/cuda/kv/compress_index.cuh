@@ -140,6 +140,23 @@ targets_valid(block_t b, const compress_t *c, const index_smem_t *smem)
                || smem->total[TR_KV_TIERS_MAX] == tr_kv_windowed(to));
 }
 
+/* Lanes' counts become what is in front of theirs, and totals. */
+TR_DEVICE void
+sum_targets(block_t b, index_smem_t *smem)
+{
+    for (uint32_t t = b.lane; t < TARGETS; t += b.lanes) {
+        uint32_t sum = 0;
+
+        for (uint32_t i = 0; i < b.lanes; i++) {
+            uint32_t n = smem->count[i][t];
+
+            smem->count[i][t] = sum;
+            sum += n;
+        }
+        smem->total[t] = sum;
+    }
+}
+
 /* Head h of job j. */
 TR_DEVICE void
 compress_index(const compress_args_t *a, block_t b, index_smem_t *smem,
@@ -172,17 +189,7 @@ compress_index(const compress_args_t *a, block_t b, index_smem_t *smem,
         flag_raise(&smem->bad);
     }
     lanes_sync(b);
-    for (uint32_t t = b.lane; t < TARGETS; t += b.lanes) {
-        uint32_t sum = 0;
-
-        for (uint32_t i = 0; i < b.lanes; i++) {
-            uint32_t n = smem->count[i][t];
-
-            smem->count[i][t] = sum;
-            sum += n;
-        }
-        smem->total[t] = sum;
-    }
+    sum_targets(b, smem);
     lanes_sync(b);
     if (!targets_valid(b, &c, smem)) {
         flag_raise(&smem->bad);
