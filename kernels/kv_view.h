@@ -206,6 +206,23 @@ typedef struct {
     float whole, keys, values;
 } tr_kv_change_t;
 
+/* Queries of a prompt's end, asked of all that a slot caches as it is and as a
+ * tr_kv_compress_t that was carried out has it. */
+typedef struct {
+    uint32_t n_layers;
+    const uint32_t *layer; /* [n_layers] */
+    uint32_t first, n;     /* they stand at uncompressed positions
+                            * [first, first + n), the last of the slot */
+    uint32_t heads;
+    float scale;
+    /* [n_layers][n][heads * head_dim], turned as kv_append turns keys; layers
+     * are ld apart */
+    const float *q;
+    size_t ld;
+    const float *const *sinks; /* as in tr_kv_view_t, or NULL */
+    tr_kv_change_t *change;    /* [n_layers][kv_heads][head_dim] */
+} tr_kv_compare_t;
+
 /* An uncompressed token's score after tr_kv_compress_t.observe = w queries,
  * `later` queries having come after it. */
 TR_HD float

@@ -9,6 +9,7 @@
 
 #include "engine/config/log.h"
 #include "engine/kv/policy/kv_policy_file.h"
+#include "engine/model/cpu/model.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "kv_measure.h"
 

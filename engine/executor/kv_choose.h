@@ -14,7 +14,10 @@
 #define TR_KV_CHOOSE_H
 
 #include "engine/config/config.h"
-#include "engine/model/cpu/model.h"
+#include "engine/kv/kv_guard.h"
+#include "engine/model/model_config.h"
+
+typedef struct tr_model tr_model_t; /* engine/model/cpu/model.h */
 
 #define TR_KV_CHOOSE_FILE "kv_calibration.txt"
 #define TR_KV_CHOOSE_FILE_MAX (1u << 20)

@@ -7,6 +7,7 @@
 
 #include "engine/config/log.h"
 #include "engine/kv/kv_cache.h"
+#include "engine/model/cpu/model.h"
 
 typedef struct {
     tr_model_t *model;

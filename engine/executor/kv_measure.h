@@ -7,7 +7,8 @@
 #define TR_KV_MEASURE_H
 
 #include "engine/kv/kv_cache.h"
-#include "engine/model/cpu/model.h"
+
+typedef struct tr_model tr_model_t; /* engine/model/cpu/model.h */
 
 /* A cache with a guard, and who computes in it. */
 typedef struct {
@@ -29,7 +30,8 @@ tr_status_t tr_kv_meter_run(const tr_kv_meter_t *t,
                             uint32_t n, tr_kv_guard_error_t *error,
                             double *memory, tr_error_t *err);
 
-/* In a cache of its own, on the CPU.  Computes the text once, and compresses a copy of it for each policy.
+/* In a cache of its own, on the CPU.  Computes the text once, and compresses a
+ * copy of it for each policy.
  * tokens: [n], at least TR_KV_GUARD_TOKENS and at most the model's max_len;
  * error, memory: [n_policies], memory over 16 bits. */
 tr_status_t tr_kv_measure(tr_model_t *m, const tr_kv_policy_t *const *policies,

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "engine/config/log.h"
+#include "kernels/kernels.h"
 
 /* Weight of the newest prompt in a policy's mean, when it has some. */
 #define NEWEST 0.25

@@ -35,8 +35,12 @@
 #define TR_KV_GUARD_H
 
 #include "engine/kv/policy/kv_policy.h"
-#include "kernels/kernels.h"
+#include "kernels/kv_view.h"
+#include "kernels/operands.h"
+#include "kernels/thread_pool.h"
 #include <tokenring/error.h>
+
+typedef struct tr_kernels tr_kernels_t; /* kernels/kernels.h */
 
 #define TR_KV_GUARD_QUERIES 32u
 #define TR_KV_GUARD_QUERIES_MIN 8u /* a prompt with fewer says little, too */

@@ -49,7 +49,7 @@ typedef struct {
     float *input, *output; /* [rows * top_k][hidden], in that order */
 } tr_experts_work_t;
 
-typedef struct {
+typedef struct tr_model {
     tr_model_config_t config;
     const tr_kernels_t *kernels; /* borrowed */
     tr_stream_t stream;
