@@ -38,7 +38,7 @@ typedef struct {
     bool cut; /* what is left of an answer that did not end */
     uint32_t calls, content;
     uint32_t walks, ended, bars; /* of all templates: what was looked at */
-} bench_t;
+} hold_fixture_t;
 
 static void *
 zeroed(void *arg, size_t n)
@@ -48,13 +48,13 @@ zeroed(void *arg, size_t n)
 }
 
 static int
-open_bench(void **state)
+open_fixture(void **state)
 {
-    bench_t *t = calloc(1, sizeof(*t));
-    void *bed;
+    hold_fixture_t *t = calloc(1, sizeof(*t));
+    void *grammars;
 
-    fixture_open(&bed);
-    t->b = bed;
+    fixture_open(&grammars);
+    t->b = grammars;
     t->tools = json_loads(tools_json, 0, NULL);
     assert_non_null(t->tools);
     assert_int_equal(tr_dialect_read_tools(t->tools, zeroed, NULL, &t->list),
@@ -82,10 +82,10 @@ open_bench(void **state)
 }
 
 static int
-close_bench(void **state)
+close_fixture(void **state)
 {
-    bench_t *t = *state;
-    void *bed = t->b;
+    hold_fixture_t *t = *state;
+    void *grammars = t->b;
 
     for (uint32_t i = 0; i < t->list.n; i++) {
         for (uint32_t k = 0; k < t->list.tools[i].n_params; k++) {
@@ -98,7 +98,7 @@ close_bench(void **state)
     tr_grammar_unref(t->schemas[0]);
     tr_grammar_unref(t->schemas[1]);
     json_decref(t->tools);
-    fixture_close(&bed);
+    fixture_close(&grammars);
     free(t);
     return 0;
 }
@@ -106,7 +106,7 @@ close_bench(void **state)
 /* ---- reading what was written -------------------------------------------- */
 
 static void
-end_call(bench_t *t, bool whole)
+end_call(hold_fixture_t *t, bool whole)
 {
     json_t *json;
 
@@ -129,7 +129,7 @@ end_call(bench_t *t, bool whole)
 }
 
 static void
-take(bench_t *t)
+take(hold_fixture_t *t)
 {
     for (uint32_t i = 0; i < t->out.n; i++) {
         const tr_dialect_piece_t *p = &t->out.pieces[i];
@@ -166,8 +166,8 @@ take(bench_t *t)
 
 /* The text through the machine.  whole: the answer came to its end. */
 static void
-read_text(bench_t *t, const tr_dialect_t *d, const tr_dialect_start_t *start,
-          bool whole)
+read_text(hold_fixture_t *t, const tr_dialect_t *d,
+          const tr_dialect_start_t *start, bool whole)
 {
     void *memory = calloc(1, tr_dialect_size(d));
     tr_dialect_state_t *s = tr_dialect_init(d, start, memory);
@@ -196,7 +196,7 @@ read_text(bench_t *t, const tr_dialect_t *d, const tr_dialect_start_t *start,
 
 /* Goes on from the end of t->text; true: to an end. */
 static bool
-walk(bench_t *t, tr_grammar_t *g, unsigned *seed)
+walk(hold_fixture_t *t, tr_grammar_t *g, unsigned *seed)
 {
     grammar_fixture_t *b = t->b;
     tr_matcher_t m;
@@ -264,7 +264,7 @@ walk(bench_t *t, tr_grammar_t *g, unsigned *seed)
 }
 
 static tr_grammar_t *
-held(bench_t *t, const tr_dialect_t *d, const tr_dialect_hold_t *how,
+held(hold_fixture_t *t, const tr_dialect_t *d, const tr_dialect_hold_t *how,
      const char *name)
 {
     tr_grammar_spec_t spec = { .kind = TR_GRAMMAR_TREE, .param = "tools" };
@@ -292,8 +292,8 @@ held(bench_t *t, const tr_dialect_t *d, const tr_dialect_hold_t *how,
 }
 
 static void
-check_required(bench_t *t, const tr_dialect_t *d, const char *name, bool single,
-               bool inside, const char *only)
+check_required(hold_fixture_t *t, const tr_dialect_t *d, const char *name,
+               bool single, bool inside, const char *only)
 {
     tr_dialect_hold_t how = { .mode = TR_HOLD_REQUIRED,
                               .only = only,
@@ -324,7 +324,7 @@ check_required(bench_t *t, const tr_dialect_t *d, const char *name, bool single,
 
 /* Content goes as it likes; what follows a mark is a call of the tools'. */
 static void
-check_strict(bench_t *t, const tr_dialect_t *d, const char *name)
+check_strict(hold_fixture_t *t, const tr_dialect_t *d, const char *name)
 {
     tr_dialect_hold_t how = { .mode = TR_HOLD_STRICT };
     tr_dialect_start_t start = { .tools = &t->list };
@@ -378,7 +378,7 @@ check_format(bench_t *t, const tr_dialect_t *d, const char *name)
 }
 
 static void
-check_none(bench_t *t, const tr_dialect_t *d, const char *name)
+check_none(hold_fixture_t *t, const tr_dialect_t *d, const char *name)
 {
     tr_dialect_hold_t how = { .mode = TR_HOLD_NONE };
     tr_grammar_t *g = held(t, d, &how, name);
@@ -406,7 +406,7 @@ check_none(bench_t *t, const tr_dialect_t *d, const char *name)
 }
 
 typedef struct {
-    bench_t *bench;
+    hold_fixture_t *fixture;
     uint32_t found, holds;
 } held_t;
 
@@ -414,7 +414,7 @@ static void
 hold(const char *file, tr_dialect_t *d, void *arg)
 {
     held_t *held = arg;
-    bench_t *t = held->bench;
+    hold_fixture_t *t = held->fixture;
     const layout_t *l = d->layout;
 
     if (tr_dialect_name(d) == NULL) {
@@ -447,8 +447,8 @@ hold(const char *file, tr_dialect_t *d, void *arg)
 static void
 test_real_templates(void **state)
 {
-    held_t held = { .bench = *state };
-    bench_t *t = *state;
+    held_t held = { .fixture = *state };
+    hold_fixture_t *t = *state;
 
     corpus_dialects(hold, &held);
     printf("%u of %u templates can be held; %u of %u walks came to an end; %u "
@@ -468,5 +468,6 @@ main(void)
         cmocka_unit_test(test_real_templates),
     };
 
-    return cmocka_run_group_tests_name("hold", tests, open_bench, close_bench);
+    return cmocka_run_group_tests_name("hold", tests, open_fixture,
+                                       close_fixture);
 }

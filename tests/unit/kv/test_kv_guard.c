@@ -36,7 +36,7 @@ typedef struct {
     tr_kv_cache_t *kv;
     float *rows; /* [LAYERS][LEN][ROW]: queries, keys, values */
     void *work;
-} bench_t;
+} guard_fixture_t;
 
 static float
 noise(uint64_t *state)
@@ -46,7 +46,7 @@ noise(uint64_t *state)
 }
 
 static void
-open(bench_t *b, const char *spec, uint32_t every)
+open(guard_fixture_t *b, const char *spec, uint32_t every)
 {
     const tr_kv_policy_t *policies[1];
     tr_kv_config_t config = { .layers = LAYERS,
@@ -90,7 +90,7 @@ open(bench_t *b, const char *spec, uint32_t every)
 }
 
 static void
-close_bench(bench_t *b)
+close_fixture(guard_fixture_t *b)
 {
     tr_kv_cache_free(b->kv);
     tr_kv_guard_free(b->guard);
@@ -103,7 +103,7 @@ close_bench(bench_t *b)
 /* Computes positions [from, to) of the slot's prompt, and what the last of them
  * attends to: out, [LAYERS][HEADS * DIM]. */
 static void
-chunk(bench_t *b, int32_t slot, uint32_t from, uint32_t to, float *out)
+chunk(guard_fixture_t *b, int32_t slot, uint32_t from, uint32_t to, float *out)
 {
     uint32_t pos[LEN], seq_row[2] = { 0, to - from };
     tr_rows_t rows = { to - from, 1, pos, &slot, seq_row };
@@ -137,7 +137,7 @@ chunk(bench_t *b, int32_t slot, uint32_t from, uint32_t to, float *out)
 
 /* The last query once more, over what is compressed. */
 static void
-again(bench_t *b, int32_t slot, float *out)
+again(guard_fixture_t *b, int32_t slot, float *out)
 {
     uint32_t pos = LEN - 1, seq_row[2] = { 0, 1 };
     tr_rows_t rows = { 1, 1, &pos, &slot, seq_row };
@@ -198,7 +198,7 @@ measured(const char *spec, double *kernel)
     float *new = calloc(LAYERS * HEADS * DIM, sizeof(float));
     tr_kv_guard_state_t s;
     int32_t slot;
-    bench_t b;
+    guard_fixture_t b;
 
     open(&b, spec, 1);
     slot = tr_kv_open(b.kv, NULL);
@@ -213,7 +213,7 @@ measured(const char *spec, double *kernel)
     assert_int_equal(s.prompts, 1);
     assert_true(tr_kv_sound(b.kv));
     tr_kv_close(b.kv, slot);
-    close_bench(&b);
+    close_fixture(&b);
     free(old);
     free(new);
     return s.error;
@@ -262,7 +262,7 @@ chunked(uint32_t size)
     float *out = calloc(LAYERS * HEADS * DIM, sizeof(float));
     tr_kv_guard_state_t s;
     int32_t slot;
-    bench_t b;
+    guard_fixture_t b;
 
     open(&b, "uniform:levels=4/2", 1);
     slot = tr_kv_open(b.kv, NULL);
@@ -272,7 +272,7 @@ chunked(uint32_t size)
     }
     assert_int_equal(tr_kv_compress(b.kv, slot, LEN), TR_OK);
     tr_kv_guard_state(b.guard, &s);
-    close_bench(&b);
+    close_fixture(&b);
     free(out);
     return s.error;
 }
@@ -294,7 +294,7 @@ test_turns(void **state)
 {
     float *out = calloc(LAYERS * HEADS * DIM, sizeof(float));
     tr_kv_guard_state_t s;
-    bench_t b;
+    guard_fixture_t b;
 
     (void) state;
     open(&b, "uniform:levels=8/8", 3);
@@ -313,7 +313,7 @@ test_turns(void **state)
         tr_kv_close(b.kv, slot);
         tr_kv_close(b.kv, other);
     }
-    close_bench(&b);
+    close_fixture(&b);
     free(out);
 }
 
@@ -324,7 +324,7 @@ test_forgotten(void **state)
     float *out = calloc(LAYERS * HEADS * DIM, sizeof(float));
     tr_kv_guard_state_t s;
     int32_t slot;
-    bench_t b;
+    guard_fixture_t b;
 
     (void) state;
     open(&b, "uniform:levels=8/8", 1);
@@ -338,7 +338,7 @@ test_forgotten(void **state)
     assert_int_equal(tr_kv_compress(b.kv, slot, LEN), TR_OK);
     tr_kv_guard_state(b.guard, &s);
     assert_int_equal(s.prompts, 1);
-    close_bench(&b);
+    close_fixture(&b);
     free(out);
 }
 
@@ -363,7 +363,7 @@ test_few_queries(void **state)
     for (size_t i = 0; i < sizeof(prompts) / sizeof(prompts[0]); i++) {
         tr_kv_guard_error_t e;
         tr_kv_guard_state_t s;
-        bench_t b;
+        guard_fixture_t b;
 
         open(&b, "uniform:levels=8/8", prompts[i].every);
         /* the second has all queries, and no turn when the first had it */
@@ -386,7 +386,7 @@ test_few_queries(void **state)
         }
         tr_kv_guard_state(b.guard, &s);
         assert_int_equal(s.prompts, prompts[i].every != 0);
-        close_bench(&b);
+        close_fixture(&b);
     }
     free(out);
 }
@@ -398,7 +398,7 @@ test_last(void **state)
     float *out = calloc(LAYERS * HEADS * DIM, sizeof(float));
     tr_kv_guard_error_t e;
     int32_t slot, copy;
-    bench_t b;
+    guard_fixture_t b;
 
     (void) state;
     open(&b, "uniform:levels=4/2", 0);
@@ -420,7 +420,7 @@ test_last(void **state)
     tr_kv_guard_watch(b.guard, slot, LEN); /* no query of it is kept */
     assert_int_equal(tr_kv_compress(b.kv, slot, LEN), TR_OK);
     assert_false(tr_kv_guard_last(b.guard, &e));
-    close_bench(&b);
+    close_fixture(&b);
     free(out);
 }
 
@@ -433,7 +433,7 @@ test_states(void **state)
     const tr_kv_guard_error_t well = { 0.1 * TR_KV_GUARD_KEYS, 0 };
     tr_kv_guard_state_t s;
     uint32_t turns = 0;
-    bench_t b;
+    guard_fixture_t b;
 
     (void) state;
     open(&b, "uniform:levels=8/8", 1);
@@ -452,7 +452,7 @@ test_states(void **state)
         tr_kv_guard_state(b.guard, &s);
     }
     assert_in_range(turns, 1, 10);
-    close_bench(&b);
+    close_fixture(&b);
     tr_kv_guard_state(NULL, &s);
     assert_int_equal(s.prompts, 0);
 }
