@@ -64,11 +64,31 @@ ngx_http_tokenring_slots_free(ngx_http_tokenring_conn_t *conn)
 }
 
 
+/*
+ * Tokens of a request until the engine has counted: four bytes each.  Of one
+ * that moves they are known, and those that move with it look here next.
+ */
+
+static uint64_t
+ngx_http_tokenring_slot_guess(ngx_http_tokenring_ctx_t *ctx)
+{
+    off_t  len;
+
+    if (ctx->moving) {
+        return ctx->prompt_tokens + ctx->completion_tokens
+               + NGX_HTTP_TOKENRING_ANSWER;
+    }
+
+    len = ngx_max(ctx->request->headers_in.content_length_n, 0);
+
+    return (uint64_t) len / 4 + NGX_HTTP_TOKENRING_ANSWER;
+}
+
+
 ngx_int_t
 ngx_http_tokenring_slot_take(ngx_http_tokenring_conn_t *conn,
     ngx_http_tokenring_ctx_t *ctx)
 {
-    off_t                       len;
     uint32_t                    n;
     ngx_http_tokenring_slot_t  *slot;
 
@@ -91,20 +111,7 @@ ngx_http_tokenring_slot_take(ngx_http_tokenring_conn_t *conn,
         slot->generation = 1;
     }
 
-    /*
-     * An estimate until the engine has counted: four bytes per token.  Of one
-     * that moves it is known, and those that move with it look here next.
-     */
-
-    if (ctx->moving) {
-        slot->tokens = ctx->prompt_tokens + ctx->completion_tokens
-                       + NGX_HTTP_TOKENRING_ANSWER;
-
-    } else {
-        len = ngx_max(ctx->request->headers_in.content_length_n, 0);
-        slot->tokens = (uint64_t) len / 4 + NGX_HTTP_TOKENRING_ANSWER;
-    }
-
+    slot->tokens = ngx_http_tokenring_slot_guess(ctx);
     slot->known = 0;
     conn->guessed += slot->tokens;
 
