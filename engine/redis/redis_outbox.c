@@ -228,6 +228,7 @@ take_arrived(tr_outbox_t *l, uint64_t id, const uint8_t *payload)
     memcpy(q->request_id, note.request_id, TR_REQUEST_ID_MAX);
     q->endpoint = note.endpoint;
     q->flags = note.flags;
+    q->tenant = note.tenant;
     q->created_ms = unix_ms(l, note.arrival_us);
     q->output = (note.flags & TR_SUBMIT_RESUMABLE) != 0;
     q->inherited = UINT32_MAX;
@@ -349,6 +350,23 @@ take_state(tr_outbox_t *l, tr_outbox_request_t *q, uint8_t state,
     }
 }
 
+/* What it used, unless another engine goes on with it and counts all of it. */
+static void
+count_usage(tr_outbox_t *l, const tr_outbox_request_t *q)
+{
+    const tr_event_end_t *end = &q->end;
+    bool moves = (q->flags & TR_SUBMIT_IDS) != 0
+                 && (end->status == TR_ERR_DRAINING
+                     || end->status == TR_ERR_LOST);
+
+    if (!moves
+        && !tr_usage_add(&l->usage, q->tenant,
+                         (uint32_t) (q->finished_ms / 86400000),
+                         end->prompt_tokens, end->completion_tokens)) {
+        l->lost++;
+    }
+}
+
 static void
 apply_end(tr_outbox_t *l, tr_outbox_request_t *q)
 {
@@ -377,6 +395,7 @@ apply_end(tr_outbox_t *l, tr_outbox_request_t *q)
         q->first_token_ms = unix_ms(l, end->first_token_us);
     }
     q->finished_ms = unix_ms(l, end->ended_us);
+    count_usage(l, q);
     if (q->output && !q->closed) {
         if (end->lost) {
             tr_outbox_lose(l, q);

@@ -32,6 +32,7 @@
 #include <stddef.h>
 
 #include "engine/scheduler/request_events.h"
+#include "redis_usage.h"
 
 #define TR_OUTBOX_BUCKETS 4096
 #define TR_OUTBOX_ENTRY \
@@ -67,6 +68,7 @@ typedef struct tr_outbox_request {
     char owner[TR_OWNER_LEN + 1];
     char request_id[TR_REQUEST_ID_MAX + 1];
     uint16_t endpoint, flags;
+    uint64_t tenant;
     uint8_t state; /* enum tr_request_state */
     bool stream, detached, ended;
     bool cancelling;                   /* through tr:ctl */
@@ -113,6 +115,7 @@ typedef struct {
     size_t spare;        /* of these, in acknowledged entries */
     uint64_t lost;       /* requests of which something was lost */
     int64_t realtime_us; /* Unix time minus CLOCK_MONOTONIC */
+    tr_usage_t usage;    /* of requests that have ended */
     /* ends that were told in this round, and before */
     tr_outbox_request_t *ending, *ended_before;
 } tr_outbox_t;

@@ -93,6 +93,7 @@ tr_redis_publisher_outage_ends(tr_redis_publisher_t *r)
     }
     r->open = true;
     r->beat_us = 0; /* all of a beat, at once */
+    tr_usage_again(&r->outbox.usage);
     tr_redis_publisher_count(r);
 }
 
@@ -214,6 +215,7 @@ say_goodbye(tr_redis_publisher_t *r)
         wait_events(r, r->now_us + 10000);
     }
     if (r->open) {
+        tr_redis_publisher_usage(r);
         tr_redis_begin(&r->command, "DEL");
         tr_redis_schema_key(&r->schema, &r->command, "engine", r->config->name);
         tr_redis_publisher_send(r, TR_TAG_MINOR, NULL);

@@ -76,6 +76,8 @@ void tr_redis_publisher_send(tr_redis_publisher_t *r, uint16_t kind,
                              const tr_outbox_request_t *q);
 /* Everything that is due, as far as it fits. */
 void tr_redis_publisher_flush(tr_redis_publisher_t *r);
+/* What tenants have used since the last time. */
+void tr_redis_publisher_usage(tr_redis_publisher_t *r);
 /* What is to be said once a second. */
 void tr_redis_publisher_beat(tr_redis_publisher_t *r);
 

@@ -235,6 +235,21 @@ keep_alive(tr_redis_publisher_t *r)
     }
 }
 
+/* A row that does not arrive is written again when Redis is back. */
+void
+tr_redis_publisher_usage(tr_redis_publisher_t *r)
+{
+    const tr_usage_row_t *row;
+    uint32_t at = 0;
+
+    while ((row = tr_usage_next(&r->outbox.usage, &at)) != NULL) {
+        tr_redis_schema_usage(&r->schema, &r->command, row);
+        tr_redis_publisher_send(r, TR_TAG_MINOR, NULL);
+        tr_redis_schema_usage_expire(&r->schema, &r->command, row);
+        tr_redis_publisher_send(r, TR_TAG_MINOR, NULL);
+    }
+}
+
 void
 tr_redis_publisher_beat(tr_redis_publisher_t *r)
 {
@@ -262,5 +277,6 @@ tr_redis_publisher_beat(tr_redis_publisher_t *r)
         trim_latest(r);
         r->latest = false;
     }
+    tr_redis_publisher_usage(r);
     keep_alive(r);
 }

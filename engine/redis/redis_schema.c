@@ -128,6 +128,51 @@ field_flag(tr_redis_command_t *c, const char *name, bool set)
     }
 }
 
+/* ---- a tenant ----------------------------------------------------------- */
+
+/* PREFIX + "usage:{TENANT}:DAY": a tenant is the bytes of its hash, as SUBMIT has
+ * them. */
+static void
+usage_key(const tr_redis_schema_t *w, tr_redis_command_t *c,
+          const tr_usage_row_t *row)
+{
+    const uint8_t *b = (const uint8_t *) &row->tenant;
+    char day[16];
+
+    tr_usage_day(row->day, day);
+    tr_redis_format(c, "%susage:{%02x%02x%02x%02x%02x%02x%02x%02x}:%s",
+                    w->config->redis_prefix, b[0], b[1], b[2], b[3], b[4], b[5],
+                    b[6], b[7], day);
+}
+
+static void
+usage_field(const tr_redis_schema_t *w, tr_redis_command_t *c, const char *what,
+            uint64_t value)
+{
+    tr_redis_format(c, "%s/%s/%s", w->config->name, w->run, what);
+    tr_redis_format(c, "%" PRIu64, value);
+}
+
+void
+tr_redis_schema_usage(const tr_redis_schema_t *w, tr_redis_command_t *c,
+                      const tr_usage_row_t *row)
+{
+    tr_redis_begin(c, "HSET");
+    usage_key(w, c, row);
+    usage_field(w, c, "requests", row->requests);
+    usage_field(w, c, "in", row->in);
+    usage_field(w, c, "out", row->out);
+}
+
+void
+tr_redis_schema_usage_expire(const tr_redis_schema_t *w, tr_redis_command_t *c,
+                             const tr_usage_row_t *row)
+{
+    tr_redis_begin(c, "PEXPIRE");
+    usage_key(w, c, row);
+    tr_redis_format(c, "%" PRIu64, (uint64_t) (TR_USAGE_TTL_US / 1000));
+}
+
 /* ---- a request ---------------------------------------------------------- */
 
 static const char *

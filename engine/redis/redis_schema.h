@@ -57,6 +57,15 @@ void tr_redis_schema_live(const tr_redis_schema_t *w, tr_redis_command_t *c,
 void tr_redis_schema_latest(const tr_redis_schema_t *w, tr_redis_command_t *c,
                             const tr_outbox_request_t *q);
 
+/* HSET of what a tenant used here on a day; the key goes by itself after
+ * TR_USAGE_TTL_US. */
+#define TR_USAGE_TTL_US (40ull * 86400 * 1000000)
+void tr_redis_schema_usage(const tr_redis_schema_t *w, tr_redis_command_t *c,
+                           const tr_usage_row_t *row);
+void tr_redis_schema_usage_expire(const tr_redis_schema_t *w,
+                                  tr_redis_command_t *c,
+                                  const tr_usage_row_t *row);
+
 /* ---- of the engine ------------------------------------------------------ */
 
 void tr_redis_schema_heartbeat(const tr_redis_schema_t *w,

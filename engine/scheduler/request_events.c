@@ -88,6 +88,7 @@ tr_events_arrived(tr_request_events_t *t, tr_request_t *r,
                                 .flags = head->flags,
                                 .moved = head->replay_len != 0,
                                 .migrate_s = head->migrate_s,
+                                .tenant = head->tenant,
                                 .arrival_us = r->arrival_us };
     tr_ring_piece_t piece = { &note, sizeof(note) };
 

@@ -68,6 +68,7 @@ typedef struct {
                                * this one has a place for it */
     uint16_t migrate_s;       /* of SUBMIT */
     uint64_t arrival_us;      /* CLOCK_MONOTONIC */
+    uint64_t tenant;          /* of the SUBMIT */
 } tr_event_arrived_t;
 
 /* How far a request is, is told so often at most. */
