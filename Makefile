@@ -26,6 +26,7 @@
 #:                  JSON schemas against JSON-Schema-Test-Suite (SUITE=DIR)
 #:                  and validators of others
 #: make test-strict 10,000 answers of models/pocket under strict schemas
+#: make test-whole  2,000 random requests to each endpoint: whole is streamed
 #: make test-gpu    kernels on a GPU
 #: make test-simt   kernels for GPUs on a device in software (needs nvcc)
 #: make test-asan   unit and end-to-end tests with ASan and UBSan; one half
