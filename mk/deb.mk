@@ -1,7 +1,8 @@
 # Debian packages.  Included by the Makefile.
 #
 #   make deb         build/deb/*.deb, by debian/; tokenring-engine-cuda is among
-#                    them where nvcc is found (DEB_CUDA= for none)
+#                    them where nvcc is found (DEB_CUDA= for none), with code
+#                    for all architectures of mk/cuda.mk
 #   make test-deb    install, upgrade, remove and purge them in a clean Debian
 #                    that runs NGINX with a site of its own; as root, minutes
 

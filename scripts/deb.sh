@@ -39,6 +39,7 @@ fi
 
 # What make was called with is no business of the packages' own make.
 unset B DESTDIR PREFIX MAKEFLAGS MFLAGS MAKELEVEL
+unset CUDA_ARCH CUDA_DIR CUDA_LIB KERNEL_CFLAGS
 log=$out/build.log
 dpkg-buildpackage -b -us -uc "${profiles[@]}" >"$log" 2>&1 || {
     tail -n 40 "$log" >&2
