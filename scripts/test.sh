@@ -87,7 +87,7 @@ unit_read() { # log
 # folders of tests/unit, and what plays a GPU.
 unit_computes() { # name
     case "$1" in
-        test_thread_pool | test_executor_cuda_faults) return 1 ;;
+        test_thread_pool | test_executor_cuda_faults | test_kv_prefix) return 1 ;;
         test_cuda_simt) return 0 ;;
     esac
     set -- "$ROOT"/tests/unit/{api,config,dialect,executor,grammar,kernels,kv}/"$1.c" \
