@@ -6,8 +6,8 @@
 // Two engines with models/pocket and pools that are too small for what they get,
 // two workers, a Redis with the output of resumable requests.  soak_requests.js
 // asks and compares every answer with what the same request got alone;
-// soak_weather.js reloads, kills, stops and starts, and keeps the calendar by which
-// failures are excused; soak_watch.js samples, and every few minutes the load
+// soak_weather.js reloads, kills, stops and starts, lets hostile clients in
+// (soak_hostile.js), and keeps the calendar by which failures are excused; soak_watch.js samples, and every few minutes the load
 // pauses and all has to come back: requests, pages, connections, descriptors, what
 // Redis holds of requests.  The memory of those moments gives the slopes.
 //
@@ -73,7 +73,9 @@ async function startStack() {
     http: `tokenring_redis ${redis.address} timeout=2s;`,
     // clients that read slowly are noticed where little fits in between
     server: `listen 127.0.0.1:${slowPort} sndbuf=8k;
-      location /plain/v1/ { tokenring_pass main; }`,
+      location /plain/v1/ { tokenring_pass main; }
+      location /moving/v1/ { tokenring_pass main; tokenring_resumable on;
+        tokenring_migrate 100 timeout=60s; tokenring_prefix_affinity on; }`,
     location: 'tokenring_resumable on; tokenring_buffer_size 8k;',
   });
   return { stack, redis, slowPort };

@@ -36,6 +36,8 @@ const CASES = {
   'chat, logprobs': told(7, 2, { logprobs: true, top_logprobs: 5,
     max_tokens: 30 }),
   'chat, full': told(8, 8, { kv_policy: 'full', max_tokens: 50 }),
+  'chat, full, seed': told(9, 4, { kv_policy: 'full', max_tokens: 120, seed: 9,
+    temperature: 1 }),
   'chat, large body': { ...endless(9, 20), pad: 'x'.repeat(200000) },
   'chat, wide': told(10, 2, { n: 2, logprobs: true, top_logprobs: 20,
     max_tokens: 100 }),
@@ -46,9 +48,14 @@ const CASES = {
     ignore_eos: true, max_tokens: 60 }),
   'text, echo': completion('Once upon a time', { echo: true, logprobs: 2,
     max_tokens: 12 }),
+  'text, full': completion(long(13, 4), { kv_policy: 'full', logprobs: 2,
+    ignore_eos: true, max_tokens: 100 }),
   'text, logprobs': completion(long(12, 6), { logprobs: 3, max_tokens: 30 }),
 };
 const WIDE = 'chat, wide';
+
+// Those that may move: with `full`, what follows is the same to the byte.
+const MOVING = ['chat, full', 'chat, full, seed', 'text, full'];
 
 const BAD = [
   ['chat/completions', '{"model":', 400, null],
@@ -59,7 +66,7 @@ const BAD = [
   ['chat/completions', chat('x', { model: 'gpt-4' }), 404, 'model'],
   ['completions', completion(new Array(3000).fill(300)), 400, undefined],
   ['completions', completion('x', { stop: Array(17).fill('x') }), 400, 'stop'],
-  ['embeddings', { model: 'pocket', input: 'x' }, 404, undefined],
+  ['embeddings', { model: 'pocket', input: 'x' }, 400, 'model'],
 ];
 
 const isChat = (body) => Array.isArray(body.messages);
@@ -281,6 +288,31 @@ class Load {
     return 'hung up';
   }
 
+  // One that may move, and is followed: no end of an engine is any excuse.
+  async move(roll) {
+    const name = MOVING[roll(MOVING.length)];
+    const body = this.body(name, true, roll);
+    const began = Date.now();
+    const s = stream(`${this.stack.url}/moving/v1/${where(body)}`, body);
+    await s.start;
+    const id = (s.headers || {})['x-tokenring-id'];
+    const f = s.status === 200 && roll(2) === 1 ? stream(
+      `${this.stack.url}/v1/requests/${id}/stream`) : null;
+    await s.finished;
+    if (s.events.some((e) => e.error)) {
+      assert.fail(`it did not move: ${s.raw.slice(-300)}`);
+    }
+    const outcome = this.judge(s, name, body, began);
+    if (f && outcome === 'right') {
+      await f.finished;
+      const failed = this.failure(f, began, { redis: true });
+      if (failed) return failed;
+      assert.equal(f.raw.replace(/^:.*\n\n/gm, ''),
+        s.raw.replace(/^:.*\n\n/gm, ''), 'who follows sees the same');
+    }
+    return outcome;
+  }
+
   // The body in pieces; one in four goes before it has sent all of it.
   async drip(roll) {
     const { name, kept } = this.pick(roll);
@@ -419,7 +451,7 @@ class Load {
       'hang-up': () => this.hangUp(roll), 'body in pieces': () => this.drip(roll),
       'slow reader': () => this.slowly(roll), bad: () => this.bad(roll),
       resumed: () => this.resume(roll), cancelled: () => this.cancel(roll),
-      'other paths': () => this.look(roll),
+      'other paths': () => this.look(roll), moving: () => this.move(roll),
     }[kind];
     this.open++;
     try {
@@ -435,7 +467,7 @@ class Load {
   async client(roll, going) {
     const kinds = Object.entries({ stream: 30, whole: 18, 'hang-up': 14,
       'body in pieces': 6, 'slow reader': 5, bad: 8, resumed: 12, cancelled: 3,
-      'other paths': 4 }).flatMap(([kind, n]) => Array(n).fill(kind));
+      moving: 20, 'other paths': 4 }).flatMap(([kind, n]) => Array(n).fill(kind));
     while (going()) {
       await this.once(kinds[roll(kinds.length)], roll);
       await sleep(roll(4) ? roll(100) : roll(600));

@@ -83,7 +83,8 @@ class Watch {
     for (const s of m.samples) {
       if (s.name !== 'tokenring_kv_cache_pages') continue;
       pages.all += s.value;
-      if (s.labels.level === 'free') pages.free += s.value;
+      // what is kept of prefixes is free for whoever needs it
+      if (['free', 'cached'].includes(s.labels.level)) pages.free += s.value;
     }
     this.remember(m);
     return { running: v('num_requests_running'),
@@ -188,7 +189,7 @@ class Watch {
     });
     await back('no request in Redis', async () => {
       const keys = (await this.redis.command('KEYS', '*'))
-        .filter((k) => !/^tr:(engines$|(engine|metrics|requests):)/.test(k));
+        .filter((k) => !/^tr:(engines$|(engine|card|metrics|requests):)/.test(k));
       return keys.length === 0 || keys.slice(0, 5);
     });
     const row = await this.sample();

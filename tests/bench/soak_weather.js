@@ -9,6 +9,7 @@
 
 const { until, leaves, parseMetrics, sleep } = require('../e2e/lib/stack.js');
 const { request } = require('../e2e/lib/http.js');
+const { hostile } = require('./soak_hostile.js');
 
 // A row of numbers that is the same in every run.
 function dice(seed) {
@@ -140,6 +141,25 @@ class Weather {
     entry.to = Date.now() + 9000;
   }
 
+  // It does nothing for a while: what may move is at the other one by then, and
+  // what may not has lost its engine.
+  async stopEngine(i) {
+    const entry = this.calendar.begin('engine', { engine: i, signal: 'SIGKILL' });
+    this.engines[i].signal('SIGSTOP');
+    await sleep(3000 + this.roll(3000));
+    this.engines[i].signal('SIGCONT');
+    await this.settled(i);
+    this.calendar.end(entry);
+  }
+
+  // Their requests fill queues, as a burst does.
+  async hostile(kind) {
+    const entry = this.calendar.begin('burst');
+    await hostile[kind](this.stack);
+    await this.allSettled();
+    this.calendar.end(entry);
+  }
+
   // ---- when -----------------------------------------------------------------
 
   // what: names of what may happen now.
@@ -159,6 +179,12 @@ class Weather {
     case 'all engines kill -9': return this.allEngines('SIGKILL');
     case 'Redis restart': return this.restartRedis();
     case 'burst': return this.burst();
+    case 'engine SIGSTOP': return this.stopEngine(second);
+    case 'flood of choices': return this.hostile('choices');
+    case 'flood of slow readers': return this.hostile('readers');
+    case 'flood of large bodies': return this.hostile('bodies');
+    case 'flood of uploads': return this.hostile('uploads');
+    case 'flood of handshakes': return this.hostile('handshakes');
     default: throw new Error(`no such weather: ${name}`);
     }
   }
@@ -167,12 +193,15 @@ class Weather {
 // For long figures processes have to live long.  So the first engine stays
 // until the last fifth, and the workers from a fifth on until two thirds.
 const ENGINES = ['engine SIGTERM', 'engine kill -9', 'Redis restart', 'burst'];
+const HOSTILE = ['flood of choices', 'flood of slow readers',
+  'flood of large bodies', 'flood of uploads', 'flood of handshakes',
+  'engine SIGSTOP'];
 const WORKERS = ['reload', 'worker kill -9'];
 const FIRST = ['first engine SIGTERM', 'first engine kill -9',
   'all engines SIGTERM', 'all engines kill -9'];
 function season(share) {
-  if (share < 0.2) return [...ENGINES, ...WORKERS];
-  if (share < 0.65) return ENGINES;
+  if (share < 0.2) return [...ENGINES, ...WORKERS, ...HOSTILE];
+  if (share < 0.65) return [...ENGINES, ...HOSTILE];
   if (share < 0.8) return [...ENGINES, ...WORKERS, ...WORKERS];
   return [...ENGINES, ...WORKERS, ...FIRST];
 }
