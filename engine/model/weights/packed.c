@@ -232,12 +232,37 @@ tr_packed_scale(const tr_packed_t *p, size_t i)
                     : tr_float_from_bits((uint32_t) e << 23);
 }
 
+static float
+round_to(tr_dtype_t dtype, float x)
+{
+    return dtype == TR_BF16
+               ? tr_float_from_bits((uint32_t) tr_bf16_from_float(x) << 16)
+               : tr_float_from_half(tr_half_from_float(x));
+}
+
+/* What the largest code, above its zero point, stands for. */
+static float
+largest_code(const tr_packed_t *p)
+{
+    switch (p->part[TR_PACKED_CODES]->stored) {
+    case TR_STORED_F8_E4M3:
+        return 448;
+    case TR_STORED_U8:
+        return 6; /* E2M1 */
+    default:
+        return (float) (p->part[TR_PACKED_ZEROS] != NULL ? (1u << p->bits) - 1
+                                                         : 1u << (p->bits - 1));
+    }
+}
+
+/* Scales are numbers, and so are weights. */
 static tr_status_t
 check_scales(const tr_packed_t *p, tr_error_t *err)
 {
     const tr_tensor_t *t = p->part[TR_PACKED_SCALES];
     size_t n = t->stored == TR_STORED_FLOAT ? t->size / tr_dtype_size(t->dtype)
                                             : t->size;
+    float most = largest_code(p);
 
     for (size_t i = 0; i < n; i++) {
         float x = tr_packed_scale(p, i);
@@ -247,6 +272,14 @@ check_scales(const tr_packed_t *p, tr_error_t *err)
                                 "%s: tensor \"%s\" holds %g at %zu, expected "
                                 "finite scales",
                                 t->file, t->name, (double) x, i);
+        }
+        if (!isfinite(round_to(p->dtype, x * most))) {
+            return tr_error_set(err, TR_ERR_FORMAT, t->name,
+                                "%s: tensor \"%s\" holds %g at %zu, and %s "
+                                "has no number for %g times that, as a weight "
+                                "may be",
+                                t->file, t->name, (double) x, i,
+                                tr_dtype_stored_name(p->dtype), (double) most);
         }
     }
     return TR_OK;
@@ -385,16 +418,18 @@ tr_packed_find(const tr_quantization_t *q, const tr_safetensors_t *st,
     p->experts = t->experts;
     rc = find_parts(p, st, t, err);
     rc = rc == TR_OK ? f->check(p, q, err) : rc;
-    rc = rc == TR_OK ? check_scales(p, err) : rc;
+    if (rc == TR_OK) {
+        scales = p->part[TR_PACKED_SCALES];
+        p->dtype = scales->stored == TR_STORED_FLOAT
+                           && tr_dtype_is_short(scales->dtype)
+                       ? scales->dtype
+                       : TR_BF16;
+        rc = check_scales(p, err);
+    }
     if (rc != TR_OK) {
         free(p);
         return rc;
     }
-    scales = p->part[TR_PACKED_SCALES];
-    p->dtype = scales->stored == TR_STORED_FLOAT
-                       && tr_dtype_is_short(scales->dtype)
-                   ? scales->dtype
-                   : TR_BF16;
     *out = p;
     return TR_OK;
 }
@@ -413,14 +448,6 @@ tr_packed_in_order(const tr_packed_t *p)
 }
 
 /* ---- reading --------------------------------------------------------------- */
-
-static float
-round_to(tr_dtype_t dtype, float x)
-{
-    return dtype == TR_BF16
-               ? tr_float_from_bits((uint32_t) tr_bf16_from_float(x) << 16)
-               : tr_float_from_half(tr_half_from_float(x));
-}
 
 void
 tr_packed_read(const tr_tensor_t *t, size_t first, size_t n, float *out)

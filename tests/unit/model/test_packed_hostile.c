@@ -7,16 +7,6 @@
  */
 #include "tests/unit/fixtures/packed_fixture.h"
 
-/* What happens to a tensor of a model on its way to `dir`. */
-typedef struct {
-    const char *model, *tensor; /* behind layers.0. */
-    enum { GONE, RENAMED, SHAPE, BYTES, DTYPE } change;
-    const char *to;     /* name, dtype; BYTES: hexadecimal, the first ones */
-    json_int_t dims[4]; /* SHAPE: up to a 0; data as long as that needs */
-    const char *words;  /* of the error, which names .. */
-    const char *named;  /* .. this tensor, NULL: the changed one */
-} wrong_t;
-
 #define Q "self_attn.q_proj."
 static const wrong_t wrong[] = {
     { "awq", Q "scales", GONE, NULL, { 0 }, "is missing, AWQ weights", NULL },
@@ -181,120 +171,13 @@ static const wrong_t wrong[] = {
       Q "weight" },
 };
 
-static uint8_t *
-bytes_of_file(const char *from, size_t *size)
-{
-    char path[400];
-    uint8_t *all;
-    FILE *f;
-
-    snprintf(path, sizeof(path), "%s/model.safetensors", from);
-    f = fopen(path, "r");
-    assert_non_null(f);
-    fseek(f, 0, SEEK_END);
-    *size = (size_t) ftell(f);
-    rewind(f);
-    all = malloc(*size);
-    assert_non_null(all);
-    assert_int_equal(fread(all, 1, *size, f), *size);
-    fclose(f);
-    return all;
-}
-
-static void
-put_changed(writer_t *w, const wrong_t *c, const char *name, const char *dtype,
-            json_t *shape, uint8_t *data, size_t size)
-{
-    static const uint8_t zeros[1 << 16];
-    json_t *dims = json_array();
-    size_t width = size, n = 1;
-
-    for (size_t i = 0; i < json_array_size(shape); i++) {
-        width /= (size_t) json_integer_value(json_array_get(shape, i));
-    }
-    for (uint32_t i = 0; i < 4 && c->dims[i] != 0; i++) {
-        json_array_append_new(dims, json_integer(c->dims[i]));
-        n *= (size_t) c->dims[i];
-    }
-    for (const char *p = c->change == BYTES ? c->to : ""; *p; p += 2) {
-        unsigned byte;
-
-        assert_int_equal(sscanf(p, "%2x", &byte), 1);
-        *data++ = (uint8_t) byte;
-    }
-    switch (c->change) {
-    case GONE:
-        break;
-    case RENAMED:
-        put_tensor(w, c->to, dtype, shape, data, size);
-        break;
-    case SHAPE:
-        assert_true(n * width <= sizeof(zeros));
-        put_tensor(w, name, dtype, dims, zeros, n * width);
-        break;
-    case DTYPE:
-        put_tensor(w, name, c->to, dims, zeros, n);
-        break;
-    case BYTES:
-        put_tensor(w, name, dtype, shape, data - strlen(c->to) / 2, size);
-        break;
-    }
-    json_decref(dims);
-}
-
-/* Writes the model with its change; returns the full name. */
-static const char *
-write_wrong(const wrong_t *c)
-{
-    static char full[200];
-    writer_t w = { .header = json_object() };
-    char from[300];
-    const char *name;
-    json_t *header, *entry;
-    uint64_t length;
-    size_t size;
-    uint8_t *all;
-    bool found = false;
-
-    snprintf(from, sizeof(from), MODELS "/%s", c->model);
-    snprintf(full, sizeof(full), "model.layers.0.%s", c->tensor);
-    all = bytes_of_file(from, &size);
-    memcpy(&length, all, 8);
-    header = json_loadb((char *) all + 8, length, 0, NULL);
-    json_object_foreach (header, name, entry) {
-        json_t *at = json_object_get(entry, "data_offsets");
-        json_int_t first = json_integer_value(json_array_get(at, 0));
-        json_int_t end = json_integer_value(json_array_get(at, 1));
-        const char *dtype = json_string_value(json_object_get(entry, "dtype"));
-        json_t *shape = json_object_get(entry, "shape");
-
-        if (strcmp(name, "__metadata__") == 0) {
-            continue;
-        }
-        if (strcmp(name, full) == 0) {
-            found = true;
-            put_changed(&w, c, name, dtype, shape, all + 8 + length + first,
-                        (size_t) (end - first));
-        } else {
-            put_tensor(&w, name, dtype, shape, all + 8 + length + first,
-                       (size_t) (end - first));
-        }
-    }
-    assert_true(found);
-    write_tensors(&w);
-    write_config(load_json(from, "config.json"));
-    json_decref(header);
-    free(all);
-    return full;
-}
-
 static void
 test_wrong(void **state)
 {
     (void) state;
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
         const wrong_t *c = &wrong[i];
-        const char *full = write_wrong(c);
+        const char *full = write_wrong(c, 0);
         tr_safetensors_t *st = NULL;
         char named[200];
         tr_model_config_t config;
@@ -334,7 +217,7 @@ test_groups_in_order(void **state)
         tr_error_t err;
         json_t *config;
 
-        write_wrong(&gone);
+        write_wrong(&gone, 0);
         config = load_json(dir, "config.json");
         json_object_set_new(json_object_get(config, "quantization_config"),
                             settings[i].name, settings[i].value());
@@ -368,7 +251,7 @@ test_fp8_nan(void **state)
                            BYTES,         rows[i].bytes,
                            { 0 },         NULL,
                            NULL };
-        const char *full = write_wrong(&change);
+        const char *full = write_wrong(&change, 0);
         tr_model_options_t options = { .dir = dir,
                                        .load_format = "auto",
                                        .kernels = tr_kernels_cpu("c"),
@@ -404,7 +287,7 @@ test_zero_bias(void **state)
     tr_error_t err;
 
     (void) state;
-    write_wrong(&bias);
+    write_wrong(&bias, 0);
     assert_int_equal(tr_model_config_load(dir, NULL, &config, &err), TR_OK);
     assert_int_equal(tr_model_tensors_open(&config, dir, &st, &err),
                      TR_ERR_UNSUPPORTED);
