@@ -93,7 +93,10 @@ tr_cuda_small_gemm_parts(const tr_device_props_t *d, uint32_t rows, uint32_t n,
     return rows > 32 && h.tile > 64 ? 0 : h.tiles;
 }
 
-/* What a block has of shared memory, for all products of the chain. */
+/* What a block has of shared memory, for all products of the chain.  False: it
+ * is not enough.  A team leaves a slot when it is at its next one, as many slots
+ * on as there are teams; if that were the same slot, or one before it, it would
+ * wait for itself. */
 static bool
 smem_plan(const tr_device_props_t *d, uint32_t columns, gemm_args_t *a)
 {
@@ -104,6 +107,9 @@ smem_plan(const tr_device_props_t *d, uint32_t columns, gemm_args_t *a)
         a->received = received > a->received ? received : a->received;
         a->partial = partial > a->partial ? partial : a->partial;
     }
+    if (d->shared < gemm_shared(0, a->received + a->partial)) {
+        return false;
+    }
     a->ring = (d->shared - gemm_shared(0, a->received + a->partial)) / 1024
               * 1024;
     for (uint32_t p = 0; p < a->phases; p++) {
@@ -111,7 +117,7 @@ smem_plan(const tr_device_props_t *d, uint32_t columns, gemm_args_t *a)
 
         h->slots = a->ring / gemm_slot(*h, columns);
         h->slots = h->slots < GEMM_SLOTS_MAX ? h->slots : GEMM_SLOTS_MAX;
-        if (h->slots < 2) {
+        if (h->slots <= h->teams) {
             return false;
         }
     }

@@ -291,6 +291,37 @@ case_among_others(case_t *c)
     return ok;
 }
 
+/* With less shared memory, down to less than two slots: the same bits, or no
+ * product. */
+static bool
+case_in_less(const case_t *c)
+{
+    size_t n = c->a.mode == TR_CUDA_SMALL_GEMM_GATED ? c->a.n / 2 : c->a.n;
+    tr_device_props_t less = side.device;
+    tr_cuda_stream_t s = { side.stream.stream, &less };
+    uint8_t *before = array_fetch(&c->y), *after;
+    bool ok = true;
+    int rc;
+
+    less.shared = 1024 * (1 + random_below(less.shared / 1024));
+    rc = tr_cuda_small_gemm(&s, &c->a, 1, array_there(&meet));
+    if (rc != TR_KERNEL_BADARG) {
+        side_launch(&side, rc, "small_gemm in less memory");
+        after = array_fetch(&c->y);
+        for (uint32_t r = 0; r < c->a.rows && ok; r++) {
+            ok = memcmp(before + r * c->a.ldy * 2, after + r * c->a.ldy * 2,
+                        n * 2)
+                 == 0;
+        }
+        free(after);
+    }
+    if (!ok) {
+        printf("other bits in %u bytes of shared memory\n", less.shared);
+    }
+    free(before);
+    return ok;
+}
+
 static bool
 check_one(void)
 {
@@ -320,7 +351,8 @@ check_one(void)
                       "y");
     }
     if (c.a.mode != TR_CUDA_SMALL_GEMM_RESIDUAL) {
-        ok = ok && case_among_others(&c);
+        case_point(&c, array_there);
+        ok = ok && case_in_less(&c) && case_among_others(&c);
     }
     if (c.a.mode == TR_CUDA_SMALL_GEMM_GATED) {
         case_point(&c, array_there);
