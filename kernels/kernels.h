@@ -52,13 +52,17 @@ typedef struct {
                         * are multiplied one after the other share it */
 } tr_cpu_codes_t;
 
-/* A weight matrix [n][k] (outputs, inputs), in the backend's layout. */
+/* A weight matrix [n][k] (outputs, inputs), in the backend's layout, or as rows
+ * of 16 bits that stand in a file. */
 typedef struct {
     uint32_t n, k;
     void *data; /* matrix_bytes(n, k, dtype), or codes_bytes(), 64-byte
-                 * aligned */
+                 * aligned; NULL: `mapped` */
     tr_dtype_t dtype;
     tr_cpu_codes_t codes; /* unless NONE in place of dtype */
+    /* Borrowed: [n / TR_COL_PAD], where the first of so many rows is, one behind
+     * the other; where matrix_maps() says that there is such a form. */
+    const void *const *mapped;
 } tr_cpu_matrix_t;
 
 typedef struct tr_kernels tr_kernels_t;
@@ -68,6 +72,9 @@ struct tr_kernels {
 
     /* Room for a matrix. */
     size_t (*matrix_bytes)(uint32_t n, uint32_t k, tr_dtype_t dtype);
+
+    /* May rows of such a matrix stay where they are? */
+    bool (*matrix_maps)(uint32_t n, uint32_t k, tr_dtype_t dtype);
 
     /* Stores rows [row, row + rows) of m from src, [rows][m->k] of `dtype`
      * (no alignment needed), as m->dtype, or quantised: to INT8 from the largest

@@ -3,6 +3,8 @@
  */
 #include "crash.h"
 
+#include "mapped_file.h"
+
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -22,12 +24,18 @@ static bool watching;
 static _Thread_local _Alignas(16) char stack[STACK];
 
 static void
-on_crash(int signal)
+on_crash(int signal, siginfo_t *info, void *context)
 {
     _Atomic uint64_t *crashed = atomic_load(&told);
+    const tr_mapped_file_t *file = signal == SIGBUS && info->si_code > 0
+                                       ? tr_mapped_file_at(info->si_addr)
+                                       : NULL;
     size_t i;
 
-    if (crashed != NULL) {
+    (void) context;
+    if (file != NULL) {
+        file->lost(file->name);
+    } else if (crashed != NULL) {
         atomic_store(crashed, (uint64_t) signal);
     }
     for (i = 0; i < FATAL; i++) {
@@ -60,8 +68,8 @@ tr_crash_tell(_Atomic uint64_t *crashed)
     }
     watching = true;
     memset(&action, 0, sizeof(action));
-    action.sa_handler = on_crash;
-    action.sa_flags = SA_ONSTACK;
+    action.sa_sigaction = on_crash;
+    action.sa_flags = SA_ONSTACK | SA_SIGINFO;
     for (i = 0; i < FATAL; i++) {
         sigaction(fatal[i], &action, &before[i]);
     }

@@ -4,7 +4,8 @@
  * SIGSEGV, SIGBUS, SIGILL, SIGFPE and SIGABRT end the process as ever; before
  * that, `crashed` on the page gets the signal's number.  The page outlives the
  * process in who has mapped it: a gateway tells a crash, which may be the fault
- * of a request, from a kill.  A thread whose stack overflows has nothing left to
+ * of a request, from a kill.  A SIGBUS in a mapped file, which somebody has made
+ * shorter, is no crash: who has mapped it is told (mapped_file.h).  A thread whose stack overflows has nothing left to
  * say that on, unless it has asked for another stack when it began.
  */
 #ifndef TR_CRASH_H

@@ -62,8 +62,11 @@ static const setting_t settings[] = {
       "Hugging Face model directory; required" },
     { "served_model_name", KIND_TEXT, AT(served_model_name), "", 0, 0, NULL,
       "model name in the API, or several; empty: the last part of model" },
-    { "load_format", KIND_CHOICE, AT(load_format), "auto", 0, 0, "auto dummy",
-      "auto reads the weights, dummy makes random ones for benchmarks" },
+    { "load_format", KIND_CHOICE, AT(load_format), "auto", 0, 0,
+      "auto copy dummy",
+      "auto reads the weights (backend cpu: those of 16 bits stay in the "
+      "mapped files where they can), copy puts all of them into memory of the "
+      "engine's own, dummy makes random ones for benchmarks" },
     { "backend", KIND_CHOICE, AT(backend), "cpu", 0, 0, "cpu cuda null",
       "cpu, cuda (a GPU), or null, which computes nothing and emits tokens at "
       "null_rate" },

@@ -35,7 +35,7 @@ typedef struct {
     char served_model_name[128]; /* "" until finish: from model, or the first */
     char served_names[128];  /* by finish: all, each ended by a NUL, to an empty
                              * one */
-    char load_format[16];    /* auto | dummy */
+    char load_format[16];    /* auto | copy | dummy */
     char backend[16];        /* cpu | cuda | null */
     char ignore_config[512]; /* keys of config.json without effect */
     char generation_config[16];  /* vllm | openai */

@@ -371,7 +371,7 @@ finish_policy(const tr_config_t *c, tr_error_t *err)
                             " policies; expected the name of one",
                             c->backend);
     }
-    if (strcmp(c->load_format, "auto") != 0) {
+    if (strcmp(c->load_format, "dummy") == 0) {
         return tr_error_set(err, TR_ERR_INVALID, "kv_policy",
                             "kv_policy auto: load_format %s makes weights on"
                             " which nothing can be measured; expected the name"

@@ -282,6 +282,7 @@ open_model(executor_t *x, const tr_config_t *config, int threads,
         .quantise = strcmp(config->cpu_weights, "int8") == 0   ? TR_CODES_INT8
                     : strcmp(config->cpu_weights, "int4") == 0 ? TR_CODES_INT4
                                                                : TR_CODES_NONE,
+        .mapped = strcmp(config->load_format, "copy") != 0,
         .equalise = config->kv_equalise,
         .slides = tr_executor_slides(config),
         .rotate = tr_rotate_bits(config->kv_rotate),
@@ -303,10 +304,12 @@ open_model(executor_t *x, const tr_config_t *config, int threads,
     clock_gettime(CLOCK_MONOTONIC, &b);
     tr_log(TR_LEVEL_NOTICE,
            "model loaded type=%s parameters=%" PRIu64
-           " weights_mib=%zu kernels=%s threads=%d ms=%.0f",
+           " weights_mib=%zu mapped_mib=%" PRIu64
+           " kernels=%s threads=%d ms=%.0f",
            x->model->config.model_type,
            tr_recipe_parameters(&x->model->config.recipe),
-           x->model->weights_size >> 20, options.kernels->name, threads,
+           x->model->weights_size >> 20, x->model->mapped >> 20,
+           options.kernels->name, threads,
            (double) (b.tv_sec - a.tv_sec) * 1e3
                + (double) (b.tv_nsec - a.tv_nsec) * 1e-6);
     return TR_OK;

@@ -20,6 +20,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "engine/base/mapped_file.h"
 #include "engine/config/log.h"
 
 #include "weights/packed.h"
@@ -32,6 +33,7 @@ typedef struct {
     char *name; /* base name */
     uint8_t *map;
     uint64_t size, header; /* bytes of the file; of length field and JSON */
+    tr_mapped_file_t *mapped;
 } shard_t;
 
 struct tr_safetensors {
@@ -271,6 +273,17 @@ parse_header(tr_safetensors_t *st, const shard_t *s, tr_error_t *err)
     return rc;
 }
 
+/* Whoever reads weights holds no lock that this needs. */
+static void
+say_lost(const char *name)
+{
+    tr_log(TR_LEVEL_ERROR,
+           "weights lost file=%s why=\"it was made shorter while it was in "
+           "use, "
+           "or cannot be read\"",
+           name);
+}
+
 static tr_status_t
 map_shard(int dir, const char *name, shard_t *s, tr_error_t *err)
 {
@@ -310,6 +323,14 @@ map_shard(int dir, const char *name, shard_t *s, tr_error_t *err)
     }
     s->map = map;
     s->size = (uint64_t) sb.st_size;
+    s->mapped = malloc(sizeof(*s->mapped));
+    if (s->mapped == NULL) {
+        return out_of_memory(err, name);
+    }
+    *s->mapped = (tr_mapped_file_t){
+        .at = map, .size = s->size, .lost = say_lost, .name = s->name
+    };
+    tr_mapped_file_add(s->mapped);
     if (tr_model_is_lfs_pointer(map, s->size)) {
         return tr_error_set(err, TR_ERR_FORMAT, "", TR_MODEL_LFS_TEXT, name);
     }
@@ -520,6 +541,10 @@ tr_safetensors_close(tr_safetensors_t *st)
     }
     free(st->added);
     for (uint32_t i = 0; i < st->n_shards; i++) {
+        if (st->shards[i].mapped != NULL) {
+            tr_mapped_file_remove(st->shards[i].mapped);
+            free(st->shards[i].mapped);
+        }
         if (st->shards[i].map != NULL) {
             munmap(st->shards[i].map, st->shards[i].size);
         }
@@ -584,17 +609,36 @@ tr_tensor_check(const tr_tensor_t *t, tr_error_t *err)
     return t->packed != NULL ? tr_packed_check_codes(t->packed, err) : TR_OK;
 }
 
-void
-tr_safetensors_release(const tr_tensor_t *t)
+/* Whole pages around it. */
+static int
+advise(const tr_tensor_t *t, int advice)
 {
     uintptr_t page = (uintptr_t) sysconf(_SC_PAGESIZE);
     uintptr_t begin = (uintptr_t) t->data / page * page;
     uintptr_t end = (uintptr_t) t->data + t->size;
 
+    return madvise((void *) begin, end - begin, advice);
+}
+
+tr_status_t
+tr_safetensors_keep(const tr_tensor_t *t, tr_error_t *err)
+{
+    if (advise(t, MADV_POPULATE_READ) == 0 || errno == EINVAL) {
+        return TR_OK; /* EINVAL: before Linux 5.14; it comes when it is used */
+    }
+    return tr_error_set(err, TR_ERR_IO, t->name,
+                        "%s: tensor \"%s\" cannot be read: %s", t->file,
+                        t->name,
+                        errno == EFAULT ? "the file is shorter than it was"
+                                        : strerror(errno));
+}
+
+void
+tr_safetensors_release(const tr_tensor_t *t)
+{
     if (t->packed != NULL) {
         tr_packed_release(t->packed);
         return;
     }
-    /* whole pages around it: what neighbours need again is read again */
-    madvise((void *) begin, end - begin, MADV_DONTNEED);
+    advise(t, MADV_DONTNEED); /* what neighbours need again is read again */
 }

@@ -3,8 +3,8 @@
  * weights in, one file or shards named by an index.
  *
  * A file is { u64 header length, JSON header, data }; the header maps a name to
- * { dtype, shape, data_offsets }.  Files are mapped, never copied.  They are
- * hostile until checked: after a successful open every tensor's data lies
+ * { dtype, shape, data_offsets }.  Files are mapped, never copied; a fault in them
+ * has the file's name (engine/base/mapped_file.h).  They are hostile until checked: after a successful open every tensor's data lies
  * inside its file, is as long as dtype and shape say, and overlaps no other.
  * A tensor of a dtype that we do not read may be there, as long as nobody asks
  * for it (tr_model_tensor_find).
@@ -93,6 +93,11 @@ tr_tensor_at(const tr_tensor_t *t, size_t i)
     tr_tensor_read(t, i, 1, &x);
     return x;
 }
+
+/* Reads the tensor's part of the file into memory, where it may stay mapped, as
+ * its data, until the reader is closed.  TR_ERR_IO: the file has been cut off, or
+ * cannot be read. */
+tr_status_t tr_safetensors_keep(const tr_tensor_t *t, tr_error_t *err);
 
 /* The tensor was read and will not be needed again soon: its file pages no
  * longer count as resident. */

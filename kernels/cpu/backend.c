@@ -80,6 +80,7 @@ act_row(const tr_act_row_f rows[TR_ACTS], tr_act_t act)
     static const tr_kernels_t kernels_##isa = {                                \
         .name = "cpu-" #isa,                                                   \
         .matrix_bytes = tr_cpu_matrix_bytes,                                   \
+        .matrix_maps = tr_cpu_matrix_maps,                                     \
         .matrix_pack = tr_cpu_matrix_pack,                                     \
         .codes_bytes = tr_cpu_codes_bytes,                                     \
         .codes_work = tr_cpu_codes_work,                                       \

@@ -36,6 +36,7 @@ void tr_silu_row_avx512(const float *gate, const float *up, float *out,
                         uint32_t n);
 
 size_t tr_cpu_matrix_bytes(uint32_t n, uint32_t k, tr_dtype_t dtype);
+bool tr_cpu_matrix_maps(uint32_t n, uint32_t k, tr_dtype_t dtype);
 int tr_cpu_matrix_pack(const tr_cpu_matrix_t *m, uint32_t row, uint32_t rows,
                        const void *src, tr_dtype_t dtype);
 typedef struct tr_codes_group tr_codes_group_t; /* gemm/codes.h */
@@ -45,6 +46,8 @@ typedef struct tr_codes_group tr_codes_group_t; /* gemm/codes.h */
 typedef struct {
     const void *data, *next; /* next: the panel that probably follows, NULL:
                               * nobody knows */
+    bool by_rows;            /* both are [TR_COL_PAD][k]: tr_cpu_matrix_t's
+                              * mapped */
     tr_dtype_t dtype;        /* of both, unless they are codes */
     uint32_t k, rows;
     const float *x;
@@ -117,10 +120,10 @@ void tr_cpu_codes_rows(const tr_stream_t *s, const tr_cpu_matrix_t *m,
                        tr_codes_row_f row);
 int tr_cpu_embedding(const tr_stream_t *s, const tr_cpu_matrix_t *m,
                      const int32_t *ids, uint32_t rows, float *y, size_t ldy);
-/* Bytes of a panel; a row's first element, of those the next is TR_COL_PAD
- * elements on. */
-size_t tr_cpu_panel_bytes(const tr_cpu_matrix_t *m);
-uint8_t *tr_cpu_matrix_row(const tr_cpu_matrix_t *m, uint32_t row);
+/* A panel; a row's first element, of those the next is *step elements on. */
+const void *tr_cpu_panel_at(const tr_cpu_matrix_t *m, uint32_t panel);
+const void *tr_cpu_matrix_row(const tr_cpu_matrix_t *m, uint32_t row,
+                              size_t *step);
 /* Chooses how OpenBLAS is called; see matmul_blas.c. */
 void tr_panel_blas_probe(void);
 /* The probe's choice, for tests. */

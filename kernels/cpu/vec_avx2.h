@@ -30,6 +30,26 @@ typedef __m256 vmask;
     _mm256_castsi256_ps(_mm256_slli_epi32( \
         _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *) (p))), 16))
 
+/* Of pairs of 16 bits in each 32: numbers of the first, of the second. */
+#define v_bf16_first(v) \
+    _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(v), 16))
+#define v_bf16_second(v)                                         \
+    _mm256_castsi256_ps(_mm256_and_si256(_mm256_castps_si256(v), \
+                                         _mm256_set1_epi32((int) 0xffff0000)))
+#define v_half_first(v) \
+    v_halves(           \
+        _mm256_and_si256(_mm256_castps_si256(v), _mm256_set1_epi32(0xffff)))
+#define v_half_second(v) v_halves(_mm256_srli_epi32(_mm256_castps_si256(v), 16))
+
+static inline vec
+v_halves(__m256i words)
+{
+    __m256i twice = _mm256_packus_epi32(words, words);
+
+    return _mm256_cvtph_ps(
+        _mm256_castsi256_si128(_mm256_permute4x64_epi64(twice, 0x08)));
+}
+
 #define v_select(m, a, b) _mm256_blendv_ps(b, a, m) /* m ? a : b */
 #define v_less(a, b) _mm256_cmp_ps(a, b, _CMP_LT_OQ)
 #define v_equal(a, b) _mm256_cmp_ps(a, b, _CMP_EQ_OQ)

@@ -33,6 +33,18 @@ typedef __mmask16 vmask;
     _mm512_castsi512_ps(_mm512_slli_epi32( \
         _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *) (p))), 16))
 
+/* Of pairs of 16 bits in each 32: numbers of the first, of the second. */
+#define v_bf16_first(v) \
+    _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(v), 16))
+#define v_bf16_second(v)                                         \
+    _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(v), \
+                                         _mm512_set1_epi32((int) 0xffff0000)))
+#define v_half_first(v) \
+    _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_castps_si512(v)))
+#define v_half_second(v) \
+    _mm512_cvtph_ps(     \
+        _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(v), 16)))
+
 #define v_select(m, a, b) _mm512_mask_blend_ps(m, b, a) /* m ? a : b */
 #define v_less(a, b) _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ)
 #define v_equal(a, b) _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ)

@@ -4,17 +4,20 @@
  *   bench_weights [--model DIR] [--threads N] [--rounds N] [--json FILE]
  *
  * DIR needs a config.json alone: weights are random (tests/bench/shapes/
- * qwen2.5-0.5b by default).  All forms are loaded at once and computed in turn, so
+ * qwen2.5-0.5b by default).  Where it has a model.safetensors, they are those, and
+ * may stay mapped.  All forms are loaded at once and computed in turn, so
  * that a noisy machine is noisy for all; medians, and their ratio to 16 bits.
  *
  *   decode   a step of 1, 4 and 16 sequences, in tokens/s, logits included
  *   prompt   a prompt of 512 tokens
  *   memory   private bytes of the model: weights and workspace
+ *   load     ms, once
  */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "engine/kv/kv_cache.h"
 #include "engine/config/log.h"
@@ -31,9 +34,11 @@
 static const struct {
     const char *name;
     tr_codes_t codes;
-} forms[] = { { "16 bits", TR_CODES_NONE },
-              { "int8", TR_CODES_INT8 },
-              { "int4", TR_CODES_INT4 } };
+    bool mapped;
+} forms[] = { { "16 bits", TR_CODES_NONE, false },
+              { "mapped", TR_CODES_NONE, true },
+              { "int8", TR_CODES_INT8, false },
+              { "int4", TR_CODES_INT4, false } };
 #define FORMS (sizeof(forms) / sizeof(forms[0]))
 
 static const struct {
@@ -52,6 +57,7 @@ typedef struct {
     tr_kv_cache_t *kv;
     tr_kv_policy_t *policy;
     int32_t slot[SEQS];
+    double load; /* seconds */
 } subject_t;
 
 typedef struct {
@@ -84,10 +90,13 @@ step(subject_t *x, uint32_t seqs, uint32_t from, uint32_t n)
 }
 
 static void
-subject_open(subject_t *x, const options_t *options, tr_codes_t codes)
+subject_open(subject_t *x, const options_t *options, bool files,
+             tr_codes_t codes, bool mapped)
 {
+    double t = now();
     tr_model_options_t o = { .dir = options->model,
-                             .load_format = "dummy",
+                             .load_format = files ? "auto" : "dummy",
+                             .mapped = mapped,
                              .dummy_dtype = TR_BF16,
                              .packed = true,
                              .quantise = codes,
@@ -105,6 +114,7 @@ subject_open(subject_t *x, const options_t *options, tr_codes_t codes)
     tr_error_t err;
 
     must(tr_model_open(&o, &x->model, &err), &err, options->model);
+    x->load = now() - t;
     kv.layers = x->model->config.recipe.layers;
     kv.kv_heads = x->model->config.recipe.kv_heads;
     kv.head_dim = x->model->config.recipe.head_dim;
@@ -156,10 +166,14 @@ main(int argc, char **argv)
     static subject_t x[FORMS];
     options_t o = parse(argc, argv);
     json_t *out = json_object();
+    char path[1024];
+    bool files;
 
+    snprintf(path, sizeof(path), "%s/model.safetensors", o.model);
+    files = access(path, R_OK) == 0;
     tr_log_open(NULL, TR_LEVEL_ERROR);
     for (uint32_t f = 0; f < FORMS; f++) {
-        subject_open(&x[f], &o, forms[f].codes);
+        subject_open(&x[f], &o, files, forms[f].codes, forms[f].mapped);
         for (uint32_t s = 0; s < SEQS; s++) { /* what decoding looks back on */
             subject_t one = x[f];
 
@@ -176,18 +190,20 @@ main(int argc, char **argv)
         }
     }
     printf("%s, %s, %d threads, medians of %d rounds: tokens/s, and over 16 "
-           "bits\n\n| weights | MiB |",
+           "bits\n\n| weights | MiB | load ms |",
            o.model, tr_kernels_cpu(NULL)->name, o.threads, o.rounds);
     for (uint32_t w = 0; w < WORKS; w++) {
         printf(" %s |", works[w].name);
     }
-    printf("\n|---|---|---|---|---|---|\n");
+    printf("\n|---|---|---|---|---|---|---|\n");
     for (uint32_t f = 0; f < FORMS; f++) {
         size_t bytes = x[f].model->weights_size + x[f].model->work_size;
         json_t *row = json_object();
 
         json_object_set_new(row, "bytes", json_integer((json_int_t) bytes));
-        printf("| %s | %zu |", forms[f].name, bytes >> 20);
+        json_object_set_new(row, "load_ms", json_real(1e3 * x[f].load));
+        printf("| %s | %zu | %.0f |", forms[f].name, bytes >> 20,
+               1e3 * x[f].load);
         for (uint32_t w = 0; w < WORKS; w++) {
             double s = median(t[f][w], o.rounds), base = s;
             double rows = works[w].seqs * works[w].rows;

@@ -187,6 +187,7 @@ tr_model_free(tr_model_t *m)
     }
     tr_thread_pool_free(m->stream.thread_pool);
     tr_equalise_free(m->equalise);
+    tr_safetensors_close(m->files);
     free(m->layers);
     free(m);
 }

@@ -61,6 +61,8 @@ typedef struct tr_model {
     uint32_t rotate;         /* bits (rotate.h) */
     uint8_t *weights;        /* the arena behind weights and frequencies */
     size_t weights_size;
+    tr_safetensors_t *files; /* that matrices are mapped from, or NULL */
+    uint64_t mapped;         /* bytes of them */
 
     /* Borrowed, NULL or [max_seqs]: which of the next forward's sequences have
      * the rotary frequencies of long ones (tr_recipe_long_from). */
@@ -89,6 +91,7 @@ typedef struct {
         packed; /* weights_format auto: what is integers in the files stays so */
     tr_codes_t
         quantise;    /* cpu_weights: what the other matrices become, or NONE */
+    bool mapped;     /* matrices of 16 bits may stay in the files */
     bool equalise;   /* kv_equalise; weights of files alone */
     uint32_t rotate; /* kv_rotate: bits (rotate.h) */
     bool slides;     /* all of the cache is uncompressed, so that layers may
@@ -145,7 +148,11 @@ tr_model_expert(const tr_kernels_t *k, const tr_cpu_matrix_t *w,
 {
     tr_cpu_matrix_t m = *w;
 
-    m.data = (uint8_t *) w->data + expert * tr_model_matrix_bytes(k, w);
+    if (w->mapped != NULL) {
+        m.mapped += (size_t) expert * (w->n / TR_COL_PAD);
+    } else {
+        m.data = (uint8_t *) w->data + expert * tr_model_matrix_bytes(k, w);
+    }
     return m;
 }
 

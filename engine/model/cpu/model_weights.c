@@ -2,7 +2,10 @@
  * Fills a model's weights, from safetensors or, for `load_format dummy`, from
  * a seed.
  *
- * All weights live in one arena, in the backend's layout.  Query, key and value
+ * A matrix of 16 bits whose rows stand in the file as a product reads them stays
+ * there, mapped: it is there as soon as the file is in the page cache, and takes no
+ * memory of its own.  All other
+ * weights live in one arena, in the backend's layout.  Query, key and value
  * rows form one matrix, gate and up rows another, so that a step has four
  * products a layer.  Integers of a file stay so, or numbers become such
  * (model_codes.c).  Else a matrix has the 16-bit type of its tensors, where all
@@ -34,6 +37,7 @@
 typedef struct {
     tr_dtype_t dtype;
     tr_cpu_codes_t codes;
+    bool mapped;
 } type_t;
 
 typedef struct {
@@ -92,8 +96,13 @@ take_parts(loader_t *l, tr_weights_t *w, bool layered, uint32_t layer)
                                   .codes = type->codes };
 
             m.codes.work = l->codes_work;
-            m.data = take_bytes(l,
-                                n * tr_model_matrix_bytes(l->m->kernels, &m));
+            if (type->mapped && l->m->kernels->matrix_maps(m.n, m.k, m.dtype)) {
+                m.mapped = take_bytes(l, (size_t) n * (m.n / TR_COL_PAD)
+                                             * sizeof(m.mapped[0]));
+            } else {
+                m.data = take_bytes(
+                    l, n * tr_model_matrix_bytes(l->m->kernels, &m));
+            }
             w->matrix[part] = m;
         } else {
             w->vector[part] = take(l, s.rows);
@@ -174,22 +183,41 @@ same_codes(const tr_cpu_codes_t *a, const tr_cpu_codes_t *b)
            && a->scales == b->scales && a->zeros == b->zeros;
 }
 
+/* May a tensor's rows stay in the file? */
+static bool
+keeps_place(const loader_t *l, const tr_model_tensor_t *t,
+            const tr_tensor_t *tensor)
+{
+    const tr_model_t *m = l->m;
+
+    return l->options->mapped && tensor != NULL && tensor->packed == NULL
+           && (uintptr_t) tensor->data % 2 == 0 && t->row % TR_COL_PAD == 0
+           && m->kernels->matrix_maps(t->rows, t->columns, tensor->dtype)
+           && tr_rotate_rows(&m->config.recipe, m->rotate, t) == 0
+           && !tr_equalise_has(m->equalise, t)
+           && !tr_model_tensor_reordered(&m->config.recipe, t, tensor);
+}
+
 /* A tensor more of a part, which is kept as all of them can be. */
 static void
-join_type(const tr_model_t *m, const tr_model_tensor_t *t, tr_dtype_t dtype,
-          const tr_cpu_codes_t *codes, type_t *to)
+join_type(const loader_t *l, const tr_model_tensor_t *t,
+          const tr_tensor_t *tensor, type_t *to)
 {
     static const tr_cpu_codes_t none = { .codes = TR_CODES_NONE };
+    tr_dtype_t dtype = tensor ? tensor->dtype : l->options->dummy_dtype;
+    tr_cpu_codes_t codes = tr_model_codes(l->m, l->options, t, tensor);
 
     if (t->row == 0) { /* the part's first */
-        *to = (type_t){ dtype, *codes };
+        *to = (type_t){ dtype, codes, true };
     }
-    if (!keeps_values(m, t, dtype) || to->dtype != dtype) {
+    if (!keeps_values(l->m, t, dtype) || to->dtype != dtype) {
         to->dtype = TR_F32;
     }
-    if (!same_codes(&to->codes, codes)) {
+    if (!same_codes(&to->codes, &codes)) {
         to->codes = none;
     }
+    to->mapped = to->mapped && to->dtype == dtype
+                 && codes.codes == TR_CODES_NONE && keeps_place(l, t, tensor);
 }
 
 /* The type of each matrix. */
@@ -203,7 +231,6 @@ choose_types(loader_t *l)
 
     while (rc == TR_OK && tr_model_tensor_next(&m->config, &at, &t)) {
         const tr_tensor_t *tensor = NULL;
-        tr_cpu_codes_t codes;
 
         if (t.part >= TR_PART_MATRICES) {
             continue;
@@ -212,9 +239,7 @@ choose_types(loader_t *l)
             rc = tr_model_tensor_find(l->st, &t, &tensor, l->err);
         }
         if (rc == TR_OK) {
-            codes = tr_model_codes(m, l->options, &t, tensor);
-            join_type(m, &t, tensor ? tensor->dtype : l->options->dummy_dtype,
-                      &codes, type_of(l, t.part, t.layer));
+            join_type(l, &t, tensor, type_of(l, t.part, t.layer));
         }
     }
     return rc;
@@ -384,6 +409,21 @@ code_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
     free(room);
 }
 
+/* Where the rows of each panel are. */
+static tr_status_t
+map_rows(loader_t *l, const tr_cpu_matrix_t *w, const tr_model_tensor_t *t,
+         const tr_tensor_t *tensor)
+{
+    const void **panel = (const void **) w->mapped + t->row / TR_COL_PAD;
+    size_t bytes = (size_t) TR_COL_PAD * w->k * tr_dtype_size(w->dtype);
+
+    for (uint32_t i = 0; i < t->rows / TR_COL_PAD; i++) {
+        panel[i] = (const uint8_t *) tensor->data + i * bytes;
+    }
+    l->m->mapped += tensor->size;
+    return tr_safetensors_keep(tensor, l->err);
+}
+
 static tr_status_t
 load_matrix(loader_t *l, const tr_cpu_matrix_t *w, const tr_model_tensor_t *t)
 {
@@ -404,8 +444,8 @@ load_matrix(loader_t *l, const tr_cpu_matrix_t *w, const tr_model_tensor_t *t)
         if (rc == TR_OK) {
             rc = tr_tensor_check(a.tensor, l->err);
         }
-        if (rc != TR_OK) {
-            return rc;
+        if (rc != TR_OK || w->mapped != NULL) {
+            return rc == TR_OK ? map_rows(l, w, t, a.tensor) : rc;
         }
         codes = w->codes.codes != TR_CODES_NONE
                 && tr_model_keeps_codes(m, l->options, t, a.tensor);
@@ -533,7 +573,11 @@ tr_model_weights_load(tr_model_t *m, const tr_model_options_t *options,
         tr_model_codes_say(m, l.expanded);
         rc = load_all(&l);
     }
-    tr_safetensors_close(l.st);
+    if (m->mapped != 0) {
+        m->files = l.st;
+    } else {
+        tr_safetensors_close(l.st);
+    }
     free(l.types);
     return rc;
 }

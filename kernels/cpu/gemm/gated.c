@@ -27,12 +27,10 @@ typedef struct {
 static void
 multiply(const gated_t *a, uint32_t p, uint32_t next, float *y)
 {
-    size_t size = tr_cpu_panel_bytes(a->m);
-    const uint8_t *data = a->m->data;
     tr_panel_t panel = a->of;
 
-    panel.data = data + p * size;
-    panel.next = next < 2 * a->pairs ? data + next * size : NULL;
+    panel.data = tr_cpu_panel_at(a->m, p);
+    panel.next = next < 2 * a->pairs ? tr_cpu_panel_at(a->m, next) : NULL;
     panel.y = y;
     a->product(&panel);
 }

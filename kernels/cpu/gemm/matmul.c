@@ -12,6 +12,10 @@
  * up with zeros: all have the same width.  Threads of the pool take whole
  * panels, one after the other.
  *
+ * Or the rows of a panel stay in the file that they come from, [PANEL][k]: they
+ * are turned when a block is expanded.  No memory and no time at start is spent on
+ * them, and each step spends a little more.
+ *
  * Or weights are integers, and rows of x become such for the product: codes.h.
  *
  * What multiplies a panel is matmul_tile.h with AVX2 or AVX-512, and OpenBLAS
@@ -36,19 +40,35 @@ tr_cpu_matrix_bytes(uint32_t n, uint32_t k, tr_dtype_t dtype)
     return tr_pad(n, PANEL) * k * tr_dtype_size(dtype);
 }
 
-size_t
-tr_cpu_panel_bytes(const tr_cpu_matrix_t *m)
+/* Whole panels, and of k what vectors turn at once (tr_panel of matmul_tile.h). */
+bool
+tr_cpu_matrix_maps(uint32_t n, uint32_t k, tr_dtype_t dtype)
 {
-    return m->codes.codes != TR_CODES_NONE
-               ? tr_cpu_codes_bytes(PANEL, m->k, &m->codes)
-               : (size_t) m->k * PANEL * tr_dtype_size(m->dtype);
+    return tr_dtype_is_short(dtype) && n % PANEL == 0 && k % 32 == 0;
 }
 
-uint8_t *
-tr_cpu_matrix_row(const tr_cpu_matrix_t *m, uint32_t row)
+const void *
+tr_cpu_panel_at(const tr_cpu_matrix_t *m, uint32_t panel)
 {
-    return (uint8_t *) m->data + row / PANEL * tr_cpu_panel_bytes(m)
-           + row % PANEL * tr_dtype_size(m->dtype);
+    size_t size;
+
+    if (m->mapped != NULL) {
+        return m->mapped[panel];
+    }
+    size = m->codes.codes != TR_CODES_NONE
+               ? tr_cpu_codes_bytes(PANEL, m->k, &m->codes)
+               : (size_t) m->k * PANEL * tr_dtype_size(m->dtype);
+    return (const uint8_t *) m->data + panel * size;
+}
+
+const void *
+tr_cpu_matrix_row(const tr_cpu_matrix_t *m, uint32_t row, size_t *step)
+{
+    size_t apart = m->mapped != NULL ? m->k : 1;
+
+    *step = m->mapped != NULL ? 1 : PANEL;
+    return (const uint8_t *) tr_cpu_panel_at(m, row / PANEL)
+           + row % PANEL * apart * tr_dtype_size(m->dtype);
 }
 
 static void
@@ -56,11 +76,12 @@ pack_row(const tr_cpu_matrix_t *m, uint32_t row, const void *src,
          tr_dtype_t dtype)
 {
     const uint8_t *in = src;
-    uint8_t *out = tr_cpu_matrix_row(m, row);
+    size_t step;
+    uint8_t *out = (uint8_t *) tr_cpu_matrix_row(m, row, &step);
 
     if (dtype == m->dtype && dtype != TR_F32) { /* whatever NaN it is */
         for (uint32_t k = 0; k < m->k; k++) {
-            memcpy((uint16_t *) out + (size_t) k * PANEL, in + 2 * k, 2);
+            memcpy((uint16_t *) out + k * step, in + 2 * k, 2);
         }
         return;
     }
@@ -77,7 +98,8 @@ tr_cpu_matrix_pack(const tr_cpu_matrix_t *m, uint32_t row, uint32_t rows,
     size_t width = tr_dtype_size(dtype);
     bool codes = m->codes.codes != TR_CODES_NONE;
 
-    if (rows > m->n || row > m->n - rows || m->codes.codes == TR_CODES_MXFP4) {
+    if (rows > m->n || row > m->n - rows || m->codes.codes == TR_CODES_MXFP4
+        || m->mapped != NULL) {
         return TR_KERNEL_BADARG;
     }
     for (uint32_t r = 0; r < rows; r++) {
@@ -90,7 +112,8 @@ tr_cpu_matrix_pack(const tr_cpu_matrix_t *m, uint32_t row, uint32_t rows,
         tr_cpu_codes_fill(m);
     } else if (row + rows == m->n) { /* the zeros that fill the last panel */
         for (size_t n = m->n; n < tr_pad(m->n, PANEL); n++) {
-            uint8_t *out = tr_cpu_matrix_row(m, (uint32_t) n);
+            size_t step;
+            void *out = (void *) tr_cpu_matrix_row(m, (uint32_t) n, &step);
 
             for (uint32_t k = 0; k < m->k; k++) {
                 tr_float_store(out, (size_t) k * PANEL, m->dtype, 0);
@@ -111,17 +134,14 @@ static void
 panels_run(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 {
     const product_t *a = arg;
-    size_t size = tr_cpu_panel_bytes(a->m);
-    const uint8_t *data = a->m->data;
-
     (void) worker;
     for (uint32_t p = first; p < end; p++) {
         tr_panel_t panel = a->of;
         /* who works alone takes them in turn; others take theirs between */
         uint32_t next = p + 1 < end ? p + 1 : p + a->threads;
 
-        panel.data = data + p * size;
-        panel.next = next < a->panels ? data + next * size : NULL;
+        panel.data = tr_cpu_panel_at(a->m, p);
+        panel.next = next < a->panels ? tr_cpu_panel_at(a->m, next) : NULL;
         panel.y += (size_t) p * PANEL;
         a->product(&panel);
     }
@@ -139,6 +159,7 @@ tr_cpu_panel(const tr_stream_t *s, const tr_cpu_matrix_t *m, const float *x,
              size_t ldx, uint32_t rows, const tr_products_t *by)
 {
     tr_panel_t p = { .dtype = m->dtype,
+                     .by_rows = m->mapped != NULL,
                      .k = m->k,
                      .rows = rows,
                      .x = x,

@@ -44,32 +44,46 @@ static const scheme_t schemes[] = {
 
 static scheme_t scheme = { 1, 1 };
 
-/* Weights [first, first + n) of a panel in FP32, in `room` unless they are. */
+/* Where a panel's numbers are, and how they lie there. */
+typedef struct {
+    const void *data;
+    tr_dtype_t dtype;
+    uint32_t k;
+    bool by_rows;
+} weights_t;
+
+/* Inputs [k0, k0 + n) of a panel in FP32, [n][PANEL], in `room` unless they
+ * are. */
 static const float *
-expanded(const void *panel, tr_dtype_t dtype, size_t first, size_t n,
-         float *room)
+expanded(const weights_t *w, uint32_t k0, uint32_t n, float *room)
 {
-    if (dtype == TR_F32) {
-        return (const float *) panel + first;
+    size_t first = (size_t) k0 * PANEL;
+
+    if (w->dtype == TR_F32) {
+        return (const float *) w->data + first;
     }
-    for (size_t i = 0; i < n; i++) {
-        room[i] = tr_float_load(panel, first + i, dtype);
+    for (uint32_t i = 0; w->by_rows && i < n * PANEL; i++) {
+        size_t at = (size_t) (i % PANEL) * w->k + k0 + i / PANEL;
+
+        room[i] = tr_float_load(w->data, at, w->dtype);
+    }
+    for (uint32_t i = 0; !w->by_rows && i < n * PANEL; i++) {
+        room[i] = tr_float_load(w->data, first + i, w->dtype);
     }
     return room;
 }
 
 /* One panel: y[rows][PANEL] (+)= x[rows][k] * panel. */
 static void
-panel_product(const scheme_t *how, const void *panel, tr_dtype_t dtype,
-              uint32_t k, const float *x, size_t ldx, uint32_t rows, float *y,
-              size_t ldy, bool add)
+panel_product(const scheme_t *how, const weights_t *panel, const float *x,
+              size_t ldx, uint32_t rows, float *y, size_t ldy, bool add)
 {
+    uint32_t k = panel->k;
     _Alignas(64) float room[K_BLOCK * PANEL];
 
     for (uint32_t k0 = 0; k0 < k; k0 += K_BLOCK) {
         uint32_t kn = k - k0 < K_BLOCK ? k - k0 : K_BLOCK;
-        const float *w = expanded(panel, dtype, (size_t) k0 * PANEL,
-                                  (size_t) kn * PANEL, room);
+        const float *w = expanded(panel, k0, kn, room);
 
         for (uint32_t r = 0; r < rows; r += how->rows_max) {
             uint32_t n = rows - r < how->rows_max ? rows - r : how->rows_max;
@@ -102,8 +116,8 @@ void
 tr_panel_blas(const tr_panel_t *a)
 {
     one_thread();
-    panel_product(&scheme, a->data, a->dtype, a->k, a->x, a->ldx, a->rows, a->y,
-                  a->ldy, a->add);
+    panel_product(&scheme, &(weights_t){ a->data, a->dtype, a->k, a->by_rows },
+                  a->x, a->ldx, a->rows, a->y, a->ldy, a->add);
 }
 
 /* Numbers for the probe: all different, with full mantissas. */
@@ -126,20 +140,20 @@ probe_holds(const scheme_t *how, uint32_t k)
     static float whole[(ROWS_MAX + TR_ROW_PAD) * PANEL];
     static float part[(ROWS_MAX + TR_ROW_PAD) * PANEL];
     static float held[(ROWS_MAX + TR_ROW_PAD) * PANEL];
+    const weights_t w = { panel, TR_F32, k, false };
 
     probe_fill(held, sizeof(held) / sizeof(held[0]), 3);
     probe_fill(x, sizeof(x) / sizeof(x[0]), 1);
     probe_fill(panel, sizeof(panel) / sizeof(panel[0]), 2);
     for (int add = 0; add < 2; add++) {
         memcpy(whole, held, sizeof(whole));
-        panel_product(how, panel, TR_F32, k, x, k, ROWS_MAX, whole, PANEL, add);
+        panel_product(how, &w, x, k, ROWS_MAX, whole, PANEL, add);
         for (uint32_t n = 1; n <= ROWS_MAX; n++) {
             uint32_t at = (n * 37) % (ROWS_MAX - n + 1);
 
             memcpy(part, held + (size_t) at * PANEL,
                    (size_t) n * PANEL * sizeof(float));
-            panel_product(how, panel, TR_F32, k, x + (size_t) at * k, k, n,
-                          part, PANEL, add);
+            panel_product(how, &w, x + (size_t) at * k, k, n, part, PANEL, add);
             if (memcmp(part, whole + (size_t) at * PANEL,
                        (size_t) n * PANEL * sizeof(float))) {
                 return false;

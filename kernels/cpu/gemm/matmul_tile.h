@@ -15,7 +15,9 @@
  *
  * Weights of 16 bits are expanded when they are loaded into registers, where one
  * tile is all; where several pass over a block, the block is expanded first, into
- * room in the nearest caches.
+ * room in the nearest caches.  So are rows that stay as they are in a file
+ * (tr_cpu_matrix_t's mapped), which are turned on the way, and ask for the next
+ * block as they are read.
  *
  * Bit-exactness.  Every element of y is one chain of fused multiply-adds in
  * ascending k, from 0 or from what y held.  Between blocks the chain waits in
@@ -194,12 +196,68 @@ expanded(const tr_panel_t *a, uint32_t k0, uint32_t k, float *room)
     return room;
 }
 
+/* V_WIDTH rows of a panel that stays in its file, inputs [k0, k0 + k), as columns
+ * of `room`.  ahead: how far what comes next is, of the same row, in bytes. */
+static inline __attribute__((always_inline)) void
+turn_rows(const uint16_t *rows, size_t ld, uint32_t k, ptrdiff_t ahead,
+          tr_dtype_t dtype, float *room)
+{
+    for (uint32_t c = 0; c < k; c += 2 * V_WIDTH) {
+        vec pair[V_WIDTH];
+
+#pragma GCC unroll 16
+        for (uint32_t r = 0; r < V_WIDTH; r++) {
+            const uint16_t *from = rows + r * ld + c;
+
+            pair[r] = v_load((const float *) (const void *) from);
+            __builtin_prefetch((const char *) from + ahead, 0, 2);
+        }
+        v_transpose(pair);
+#pragma GCC unroll 16
+        for (uint32_t i = 0; i < V_WIDTH; i++) {
+            float *to = room + (c + 2 * i) * (size_t) PANEL;
+
+            if (dtype == TR_BF16) {
+                v_store(to, v_bf16_first(pair[i]));
+                v_store(to + PANEL, v_bf16_second(pair[i]));
+            } else {
+                v_store(to, v_half_first(pair[i]));
+                v_store(to + PANEL, v_half_second(pair[i]));
+            }
+        }
+    }
+}
+
+/* Inputs [k0, k0 + k) of such a panel in FP32.  With one tile there is no other time
+ * to ask for what comes next. */
+static const float *
+turned(const tr_panel_t *a, uint32_t k0, uint32_t k, const void *next,
+       float *room)
+{
+    const uint16_t *from = (const uint16_t *) a->data + k0;
+    ptrdiff_t ahead = next != NULL && a->rows <= ROWS
+                          ? (const char *) next - (const char *) from
+                          : 0;
+
+    for (uint32_t r = 0; r < PANEL; r += V_WIDTH) {
+        if (a->dtype == TR_BF16) {
+            turn_rows(from + r * (size_t) a->k, a->k, k, ahead, TR_BF16,
+                      room + r);
+        } else {
+            turn_rows(from + r * (size_t) a->k, a->k, k, ahead, TR_F16,
+                      room + r);
+        }
+    }
+    return room;
+}
+
 /* All tiles of inputs [k0, k0 + k); next: what comes then, or NULL. */
 static void
 block_product(const tr_panel_t *a, uint32_t k0, uint32_t k, const void *next)
 {
     _Alignas(64) float room[K_BLOCK * PANEL];
-    const float *b = expanded(a, k0, k, room);
+    const float *b = a->by_rows ? turned(a, k0, k, next, room)
+                                : expanded(a, k0, k, room);
     uint32_t width = tr_dtype_size(a->dtype);
     uint32_t tiles = (a->rows + ROWS - 1) / ROWS, row = 0;
     uint32_t asking = tiles * (VECS_MAX / V_VECS); /* passes that do */
@@ -211,6 +269,13 @@ block_product(const tr_panel_t *a, uint32_t k0, uint32_t k, const void *next)
 
     asking = next == NULL ? 0 : asking < ASKING_MAX ? asking : ASKING_MAX;
     t.step = asking > 0 ? PANEL * width / asking : 0;
+    if (a->by_rows
+        && asking > 0) { /* a row each k: its last two lines, the first
+                                     * of which may be the end of this block's */
+        asking = a->rows > ROWS ? 1 : 0;
+        t.ahead += 63;
+        t.step = a->k * (size_t) 2;
+    }
     for (uint32_t i = 0; i < tiles; i++) {
         uint32_t n = (a->rows - row + tiles - i - 1) / (tiles - i);
 
@@ -230,6 +295,21 @@ block_product(const tr_panel_t *a, uint32_t k0, uint32_t k, const void *next)
     }
 }
 
+/* Blocks of whole vectors; with several tiles, of as many k as a panel has rows, so
+ * that the first asks for two lines of each. */
+static void
+panel_by_rows(const tr_panel_t *a)
+{
+    uint32_t most = a->rows <= ROWS ? K_BLOCK_FEW : PANEL, k;
+
+    for (uint32_t k0 = 0; k0 < a->k; k0 += k) {
+        k = a->k - k0 < most ? a->k - k0 : most;
+        block_product(a, k0, k,
+                      k0 + k < a->k ? (const uint16_t *) a->data + k0 + k
+                                    : a->next);
+    }
+}
+
 void
 TR_NAME(tr_panel)(const tr_panel_t *a)
 {
@@ -237,6 +317,10 @@ TR_NAME(tr_panel)(const tr_panel_t *a)
     uint32_t blocks = (a->k + most - 1) / most, k0 = 0;
     size_t line = PANEL * tr_dtype_size(a->dtype);
 
+    if (a->by_rows) {
+        panel_by_rows(a);
+        return;
+    }
     if (a->rows <= V_ONCE_ROWS) {
         panel_once(a);
         return;

@@ -20,15 +20,16 @@ gather_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
     (void) worker;
     for (uint32_t r = first; r < end; r++) {
         float *out = a->y + r * a->ldy;
-        const uint8_t *in;
+        const void *in;
+        size_t step;
 
         if (a->m->codes.codes != TR_CODES_NONE) {
             tr_cpu_codes_load(a->m, (uint32_t) a->ids[r], out);
             continue;
         }
-        in = tr_cpu_matrix_row(a->m, (uint32_t) a->ids[r]);
+        in = tr_cpu_matrix_row(a->m, (uint32_t) a->ids[r], &step);
         for (uint32_t k = 0; k < a->m->k; k++) {
-            out[k] = tr_float_load(in, (size_t) k * TR_COL_PAD, a->m->dtype);
+            out[k] = tr_float_load(in, k * step, a->m->dtype);
         }
     }
 }

@@ -143,9 +143,8 @@ short_shape(const tr_kernels_t *k, tr_dtype_t type, uint32_t n, uint32_t kk,
     float *w = randoms(words, 1), *x = randoms(cap * ldx, 1);
     float *wide = randoms(cap * ldy, 1), *narrow = floats(cap * ldy);
     uint16_t *h = malloc(2 * words);
-    tr_cpu_matrix_t m = {
-        n, kk, floats(k->matrix_bytes(n, kk, type) / 4), type, { 0 }
-    };
+    tr_cpu_matrix_t m = { n,    kk,    floats(k->matrix_bytes(n, kk, type) / 4),
+                          type, { 0 }, NULL };
     tr_cpu_matrix_t full;
 
     for (size_t i = 0; i < words; i++) {
@@ -208,6 +207,94 @@ test_matmul_short(void **state)
             short_shape(k, type, 128, 384, 1);
             short_shape(k, type, 256, 96, 48);
             short_shape(k, type, 130, 193, 129);
+        }
+    }
+}
+
+/* Rows that stay where they are, panels in any order and at odd places, give the
+ * bits of those that were packed. */
+static void
+mapped_shape(const tr_kernels_t *k, tr_dtype_t type, uint32_t panels,
+             uint32_t kk, uint32_t rows)
+{
+    tr_stream_t s = { 1 + (int) rng_below(&rng, 3), fixture_thread_pool() };
+    uint32_t n = panels * TR_COL_PAD;
+    size_t ldx = kk + rng_below(&rng, 5), ldy = n + 64;
+    size_t cap = tr_pad(rows, TR_ROW_PAD), bytes = TR_COL_PAD * 2ul * kk;
+    int add = (int) rng_below(&rng, 2);
+    float *x = randoms(cap * ldx, 1), *was = randoms(cap * ldy, 1);
+    float *got = floats(cap * ldy), *w = randoms((size_t) n * kk, 1);
+    const void **panel = malloc(panels * sizeof(*panel));
+    uint8_t *file = malloc(panels * (bytes + 2));
+    tr_cpu_matrix_t m = { n,    kk,    floats(k->matrix_bytes(n, kk, type) / 4),
+                          type, { 0 }, NULL };
+    tr_cpu_matrix_t mapped = { n, kk, NULL, type, { 0 }, panel };
+
+    assert_true(k->matrix_maps(n, kk, type));
+    for (uint32_t p = 0; p < panels; p++) {
+        uint8_t *at = file + (panels - 1 - p) * (bytes + 2);
+
+        panel[p] = at;
+        for (size_t i = 0; i < (size_t) TR_COL_PAD * kk; i++) {
+            tr_float_store(at, i, type, w[(size_t) p * TR_COL_PAD * kk + i]);
+        }
+        k->matrix_pack(&m, p * TR_COL_PAD, TR_COL_PAD, at, type);
+    }
+    memcpy(got, was, cap * ldy * sizeof(float));
+    assert_int_equal(k->matmul(&s, &m, x, ldx, rows, was, ldy, add), 0);
+    assert_int_equal(k->matmul(&s, &mapped, x, ldx, rows, got, ldy, add), 0);
+    for (uint32_t r = 0; r < rows; r++) {
+        if (memcmp(was + r * ldy, got + r * ldy, ldy * sizeof(float))) {
+            fail_msg("%s, %s: n=%u k=%u rows=%u add=%d: row %u has other bits "
+                     "where it is mapped",
+                     k->name, tr_dtype_name(type), n, kk, rows, add, r);
+        }
+    }
+    if (panels % 2 == 0 && rows <= TR_GATED_ROWS
+        && k->gated(&s, TR_ACT_SILU, &m, x, ldx, rows, was, ldy) == 0) {
+        assert_int_equal(k->gated(&s, TR_ACT_SILU, &mapped, x, ldx, rows, got,
+                                  ldy),
+                         0);
+        for (uint32_t r = 0; r < rows; r++) {
+            assert_memory_equal(was + r * ldy, got + r * ldy,
+                                n / 2 * sizeof(float));
+        }
+    }
+    for (int32_t id = 0; id < (int32_t) n; id += 1 + (int32_t) n / 3) {
+        k->embedding(&s, &m, &id, 1, was, ldy);
+        assert_int_equal(k->embedding(&s, &mapped, &id, 1, got, ldy), 0);
+        assert_memory_equal(was, got, kk * sizeof(float));
+    }
+    assert_int_equal(k->matrix_pack(&mapped, 0, 1, file, type),
+                     TR_KERNEL_BADARG);
+    free(x);
+    free(was);
+    free(got);
+    free(w);
+    free(panel);
+    free(file);
+    free(m.data);
+}
+
+static void
+test_matmul_mapped(void **state)
+{
+    (void) state;
+    for (int i = 0; i < N_ISAS; i++) {
+        const tr_kernels_t *k = tr_kernels_cpu(isas[i]);
+
+        for (tr_dtype_t type = TR_F16; k && type <= TR_BF16; type++) {
+            for (uint32_t rows = 1; rows <= 20; rows++) {
+                mapped_shape(k, type, 1 + rng_below(&rng, 4),
+                             32 + 32 * rng_below(&rng, 20), rows);
+            }
+            mapped_shape(k, type, 4, 384, 49);
+            mapped_shape(k, type, 1, 224, 129);
+        }
+        if (k != NULL) {
+            assert_false(k->matrix_maps(63, 64, TR_BF16));
+            assert_false(k->matrix_maps(64, 48, TR_BF16));
+            assert_false(k->matrix_maps(64, 64, TR_F32));
         }
     }
 }
@@ -276,7 +363,7 @@ test_pack(void **state)
                                     1, -2,    65504,    -INFINITY,   NAN };
     uint8_t bytes[21];
     tr_cpu_matrix_t m = {
-        1, 10, floats(k->matrix_bytes(1, 10, TR_F32) / 4), TR_F32, { 0 }
+        1, 10, floats(k->matrix_bytes(1, 10, TR_F32) / 4), TR_F32, { 0 }, NULL
     };
     int32_t id = 0;
     float y[10];
@@ -324,6 +411,7 @@ main(void)
         cmocka_unit_test(test_matmul),
         cmocka_unit_test(test_matmul_chain),
         cmocka_unit_test(test_matmul_short),
+        cmocka_unit_test(test_matmul_mapped),
         cmocka_unit_test(test_matmul_invariance),
         cmocka_unit_test(test_pack),
     };
