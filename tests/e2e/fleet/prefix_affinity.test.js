@@ -16,9 +16,13 @@ let stack;
 before(async () => {
   stack = await Stack.start({ engine: CPU, engines: { second: CPU },
     pass: 'fleet',
-    http: 'tokenring_engine fleet unix:DIR/main.sock unix:DIR/second.sock;',
+    http: `tokenring_engine fleet unix:DIR/main.sock unix:DIR/second.sock;
+      tokenring_engine only0 unix:DIR/main.sock;
+      tokenring_engine only1 unix:DIR/second.sock;`,
     location: 'tokenring_prefix_affinity on;',
-    server: 'location /off/v1/ { tokenring_pass fleet; }' });
+    server: `location /off/v1/ { tokenring_pass fleet; }
+      location /only0/v1/ { tokenring_pass only0; }
+      location /only1/v1/ { tokenring_pass only1; }` });
   await stack.connected(2);
 });
 
@@ -99,10 +103,10 @@ test('an engine with much more to do, and one that has gone, are passed over',
     await turn(talk);
     let now = await where();
     const warm = now[0] > was[0] ? 0 : 1;
-    // A load of 3 x 4 x 2,000 tokens at the warm one.
-    const busy = [0, 1, 2].map(() => stream(`${stack.url}/v1/chat/completions`, {
-      model: 'pocket', messages: talk, max_tokens: 2000, n: 4, stream: true,
-      ignore_eos: true }));
+    // Some thousand tokens of prompts at the warm one.
+    const busy = Array.from({ length: 6 }, () => stream(
+      `${stack.url}/only${warm}/v1/chat/completions`, { model: 'pocket',
+        messages: talk, max_tokens: 2000, stream: true, ignore_eos: true }));
     await Promise.all(busy.map((s) => s.begun()));
     was = await where();
     await turn(talk);
