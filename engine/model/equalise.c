@@ -10,8 +10,7 @@
 
 #include "engine/config/log.h"
 
-/* Times the median of a head.  In models/pocket nothing is above 1.7; from here
- * on the least factor is 4. */
+/* Times the median of a head.  In models/pocket nothing is above 1.7. */
 #define STANDS_OUT 3.0f
 
 /* Factors are at most 2^8, and queries stay below 2^14, a quarter of what FP16
@@ -41,6 +40,7 @@ typedef struct {
     uint32_t layer;
     float *gain;   /* [hidden] of the norm in front */
     float *size;   /* [kv_heads][head_dim] of keys or values, then of units */
+    float *read;   /* [query_heads][head_dim] of what reads them */
     float *sorted; /* [head_dim] */
 } work_t;
 
@@ -116,28 +116,27 @@ gain_at(const work_t *w, const source_t *s, uint32_t i)
                : element(w, s, i) + (w->recipe->norm_plus_one ? 1.0f : 0.0f);
 }
 
-/* size[kv_heads * head_dim] of what a projection and its bias give: about the
- * root of the mean square of each channel. */
+/* size[n] of what a projection and its bias give: about the root of the mean
+ * square of each channel. */
 static void
-channel_sizes(const work_t *w, const source_t *weight, const source_t *bias)
+channel_sizes(const work_t *w, const source_t *weight, const source_t *bias,
+              uint32_t n, float *sizes)
 {
-    const tr_recipe_t *r = w->recipe;
-
-    for (uint32_t i = 0; i < r->kv_heads * r->head_dim; i++) {
-        w->size[i] = hypotf(row_norm(w, weight, i), element(w, bias, i));
+    for (uint32_t i = 0; i < n; i++) {
+        sizes[i] = hypotf(row_norm(w, weight, i), element(w, bias, i));
     }
 }
 
-/* What a norm makes of these sizes: of each head with the same weights, or of
- * all of them. */
+/* What a norm makes of all these sizes: of each head with the same weights, or
+ * of all of them. */
 static void
-normalise_sizes(const work_t *w, const source_t *weight)
+normalise_sizes(const work_t *w, const source_t *weight, uint32_t all,
+                float *sizes)
 {
     uint32_t n = weight->t.rows;
 
-    for (uint32_t at = 0; at < w->recipe->kv_heads * w->recipe->head_dim;
-         at += n) {
-        float *size = w->size + at;
+    for (uint32_t at = 0; at < all; at += n) {
+        float *size = sizes + at;
         double sum = 0;
 
         for (uint32_t d = 0; d < n; d++) {
@@ -157,18 +156,22 @@ by_size(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* 0: it does not stand out. */
-static int
-exponent(float size, float median)
+static bool
+stands_out(float size, float median)
 {
-    float ratio = size / median;
-    int e;
+    return median > 0 && size / median >= STANDS_OUT;
+}
 
-    if (!(median > 0) || !(ratio >= STANDS_OUT)) {
-        return 0;
-    }
-    e = isfinite(ratio) ? (int) lrintf(log2f(ratio)) : EXPONENT_MAX;
-    return e < EXPONENT_MAX ? e : EXPONENT_MAX;
+/* Of a channel that stands out: size and read over the medians of their heads.
+ * equalise.h says why it is the root. */
+static int
+exponent(float size, float read)
+{
+    float e = log2f(size / read) / 2;
+
+    return isnan(e) || e < 0  ? 0
+           : e < EXPONENT_MAX ? (int) lrintf(e)
+                              : EXPONENT_MAX;
 }
 
 static float
@@ -263,18 +266,52 @@ head_of(const work_t *w, int8_t *table, uint32_t head)
     return table + ((size_t) w->layer * r->kv_heads + head) * r->head_dim;
 }
 
+/* Sizes of keys or queries of all n channels. */
+static void
+sizes(const work_t *w, const source_t *weight, const source_t *bias,
+      const source_t *norm, uint32_t n, float *size)
+{
+    channel_sizes(w, weight, bias, n, size);
+    if (norm->tensor != NULL) {
+        normalise_sizes(w, norm, n, size);
+    }
+}
+
+/* read[units] of a KV head: what its query heads have there, whose sizes stand
+ * in w->read. */
+static const float *
+read_units(const work_t *w, uint32_t head)
+{
+    uint32_t dim = w->recipe->head_dim, channel[2];
+    uint32_t group = w->recipe->query_heads / w->recipe->kv_heads;
+    float *read = w->read + (size_t) head * group * dim;
+
+    for (uint32_t u = 0; u < units(w); u++) { /* u is at or before both */
+        float sum = 0;
+
+        unit_channels(w, u, channel);
+        for (uint32_t g = 0; g < group; g++) {
+            float *of = read + (size_t) g * dim;
+
+            sum = hypotf(sum, hypotf(of[channel[0]], of[channel[1]]));
+        }
+        read[u] = sum;
+    }
+    return read;
+}
+
 static void
 choose_keys(const work_t *w)
 {
+    const layer_t *l = w->tensors;
     uint32_t dim = w->recipe->head_dim, n = units(w), channel[2];
+    bool have_read = false;
 
-    channel_sizes(w, &w->tensors->k, &w->tensors->k_bias);
-    if (w->tensors->k_norm.tensor != NULL) {
-        normalise_sizes(w, &w->tensors->k_norm);
-    }
+    sizes(w, &l->k, &l->k_bias, &l->k_norm, w->recipe->kv_heads * dim, w->size);
     for (uint32_t h = 0; h < w->recipe->kv_heads; h++) {
-        float *size = w->size + h * dim, middle;
+        float *size = w->size + h * dim, middle, middle_read = 0;
         int8_t *e = head_of(w, w->e->key, h);
+        const float *read = NULL;
 
         for (uint32_t u = 0; u < n; u++) { /* u is at or before both */
             unit_channels(w, u, channel);
@@ -282,9 +319,22 @@ choose_keys(const work_t *w)
         }
         middle = median(w, size, n);
         for (uint32_t u = 0; u < n; u++) {
+            if (!stands_out(size[u], middle)) {
+                continue;
+            }
+            if (!have_read) { /* most layers of most models need none */
+                sizes(w, &l->q, &l->q_bias, &l->q_norm,
+                      w->recipe->query_heads * dim, w->read);
+                have_read = true;
+            }
+            if (read == NULL) {
+                read = read_units(w, h);
+                middle_read = median(w, read, n);
+            }
             unit_channels(w, u, channel);
             e[channel[0]] = e[channel[1]] = (int8_t)
-                key_exponent(w, h, channel, exponent(size[u], middle));
+                key_exponent(w, h, channel,
+                             exponent(size[u] / middle, read[u] / middle_read));
         }
     }
 }
@@ -309,19 +359,70 @@ share_keys(const work_t *w)
     }
 }
 
+/* w->read[query_heads * head_dim]: the norm of each column of Wo. */
+static void
+column_sizes(const work_t *w)
+{
+    const tr_recipe_t *r = w->recipe;
+    size_t n = (size_t) r->query_heads * r->head_dim;
+
+    memset(w->read, 0, n * sizeof(float));
+    for (uint32_t i = 0; i < r->hidden; i++) {
+        for (size_t j = 0; j < n; j++) {
+            float x = tr_tensor_at(w->tensors->o.tensor, i * n + j);
+
+            w->read[j] += x * x;
+        }
+    }
+    for (size_t j = 0; j < n; j++) {
+        w->read[j] = sqrtf(w->read[j]);
+    }
+}
+
+/* read[head_dim] of a KV head: the columns of all query heads that read it. */
+static const float *
+read_channels(const work_t *w, uint32_t head)
+{
+    uint32_t dim = w->recipe->head_dim;
+    uint32_t group = w->recipe->query_heads / w->recipe->kv_heads;
+    float *read = w->read + (size_t) head * group * dim;
+
+    for (uint32_t d = 0; d < dim; d++) {
+        for (uint32_t g = 1; g < group; g++) {
+            read[d] = hypotf(read[d], read[g * dim + d]);
+        }
+    }
+    return read;
+}
+
 static void
 choose_values(const work_t *w)
 {
     uint32_t dim = w->recipe->head_dim;
+    bool have_read = false;
 
-    channel_sizes(w, &w->tensors->v, &w->tensors->v_bias);
+    channel_sizes(w, &w->tensors->v, &w->tensors->v_bias,
+                  w->recipe->kv_heads * dim, w->size);
     for (uint32_t h = 0; h < w->recipe->kv_heads; h++) {
-        const float *size = w->size + h * dim;
+        const float *size = w->size + h * dim, *read = NULL;
         int8_t *e = head_of(w, w->e->value, h);
-        float middle = median(w, size, dim);
+        float middle = median(w, size, dim), middle_read = 0;
 
         for (uint32_t d = 0; d < dim; d++) {
-            e[d] = (int8_t) value_exponent(w, h, d, exponent(size[d], middle));
+            if (!stands_out(size[d], middle)) {
+                continue;
+            }
+            if (!have_read) {
+                column_sizes(w);
+                have_read = true;
+            }
+            if (read == NULL) {
+                read = read_channels(w, h);
+                middle_read = median(w, read, dim);
+            }
+            e[d] = (int8_t) value_exponent(w, h, d,
+                                           exponent(size[d] / middle,
+                                                    read[d] / middle_read));
         }
     }
 }
@@ -338,7 +439,9 @@ choose_layers(void *arg, uint32_t first, uint32_t end, uint32_t worker)
     job_t *job = arg;
     const tr_recipe_t *r = job->e->recipe;
     size_t heads = (size_t) r->kv_heads * r->head_dim;
-    float *memory = malloc((r->hidden + heads + r->head_dim) * sizeof(float));
+    size_t read = (size_t) r->query_heads * r->head_dim;
+    float *memory = malloc((r->hidden + heads + read + r->head_dim)
+                           * sizeof(float));
 
     (void) worker;
     if (memory == NULL) {
@@ -352,7 +455,8 @@ choose_layers(void *arg, uint32_t first, uint32_t end, uint32_t worker)
                      l,
                      memory,
                      memory + r->hidden,
-                     memory + r->hidden + heads };
+                     memory + r->hidden + heads,
+                     memory + r->hidden + heads + read };
 
         for (uint32_t i = 0; i < r->hidden; i++) {
             w.gain[i] = gain_at(&w, &w.tensors->norm, i);

@@ -22,6 +22,13 @@
  * head.  Norms are not magnitudes, so what is within STANDS_OUT of the median
  * stays as it is (equalise.c).
  *
+ * How far it moves: a code's error is as large as the head's spread, the root of
+ * the sum of k^2 / f^2 over its channels, and reaches a score (or an output) as
+ * the root of the sum of q^2 f^2, q being what reads a channel.  By Cauchy and
+ * Schwarz the product is least at f^2 = k / q, and so f is the root of that, both
+ * over the medians of their heads.  A channel whose reader is as much smaller as
+ * it is larger moves all the way; a bias that queries care about moves less.
+ *
  * The factors are a table of the model.  Weights of 16 and 32 bits take them
  * while they are loaded, on both backends by tr_equalise_scale.
  */

@@ -157,23 +157,40 @@ test_exact(void **state)
     }
 }
 
-/* A key bias alone, as Qwen2.5 has them, is seen as well as a row. */
+/* A key bias alone, as Qwen2.5 has them, is seen as well as a row; it moves by
+ * the root of what it stands out by where queries are as elsewhere, not at all
+ * where they are as much larger, and all the way where they are as much
+ * smaller. */
 static void
 test_bias(void **state)
 {
+    static const struct {
+        int query; /* the exponent of its pair of query rows */
+        uint32_t pairs, least, most;
+    } cases[] = { { 0, 1, 2, 4 }, { 7, 0, 0, 0 }, { -5, 1, 5, 6 } };
     const family_t *f = &kinds[2];
     float logits[VOCAB];
     tr_equalise_t table;
 
     (void) state;
-    make_weights(f);
-    weight("model.layers.%u.self_attn.k_proj.bias", 1)[7] = 40;
-    write_model(f);
-    run(true, &table, logits);
-    assert_int_equal(table.pairs, 1);
-    assert_int_equal(table.channels, 0);
-    assert_in_range(table.largest, 5, 7); /* a row's norm is about 0.7 */
-    free_weights();
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        make_weights(f);
+        weight("model.layers.%u.self_attn.k_proj.bias", 1)[7] = 40;
+        for (uint32_t head = 0; head < HEADS / f->kv_heads; head++) {
+            for (uint32_t half = 0; half < 2; half++) {
+                scale_projection(f, "q_proj", 1,
+                                 head * f->dim + 7 + half * f->dim / 2,
+                                 cases[i].query);
+            }
+        }
+        write_model(f);
+        run(true, &table, logits);
+        assert_int_equal(table.pairs, cases[i].pairs);
+        assert_int_equal(table.channels, 0);
+        /* a row's norm is about 0.7, so it stands out by about 2^5.5 */
+        assert_in_range(table.largest, cases[i].least, cases[i].most);
+        free_weights();
+    }
 }
 
 /* Where a norm's weights are shared, one head that does not stand out keeps
@@ -206,12 +223,15 @@ test_bounded(void **state)
 
     (void) state;
     make_weights(f);
-    stress_key(f, 0, 1, 4, 7); /* factors of 128 */
+    stress_key(f, 0, 1, 4, 7);
     stress_key(f, 0, 1, 20, 7);
     stress_value(f, 2, 0, 6, 7);
-    /* the largest query, sqrt(hidden) * 0.7 or so, times 2^9 */
+    /* the largest query, sqrt(hidden) * 0.7 or so, times 2^9; keys and values
+     * so large that factors of 2^7 and more would be best all the same */
     scale_projection(f, "q_proj", 0, 5 * f->dim + 4, 9 + 7);
+    scale_projection(f, "k_proj", 0, f->dim + 4, 18);
     weight("model.layers.%u.self_attn.o_proj.weight", 2)[2 * f->dim + 6] = 1024;
+    scale_projection(f, "v_proj", 2, 6, 24);
     write_model(f);
     run(true, &table, logits);
     assert_int_equal(table.pairs, 1);
