@@ -239,8 +239,8 @@ fill_identity(const tr_engine_t *e, tr_status_card_t *card)
                "this engine");
         return;
     }
-    snprintf(settings, sizeof(settings), "%s|%s|%s|%d|%s|%s|%s|%s",
-             card->backend, e->config.dtype, e->config.kv_rotate,
+    snprintf(settings, sizeof(settings), "%s|%s|%u|%d|%s|%s|%s|%s",
+             card->backend, e->config.dtype, tr_executor_rotate(&e->config),
              e->config.kv_equalise, TR_VERSION, e->config.load_format,
              e->config.weights_format, e->config.cpu_weights);
     exact = tr_model_hash(0, card->model_id, sizeof(card->model_id));

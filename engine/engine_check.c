@@ -215,7 +215,7 @@ static tr_status_t
 check_recipe(const tr_config_t *config, tr_recipe_t *recipe, FILE *out,
              tr_error_t *err)
 {
-    uint32_t rotate = tr_rotate_bits(config->kv_rotate);
+    uint32_t rotate = tr_executor_rotate(config);
     char text[TR_RECIPE_TEXT];
 
     if (!tr_executor_slides(config)) {

@@ -13,6 +13,7 @@
 #include "engine/base/hash.h"
 #include "engine/config/log.h"
 #include "engine/model/model_config.h"
+#include "engine/model/rotate.h"
 
 #include "eval_case.h"
 
@@ -211,6 +212,28 @@ add_policy(tr_eval_engine_t *e, const char *spec, bool reused, tr_error_t *err)
                                       "%.200s: no page fits its levels", spec);
 }
 
+/* kv_rotate auto is what an engine with these policies makes of it. */
+static void
+resolve_rotation(tr_eval_engine_t *e, const tr_model_config_t *m,
+                 const char *const *specs, uint32_t n)
+{
+    tr_config_t *c = &e->config;
+    uint32_t bits = tr_rotate_bits(c->kv_rotate);
+    bool cuda = strcmp(c->backend, "cuda") == 0, full = true;
+    bool packed = strcmp(c->weights_format, "auto") == 0
+                  && m->quantization.method != TR_QUANT_NONE;
+
+    for (uint32_t i = 0; i < n; i++) {
+        full = full && strcmp(specs[i], "full") == 0;
+    }
+    packed = packed || (!cuda && strcmp(c->cpu_weights, "auto") != 0);
+    if (bits == TR_ROTATE_AUTO) {
+        bits = full ? 0 : tr_rotate_resolve(&m->recipe, bits, packed);
+        snprintf(c->kv_rotate, sizeof(c->kv_rotate), "%s",
+                 tr_rotate_name(bits));
+    }
+}
+
 static tr_status_t
 read_policies(tr_eval_engine_t *e, const char *const *specs, uint32_t n,
               bool reuse, tr_error_t *err)
@@ -228,6 +251,7 @@ read_policies(tr_eval_engine_t *e, const char *const *specs, uint32_t n,
         tr_recipe_bound(&m.recipe);
     }
     if (rc == TR_OK) {
+        resolve_rotation(e, &m, specs, n);
         bound_by_rope(e, &m.recipe);
         e->layers = m.recipe.layers;
         e->kv_heads = m.recipe.kv_heads;

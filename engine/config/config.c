@@ -176,10 +176,12 @@ static const setting_t settings[] = {
       "of how many prompts one is compared while it is compressed, to know "
       "whether the model suits its KV policy: a number, off, or auto, which is "
       "64 with backend cpu and off elsewhere" },
-    { "kv_rotate", KIND_CHOICE, AT(kv_rotate), "off", 0, 0, "off k v kv",
+    { "kv_rotate", KIND_CHOICE, AT(kv_rotate), "auto", 0, 0, "auto off k v kv",
       "whether the channels of each head are mixed by a fixed rotation, of "
       "keys, values or both: the same results up to rounding, and less lost to "
-      "codes of few bits where some channels of a token are large" },
+      "codes of few bits where some channels of a token are large; auto is kv "
+      "where a policy compresses and heads are a power of two, k where weights "
+      "stay packed" },
     { "max_model_len", KIND_NUMBER, AT(max_model_len), "0", 0, 1u << 24, NULL,
       "longest prompt plus output in tokens; 0: the model's" },
     { "max_num_seqs", KIND_NUMBER, AT(max_num_seqs), "256", 1, 4096, NULL,

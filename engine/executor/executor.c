@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "engine/config/log.h"
+#include "engine/model/rotate.h"
 #include "kernels/kv_manager/manager.h"
 
 /* ---- steps -------------------------------------------------------------- */
@@ -80,8 +81,9 @@ tr_executor_describe(tr_executor_t *e, const char *backend,
     return bound_length(e, r, config, kv_memory, err);
 }
 
-bool
-tr_executor_slides(const tr_config_t *config)
+/* Is `full` the only policy there is? */
+static bool
+only_full(const tr_config_t *config)
 {
     const char *at = config->kv_policies;
 
@@ -96,7 +98,21 @@ tr_executor_slides(const tr_config_t *config)
         }
         at += n;
     }
-    return strcmp(config->backend, "null") != 0;
+    return true;
+}
+
+bool
+tr_executor_slides(const tr_config_t *config)
+{
+    return only_full(config) && strcmp(config->backend, "null") != 0;
+}
+
+uint32_t
+tr_executor_rotate(const tr_config_t *config)
+{
+    uint32_t bits = tr_rotate_bits(config->kv_rotate);
+
+    return bits == TR_ROTATE_AUTO && only_full(config) ? 0 : bits;
 }
 
 /* ---- policies ----------------------------------------------------------- */

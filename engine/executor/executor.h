@@ -145,6 +145,9 @@ tr_status_t tr_executor_complete_computed(tr_executor_t *e,
  * is bounded (tr_recipe_bound). */
 bool tr_executor_slides(const tr_config_t *config);
 
+/* kv_rotate as bits (rotate.h): auto is off where nothing is compressed. */
+uint32_t tr_executor_rotate(const tr_config_t *config);
+
 /* The model's card, and how long its sequences may be: the model's bound, or
  * the configured one when that is lower, or what about fits kv_memory bytes,
  * before tr_executor_fit_cache knows it exactly. */

@@ -8,19 +8,42 @@
 #include "engine/config/log.h"
 #include "kernels/hadamard.h"
 
+static const char *const names[] = { "off", "k", "v", "kv" };
+
 uint32_t
 tr_rotate_bits(const char *setting)
 {
+    if (strcmp(setting, "auto") == 0) {
+        return TR_ROTATE_AUTO;
+    }
     return (strchr(setting, 'k') != NULL ? TR_ROTATE_KEYS : 0)
            | (strchr(setting, 'v') != NULL ? TR_ROTATE_VALUES : 0);
+}
+
+const char *
+tr_rotate_name(uint32_t bits)
+{
+    return bits == TR_ROTATE_AUTO ? "auto" : names[bits];
+}
+
+uint32_t
+tr_rotate_resolve(const tr_recipe_t *r, uint32_t bits, bool packed)
+{
+    if (bits != TR_ROTATE_AUTO) {
+        return bits;
+    }
+    bits = !tr_hadamard_has(r->head_dim) ? 0
+           : packed                      ? TR_ROTATE_KEYS
+                                         : TR_ROTATE_KEYS | TR_ROTATE_VALUES;
+    tr_log(TR_LEVEL_NOTICE, "kv_rotate=%s head_dim=%u", names[bits],
+           r->head_dim);
+    return bits;
 }
 
 tr_status_t
 tr_rotate_check(const tr_recipe_t *r, uint32_t bits, tr_error_t *err)
 {
-    static const char *const names[] = { "off", "k", "v", "kv" };
-
-    if (bits != 0 && !tr_hadamard_has(r->head_dim)) {
+    if (bits != 0 && bits != TR_ROTATE_AUTO && !tr_hadamard_has(r->head_dim)) {
         return tr_error_set(err, TR_ERR_UNSUPPORTED, "kv_rotate",
                             "kv_rotate is %s, but the model has heads of %u, "
                             "expected a power of two from 16 to %u",

@@ -26,11 +26,20 @@
 /* Bits. */
 #define TR_ROTATE_KEYS 1u
 #define TR_ROTATE_VALUES 2u
+#define TR_ROTATE_AUTO 4u /* what suits the model */
 
-/* Of the setting kv_rotate: off, k, v or kv. */
+/* Of the setting kv_rotate: auto, off, k, v or kv. */
 uint32_t tr_rotate_bits(const char *setting);
 
-/* TR_ERR_UNSUPPORTED: the model's head size has no rotation. */
+/* And back. */
+const char *tr_rotate_name(uint32_t bits);
+
+/* The bits without TR_ROTATE_AUTO: both where the head size has a rotation, keys
+ * alone where weights stay packed, since rotated values would expand them. */
+uint32_t tr_rotate_resolve(const tr_recipe_t *r, uint32_t bits, bool packed);
+
+/* TR_ERR_UNSUPPORTED: the model's head size has no rotation, and one was asked
+ * for by name. */
 tr_status_t tr_rotate_check(const tr_recipe_t *r, uint32_t bits,
                             tr_error_t *err);
 

@@ -127,14 +127,44 @@ test_refused(void **state)
     assert_int_equal(tr_rotate_bits("kv"), BOTH);
 }
 
+/* What kv_rotate auto becomes; what was asked for by name stays. */
+static void
+test_auto(void **state)
+{
+    static const struct {
+        uint32_t head_dim;
+        bool packed;
+        uint32_t bits;
+    } cases[] = { { 64, false, BOTH },
+                  { 128, true, TR_ROTATE_KEYS },
+                  { 96, false, 0 },
+                  { 96, true, 0 } };
+    tr_recipe_t recipe = { .head_dim = 96 };
+    tr_error_t err;
+
+    (void) state;
+    assert_int_equal(tr_rotate_bits("auto"), TR_ROTATE_AUTO);
+    assert_int_equal(tr_rotate_check(&recipe, TR_ROTATE_AUTO, &err), TR_OK);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        recipe.head_dim = cases[i].head_dim;
+        assert_int_equal(tr_rotate_resolve(&recipe, TR_ROTATE_AUTO,
+                                           cases[i].packed),
+                         cases[i].bits);
+        for (uint32_t bits = 0; bits <= BOTH; bits++) {
+            assert_int_equal(tr_rotate_resolve(&recipe, bits, cases[i].packed),
+                             bits);
+            assert_int_equal(tr_rotate_bits(tr_rotate_name(bits)), bits);
+        }
+    }
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same),
-        cmocka_unit_test(test_dummy),
-        cmocka_unit_test(test_spreads),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_same),    cmocka_unit_test(test_dummy),
+        cmocka_unit_test(test_spreads), cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_auto),
     };
 
     rng = rng_seed();
