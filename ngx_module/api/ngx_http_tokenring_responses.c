@@ -236,6 +236,10 @@ ngx_http_tokenring_responses_skip(ngx_http_tokenring_ctx_t *ctx, size_t before,
 {
     u_char  *p, *begin, *last;
 
+    if (ctx->out.pos == NULL) {
+        return;                     /* nothing was rendered yet */
+    }
+
     begin = ctx->out.pos + before;
     last = ctx->out.last;
 
