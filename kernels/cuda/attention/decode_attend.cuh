@@ -154,38 +154,43 @@ existing(const decode_args_t &a, uint32_t head, uint32_t segment,
     return __ballot_sync(TR_ALL_LANES, here);
 }
 
-/* What a warp holds of a unit.  y: logits in units of to_logit, then weights
- * without the value's scale; scale and zero: of values.  Rows g and g + 8. */
-template <int U, int Q> struct held_t {
-    float y[U][Q][2], scale[U][2], zero[U][2];
-};
-
-/* Scales and zeros of keys and of values. */
-template <int U> struct unit_meta_t {
-    uint32_t key[U][2], value[U][2];
-};
-
-/* Asks for them; at: where those of the first tile are. */
-template <int U>
+/* The unit in a slot.  y: logits in units of to_logit, then weights without the
+ * value's scale. */
+template <int D, int Q, int KEY, int VALUE, bool REACH>
 static __device__ __forceinline__ void
-load_meta(unit_meta_t<U> &m, uint32_t at, uint32_t step)
+attend_unit(const decode_args_t &a, const query_t<D, Q, KEY> &query,
+            const unit_t &u, uint32_t slot, bool traced, uint64_t stay,
+            state_t<D, Q> &s)
 {
+    constexpr int U = unit_tiles(KEY, VALUE), ROWS = KEY == 16 ? 1 : 2;
+    constexpr uint32_t TILE = unit_step(D, KEY, VALUE);
+    constexpr uint32_t TO_VALUE = tile_bytes(D, KEY);
+    constexpr uint32_t TO_META = TO_VALUE + tile_bytes(D, VALUE);
+    const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    float y[U][Q][2], vs[U][2], vz[U][2], most[Q], scale = 0;
+    uint4 values[U][value_words(D, VALUE)];
+    uint32_t km[U][2], vm[U][2];
+    uint32_t keep = ~0u;
+    bool over;
+
+    /* what is read from shared memory is asked for early */
+#pragma unroll
+    for (int n = 0; n < U && KEY != 16; n++) {
+        uint32_t at = slot + n * TILE + TO_META + g * 4;
+
+        km[n][0] = shared_load4(at);
+        km[n][1] = shared_load4(at + 32);
+        vm[n][0] = shared_load4(at + META);
+        vm[n][1] = shared_load4(at + META + 32);
+    }
 #pragma unroll
     for (int n = 0; n < U; n++) {
-        uint32_t row = at + n * step + threadIdx.x % 32 / 4 * 4;
-
-        m.key[n][0] = shared_load4(row);
-        m.key[n][1] = shared_load4(row + 32);
-        m.value[n][0] = shared_load4(row + META);
-        m.value[n][1] = shared_load4(row + META + 32);
+        products(query, slot + n * TILE, y[n]);
     }
-}
-
-/* Products become logits; without codes they are, and values as they stand. */
-template <int U, int Q, int KEY>
-static __device__ __forceinline__ void
-apply_meta(held_t<U, Q> &h, const unit_meta_t<U> &m, const float (&key_sum)[Q])
-{
+#pragma unroll
+    for (int n = 0; n < U; n++) {
+        load_values<D, VALUE>(values[n], slot + n * TILE + TO_VALUE);
+    }
 #pragma unroll
     for (int n = 0; n < U; n++) {
 #pragma unroll
@@ -193,71 +198,51 @@ apply_meta(held_t<U, Q> &h, const unit_meta_t<U> &m, const float (&key_sum)[Q])
             float2 k = make_float2(1, 0), v = k;
 
             if (KEY != 16) {
-                k = half2_floats(m.key[n][r]);
-                v = half2_floats(m.value[n][r]);
+                k = half2_floats(km[n][r]);
+                v = half2_floats(vm[n][r]);
             }
-            h.scale[n][r] = v.x;
-            h.zero[n][r] = v.y;
+            vs[n][r] = v.x;
+            vz[n][r] = v.y;
 #pragma unroll
             for (int q = 0; q < Q && KEY != 16; q++) {
-                h.y[n][q][r] = fmaf(h.y[n][q][r], k.x, k.y * key_sum[q]);
+                y[n][q][r] = fmaf(y[n][q][r], k.x, k.y * query.sum[q]);
             }
         }
     }
-}
-
-/* Tokens that do not exist, or are not seen, get no weight; of values at 16 bits,
- * whose numbers may be anything there: a mask of the last tile. */
-template <int U, int Q, int KEY, bool REACH>
-static __device__ __forceinline__ uint32_t
-hide_missing(const decode_args_t &a, const unit_t &u, held_t<U, Q> &h)
-{
-    const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    uint32_t keep = ~0u;
-
+    if (u.exist < U * tile_tokens(KEY) || u.segment == SEG_WINDOW
+        || (REACH && u.token < u.unseen)) {
 #pragma unroll
-    for (int n = 0; n < U; n++) {
-        uint32_t before = n * tile_tokens(KEY);
-        uint32_t mask = existing(a, u.head, u.segment, u.token + before,
-                                 u.exist > before
-                                     ? min(u.exist - before, tile_tokens(KEY))
-                                     : 0,
-                                 REACH ? u.unseen : 0);
+        for (int n = 0; n < U; n++) {
+            uint32_t before = n * tile_tokens(KEY);
+            uint32_t mask = existing(a, u.head, u.segment, u.token + before,
+                                     u.exist > before ? min(u.exist - before,
+                                                            tile_tokens(KEY))
+                                                      : 0,
+                                     REACH ? u.unseen : 0);
 
 #pragma unroll
-        for (int r = 0; r < (KEY == 16 ? 1 : 2); r++) {
-            if (!(mask >> (g + 8 * r) & 1)) {
-                h.scale[n][r] = h.zero[n][r] = 0;
+            for (int r = 0; r < ROWS; r++) {
+                if (!(mask >> (g + 8 * r) & 1)) {
+                    vs[n][r] = vz[n][r] = 0;
 #pragma unroll
-                for (int q = 0; q < Q; q++) {
-                    h.y[n][q][r] = -INFINITY;
+                    for (int q = 0; q < Q; q++) {
+                        y[n][q][r] = -INFINITY;
+                    }
                 }
             }
+            keep = (mask >> 2 * t & 1 ? 0xffffu : 0)
+                   | (mask >> 2 * t & 2 ? 0xffff0000u : 0);
         }
-        keep = (mask >> 2 * t & 1 ? 0xffffu : 0)
-               | (mask >> 2 * t & 2 ? 0xffff0000u : 0);
     }
-    return keep;
-}
-
-/* Room for the unit's logits and scales. */
-template <int D, int Q, int KEY, int U>
-static __device__ __forceinline__ void
-make_room(const query_t<D, Q, KEY> &query, const held_t<U, Q> &h,
-          state_t<D, Q> &s)
-{
-    float most[Q], scale = 0;
-    bool over;
-
 #pragma unroll
     for (int q = 0; q < Q; q++) {
-        most[q] = h.y[0][q][0];
+        most[q] = y[0][q][0];
 #pragma unroll
         for (int n = 0; n < U; n++) {
 #pragma unroll
-            for (int r = 0; r < (KEY == 16 ? 1 : 2); r++) {
-                most[q] = fmaxf(most[q], h.y[n][q][r]);
-                scale = fmaxf(scale, h.scale[n][r]);
+            for (int r = 0; r < ROWS; r++) {
+                most[q] = fmaxf(most[q], y[n][q][r]);
+                scale = fmaxf(scale, vs[n][r]);
             }
         }
     }
@@ -269,104 +254,24 @@ make_room(const query_t<D, Q, KEY> &query, const held_t<U, Q> &h,
     if (__any_sync(TR_ALL_LANES, over)) {
         rescale<D, Q>(s, most, query.to_logit, scale);
     }
-}
-
-/* Logits become weights: what tile n's values are multiplied by. */
-template <int D, int Q, int KEY, int VALUE, int U>
-static __device__ __forceinline__ void
-weigh(const query_t<D, Q, KEY> &query, held_t<U, Q> &h, int n, state_t<D, Q> &s,
-      uint32_t (&w)[2])
-{
-#pragma unroll
-    for (int r = 0; r < (KEY == 16 ? 1 : 2); r++) {
-        float v = h.scale[n][r] * s.shrink * (VALUE == 2 && r ? 0.0625f : 1);
-
-#pragma unroll
-        for (int q = 0; q < Q; q++) {
-            h.y[n][q][r] = exp2_fast(
-                fmaf(h.y[n][q][r], query.to_logit[q], -s.max[q]));
-            s.sum[q] += h.y[n][q][r];
-            s.zero[q] += h.y[n][q][r] * h.zero[n][r];
-        }
-        w[r] = transpose(
-            half2_bits(h.y[n][0][r] * v, Q == 2 ? h.y[n][Q - 1][r] * v : 0));
-    }
-}
-
-/* Weights and maxima, for the scores. */
-template <int D, int Q, int KEY, int U>
-static __device__ __forceinline__ void
-leave_trace(const decode_args_t &a, const unit_t &u, const held_t<U, Q> &h,
-            uint64_t stay, state_t<D, Q> &s)
-{
-    const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const uint32_t tiles = u.tiles, group = a.group;
-    uint32_t *weights = a.left.weights + (size_t) s.trace * group * 4;
-    float *maxima = a.left.maxima
-                    + (decode_maximum(a.work, s.trace) + g) * group + t;
-
-#pragma unroll
-    for (int q = 0; q < Q; q++) {
-        const uint32_t k = q * QUAD + t;
-
-        if (k >= group) {
-            continue;
-        }
-        if (KEY == 16) {
-            ((uint16_t *) weights)[k * 8 + g] = (uint16_t)
-                half2_bits(h.y[0][q][0], 0);
-        }
-#pragma unroll
-        for (int n = 0; n < U && n < (int) tiles && KEY != 16; n++) {
-            store_hinted(weights + (n * group + k) * 8 + g,
-                         half2_bits(h.y[n][q][0], h.y[n][q][1]), stay);
-        }
-        if (g < tiles) {
-            store_hinted(maxima + q * QUAD, __float_as_uint(s.max[q]), stay);
-        }
-    }
-    s.trace += tiles * (KEY == 16 ? 1 : 2);
-}
-
-/* The unit in a slot. */
-template <int D, int Q, int KEY, int VALUE, bool REACH>
-static __device__ __forceinline__ void
-attend_unit(const decode_args_t &a, const query_t<D, Q, KEY> &query,
-            const unit_t &u, uint32_t slot, bool traced, uint64_t stay,
-            state_t<D, Q> &s)
-{
-    constexpr int U = unit_tiles(KEY, VALUE);
-    constexpr uint32_t TILE = unit_step(D, KEY, VALUE);
-    constexpr uint32_t TO_VALUE = tile_bytes(D, KEY);
-    constexpr uint32_t TO_META = TO_VALUE + tile_bytes(D, VALUE);
-    uint4 values[U][value_words(D, VALUE)];
-    uint32_t keep = ~0u;
-    unit_meta_t<U> meta;
-    held_t<U, Q> h;
-
-    /* what is read from shared memory is asked for early */
-    if (KEY != 16) {
-        load_meta<U>(meta, slot + TO_META, TILE);
-    }
-#pragma unroll
-    for (int n = 0; n < U; n++) {
-        products(query, slot + n * TILE, h.y[n]);
-    }
-#pragma unroll
-    for (int n = 0; n < U; n++) {
-        load_values<D, VALUE>(values[n], slot + n * TILE + TO_VALUE);
-    }
-    apply_meta<U, Q, KEY>(h, meta, query.sum);
-    if (u.exist < U * tile_tokens(KEY) || u.segment == SEG_WINDOW
-        || (REACH && u.token < u.unseen)) {
-        keep = hide_missing<U, Q, KEY, REACH>(a, u, h);
-    }
-    make_room<D, Q, KEY, U>(query, h, s);
 #pragma unroll
     for (int n = 0; n < U; n++) {
         uint32_t w[2];
 
-        weigh<D, Q, KEY, VALUE, U>(query, h, n, s, w);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            float v = vs[n][r] * s.shrink * (VALUE == 2 && r ? 0.0625f : 1);
+
+#pragma unroll
+            for (int q = 0; q < Q; q++) {
+                y[n][q][r] = exp2_fast(
+                    fmaf(y[n][q][r], query.to_logit[q], -s.max[q]));
+                s.sum[q] += y[n][q][r];
+                s.zero[q] += y[n][q][r] * vz[n][r];
+            }
+            w[r] = transpose(
+                half2_bits(y[n][0][r] * v, Q == 2 ? y[n][Q - 1][r] * v : 0));
+        }
         if (VALUE == 16) {
             add_values16<D>(s.o, slot + n * TILE + TO_VALUE, keep, w[0]);
         } else {
@@ -374,7 +279,32 @@ attend_unit(const decode_args_t &a, const query_t<D, Q, KEY> &query,
         }
     }
     if (traced) {
-        leave_trace<D, Q, KEY, U>(a, u, h, stay, s);
+        const uint32_t tiles = u.tiles, group = a.group;
+        uint32_t *weights = a.left.weights + (size_t) s.trace * group * 4;
+        float *maxima = a.left.maxima
+                        + (decode_maximum(a.work, s.trace) + g) * group + t;
+#pragma unroll
+        for (int q = 0; q < Q; q++) {
+            const uint32_t k = q * QUAD + t;
+
+            if (k >= group) {
+                continue;
+            }
+            if (KEY == 16) {
+                ((uint16_t *) weights)[k * 8 + g] = (uint16_t)
+                    half2_bits(y[0][q][0], 0);
+            }
+#pragma unroll
+            for (int n = 0; n < U && n < (int) tiles && KEY != 16; n++) {
+                store_hinted(weights + (n * group + k) * 8 + g,
+                             half2_bits(y[n][q][0], y[n][q][1]), stay);
+            }
+            if (g < tiles) {
+                store_hinted(maxima + q * QUAD, __float_as_uint(s.max[q]),
+                             stay);
+            }
+        }
+        s.trace += tiles * ROWS;
     }
 }
 

@@ -261,28 +261,6 @@ ask_queries(const decode_args_t &a, const run_t &r)
     }
 }
 
-/* Goes on at the next head when this one has no more tiles; stop: the end of
- * those of c.head in this range.  False: there are none. */
-static __device__ __forceinline__ bool
-next_tiles(const decode_args_t &a, cursor_t &c, uint32_t &stop)
-{
-    for (;;) {
-        bool last = c.head == c.last_head;
-
-        stop = last ? c.last_tile : of_lane(c.words, WORD_TILES);
-        if (c.next < stop) {
-            return true;
-        }
-        if (last) {
-            return false;
-        }
-        c.head++;
-        c.next = 0;
-        c.words = c.words_next;
-        c.words_next = load_word(a, c, c.head + 1);
-    }
-}
-
 /* Goes on at tile c.next of c.head, or at the next head; or ends. */
 static __device__ __forceinline__ void
 next_run(const decode_args_t &a, cursor_t &c, const ring_t &ring)
@@ -290,11 +268,24 @@ next_run(const decode_args_t &a, cursor_t &c, const ring_t &ring)
     uint32_t stop, start = 0, n = 0, tokens = 0, index = 0, trace = 0, s;
     run_t r;
 
-    if (!next_tiles(a, c, stop)) {
-        r = {};
-        r.what = c.what = NO_RUN;
-        write_note(ring, r);
-        return;
+    for (;;) {
+        bool last = c.head == c.last_head;
+
+        stop = last ? c.last_tile : of_lane(c.words, WORD_TILES);
+        if (c.next < stop) {
+            break;
+        }
+        if (!last) {
+            c.head++;
+            c.next = 0;
+            c.words = c.words_next;
+            c.words_next = load_word(a, c, c.head + 1);
+        } else {
+            r = {};
+            r.what = c.what = NO_RUN;
+            write_note(ring, r);
+            return;
+        }
     }
     for (s = 0; s < SEGMENTS; s++) {
         tokens = of_lane(c.words, WORD_TOKENS + s);
