@@ -93,14 +93,14 @@ tr_fair_share(uint32_t share, uint8_t tier)
     return tier == TR_TIER_FLEX ? share / TR_FAIR_TIER : share;
 }
 
-/* What a tenant is called there. */
+/* What a tenant is called there: whatever its key, in each tier another name. */
 static uint64_t
 tr_fair_key(uint64_t key, uint8_t tier)
 {
     if (tier == TR_TIER_PRIORITY) {
         return ~key;
     }
-    return tier == TR_TIER_FLEX ? key << 1 | key >> 63 : key;
+    return tier == TR_TIER_FLEX ? key ^ 0x5555555555555555ull : key;
 }
 
 tr_client_t *

@@ -125,6 +125,30 @@ own_batch_waits(void **state)
     fixture_free(&b);
 }
 
+/* A tenant is another client in each tier, whatever it is called. */
+static void
+tiers_are_apart(void **state)
+{
+    static const uint64_t names[] = { 0, 1, UINT64_MAX, 0x5555555555555555ull,
+                                      0xaaaaaaaaaaaaaaaaull };
+    fixture_t b;
+    tr_request_t *r[3];
+    uint32_t i;
+
+    (void) state;
+    fixture_init(&b, 1000, 4, 64);
+    for (i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        r[0] = add_in(&b, TR_TIER_FLEX, names[i], 0, 40, 5, 1);
+        r[1] = add_in(&b, TR_TIER_DEFAULT, names[i], 0, 40, 5, 1);
+        r[2] = add_in(&b, TR_TIER_PRIORITY, names[i], 0, 40, 5, 1);
+        assert_ptr_not_equal(r[0]->client, r[1]->client);
+        assert_ptr_not_equal(r[1]->client, r[2]->client);
+        assert_ptr_not_equal(r[2]->client, r[0]->client);
+        drop_all(&b, r, 3);
+    }
+    fixture_free(&b);
+}
+
 /* Two that always have something waiting are served alike, within what the
  * places and the batch hold; with shares, or the second in a tier, by these. */
 static void
@@ -686,6 +710,7 @@ main(void)
         cmocka_unit_test(alike),
         cmocka_unit_test(by_tiers),
         cmocka_unit_test(own_batch_waits),
+        cmocka_unit_test(tiers_are_apart),
         cmocka_unit_test(nobody_saves),
         cmocka_unit_test(nobody_saves_by_a_pause),
         cmocka_unit_test(nobody_saves_by_not_reading),
