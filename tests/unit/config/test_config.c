@@ -291,7 +291,7 @@ static const bad_t bad[] = {
     { WITH("backend cp"), "backend \"cp\": expected one of: cpu cuda null" },
     { WITH("backend \"cpu null\""), "backend \"cpu null\": expected one of" },
     { WITH("load_format gguf"), "load_format \"gguf\": expected one of: auto "
-                                "dummy" },
+                                "copy dummy" },
     { WITH("chat_template jinja"), "chat_template \"jinja\": expected one of: "
                                    "auto llama3 chatml llama2 mistral none" },
     { WITH("log_level loud"), "log_level \"loud\": expected one of: error warn "
