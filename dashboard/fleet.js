@@ -39,6 +39,7 @@ function sample(raw) {
     kvUsed: numbers(raw.kv_used),
     kvSwapped: number(raw.kv_swapped),
     kvCached: number(raw.kv_cached),   // NaN: an older engine
+    kvFiles: number(raw.kv_files_bytes),
     kvLoses: number(raw.kv_guard_warnings) > 0,
     kvTokens: number(raw.kv_tokens),
     kvFull: number(raw.kv_full_bytes),

@@ -35,6 +35,8 @@ test('the page in a browser', with_fleet({ workers: 2 },
       assert.match(await seen(page, 'kv-time'), /of the pool's [\d.]+ GiB/);
       assert.match(await page.locator('.engine-load').first().textContent(),
         / · GPU \d+%, [\d,]+ W$/);
+      assert.match(await page.locator('.engine-kv').first().textContent(),
+        /^[\d.]+% of [\d.]+ GiB · 3(\.0+)? GiB of prefixes in files$/);
       assert.equal(await page.locator('.uplot canvas').count(), 6);
       await when(page, () =>
         document.querySelectorAll('#requests tr').length === 12);
