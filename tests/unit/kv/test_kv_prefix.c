@@ -446,7 +446,8 @@ remove_files(const char *dir)
     (void) rmdir(dir);
 }
 
-/* With files, and a restart in the middle. */
+/* With files, and restarts between: one, and as many more as it takes until
+ * threads that were given no time have written and read some. */
 static void
 play_files(uint32_t blocks)
 {
@@ -457,7 +458,9 @@ play_files(uint32_t blocks)
     assert_non_null(mkdtemp(dir));
     w->dir = dir;
     make_texts(w);
-    for (uint32_t i = 0; i < 2; i++) {
+    for (uint32_t i = 0;
+         i < 2 || (i < 100 && (w->files.stored <= 20 || w->files.loaded <= 20));
+         i++) {
         create(w, blocks, true);
         play_on(w, operations() / 4);
         destroy(w);
