@@ -355,11 +355,8 @@ static void
 count_usage(tr_outbox_t *l, const tr_outbox_request_t *q)
 {
     const tr_event_end_t *end = &q->end;
-    bool moves = (q->flags & TR_SUBMIT_IDS) != 0
-                 && (end->status == TR_ERR_DRAINING
-                     || end->status == TR_ERR_LOST);
 
-    if (!moves
+    if (!end->moves
         && !tr_usage_add(&l->usage, q->tenant,
                          (uint32_t) (q->finished_ms / 86400000),
                          end->prompt_tokens, end->completion_tokens)) {
@@ -494,6 +491,7 @@ tr_outbox_end_all(tr_outbox_t *l)
         if (!q->ended) {
             q->end.state = TR_REQUEST_FAILED;
             q->end.status = TR_ERR_DRAINING;
+            q->end.moves = (q->flags & TR_SUBMIT_IDS) != 0 && !q->detached;
             snprintf(q->end.message, sizeof(q->end.message),
                      "The engine has stopped");
             apply_end(l, q);

@@ -132,7 +132,7 @@ tr_loop_refuse(tr_loop_t *l)
 }
 
 /* Ends who goes on at another engine: whose worker keeps tokens, unless it has
- * said that it could not. */
+ * said that it could not, or the client has left. */
 static void
 tr_loop_move_all(tr_loop_t *l)
 {
@@ -140,8 +140,7 @@ tr_loop_move_all(tr_loop_t *l)
 
     for (r = l->requests.first; r != NULL; r = next) {
         next = r->next;
-        if ((r->submit_flags & TR_SUBMIT_IDS) != 0
-            && (r->commands & TR_CONTROL_STAY) == 0) {
+        if ((r->submit_flags & TR_SUBMIT_IDS) != 0 && !tr_request_stays(r)) {
             tr_error_set(&r->error, TR_ERR_DRAINING, "", "%s",
                          "The engine gives its requests to others");
             tr_loop_end(l, r);

@@ -308,15 +308,30 @@ tr_request_output_kept(const tr_request_t *r)
     return r->output_kept || (r->submit_flags & TR_SUBMIT_RESUMABLE) != 0;
 }
 
+/* Nobody can move it: its client has left and it goes on, or its worker has not
+ * kept what a move takes.  Any thread; the loop may learn of it a step later. */
+static inline bool
+tr_request_stays(const tr_request_t *r)
+{
+    return (atomic_load_explicit(&r->control, memory_order_acquire)
+            & (TR_CONTROL_DETACH | TR_CONTROL_STAY))
+           != 0;
+}
+
+/* Another engine goes on with it, and counts all of it. */
+static inline bool
+tr_request_moves(const tr_request_t *r)
+{
+    return (r->submit_flags & TR_SUBMIT_IDS) != 0 && !tr_request_stays(r)
+           && (r->elsewhere || r->error.status == TR_ERR_DRAINING
+               || r->error.status == TR_ERR_LOST);
+}
+
 /* Its output is kept, and another engine goes on with it: the end here is none. */
 static inline bool
 tr_request_goes_elsewhere(const tr_request_t *r)
 {
-    return (r->submit_flags & TR_SUBMIT_IDS) != 0 && tr_request_output_kept(r)
-           && (r->elsewhere
-               || ((r->commands & TR_CONTROL_STAY) == 0
-                   && (r->error.status == TR_ERR_DRAINING
-                       || r->error.status == TR_ERR_LOST)));
+    return tr_request_output_kept(r) && tr_request_moves(r);
 }
 
 /* Its client has left, and it goes on: nothing but its end is sent, and nothing

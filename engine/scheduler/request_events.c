@@ -207,6 +207,7 @@ describe_end(const tr_request_t *r, uint64_t now_us, tr_event_end_t *end)
         .lost = r->events_lost,
         .status = r->error.status,
         .elsewhere = tr_request_goes_elsewhere(r),
+        .moves = tr_request_moves(r),
         .finish_reason = (uint8_t) r->finish_reason,
         .prompt_tokens = r->prompt_tokens,
         .completion_tokens = r->completion_tokens,

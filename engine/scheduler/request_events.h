@@ -86,6 +86,7 @@ typedef struct {
     uint8_t state;         /* DONE, FAILED, CANCELLED */
     uint8_t lost;          /* records of it are missing */
     uint8_t elsewhere;     /* another engine goes on with it: no end */
+    uint8_t moves;         /* the same, or what it used is counted there */
     uint8_t finish_reason; /* enum tr_finish_reason */
     int32_t status;        /* tr_status_t; TR_OK when there is nothing to say */
     uint32_t prompt_tokens, completion_tokens;

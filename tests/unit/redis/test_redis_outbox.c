@@ -378,6 +378,37 @@ test_it_goes_on_where_redis_is(void **state)
     }
 }
 
+/* What it used is counted where it ends. */
+static void
+test_usage_is_counted_where_it_ends(void **state)
+{
+    tr_event_end_t end = { .state = TR_REQUEST_FAILED,
+                           .status = TR_ERR_DRAINING,
+                           .completion_tokens = 7,
+                           .ended_us = 2000 };
+    const tr_usage_row_t *row = NULL;
+    tr_outbox_t l;
+    uint32_t at;
+    uint64_t id;
+
+    (void) state;
+    tr_outbox_init(&l, MIB);
+    for (id = 1; id <= 2; id++) {
+        tell_arrived(&l, id, TR_SUBMIT_IDS);
+        tr_outbox_find(&l, id)->tenant = 99;
+        end.moves = id == 1;
+        tell(&l, id, TR_EVENT_END, &end, sizeof(end));
+        tr_outbox_apply_ends(&l);
+        tr_outbox_apply_ends(&l);
+        at = 0;
+        row = tr_usage_next(&l.usage, &at);
+        assert_int_equal(row != NULL, id == 2);
+    }
+    assert_int_equal(row->requests, 1);
+    assert_int_equal(row->out, 7);
+    tr_outbox_free(&l);
+}
+
 static void
 test_another_engine_has_it(void **state)
 {
@@ -737,6 +768,7 @@ main(void)
         cmocka_unit_test(test_memory_is_bounded),
         cmocka_unit_test(test_spare_output_makes_way),
         cmocka_unit_test(test_it_goes_on_where_redis_is),
+        cmocka_unit_test(test_usage_is_counted_where_it_ends),
         cmocka_unit_test(test_another_engine_has_it),
         cmocka_unit_test(test_one_that_found_no_place),
         cmocka_unit_test(test_reset_begins_anew),
