@@ -414,13 +414,17 @@ tr_connection_on_deadline(tr_connection_t *c)
 /* ---- closing ------------------------------------------------------------ */
 
 /* Who was submitted to go on without its channel, goes on, unless it goes on at
- * another engine. */
+ * another engine.  What the worker said last, which requests stay here, counts:
+ * it may have said it while this engine stood still. */
 static void
 abort_requests(tr_connection_t *c)
 {
     bool fenced = tr_channel_fenced(&c->map);
     uint32_t i;
 
+    if (c->n_requests != 0) {
+        (void) tr_connection_take_commands(c);
+    }
     c->replies = c->replies_tail = NULL; /* each is in its slot, too */
     for (i = 0; i < c->n_slots && c->n_requests != 0; i++) {
         tr_request_slot_t *s = &c->slots[i];
@@ -428,7 +432,8 @@ abort_requests(tr_connection_t *c)
         if (s->request == NULL) {
             continue;
         }
-        if (fenced && (s->request->submit_flags & TR_SUBMIT_IDS) != 0) {
+        if (fenced && (s->request->submit_flags & TR_SUBMIT_IDS) != 0
+            && !tr_request_stays(s->request)) {
             atomic_store(&s->request->gone, 1);
         } else if ((s->request->submit_flags & TR_SUBMIT_DETACH)
                    && (s->state != TR_SLOT_GATHERING

@@ -21,6 +21,21 @@ tr_emit_touch(tr_emit_t *e, tr_response_writer_t *o)
     }
 }
 
+/* Has its worker taken it to another engine?  What the worker wanted before it
+ * fenced the channel is read here: the frontend thread may not have come to it
+ * yet. */
+static bool
+tr_emit_fenced(const tr_request_t *r)
+{
+    const tr_response_writer_t *o = r->writer;
+
+    return (r->submit_flags & TR_SUBMIT_IDS) != 0
+           && tr_response_writer_fenced(o) && !tr_request_stays(r)
+           && (tr_control_get(o->channel, r->id)
+               & (TR_CONTROL_DETACH | TR_CONTROL_STAY))
+                  == 0;
+}
+
 /* What the worker gets, to the publisher, if r's output is kept; nothing that it
  * does not get because it has gone to another engine. */
 static void
@@ -30,8 +45,7 @@ tr_emit_event(tr_emit_t *e, tr_request_t *r, uint16_t type,
     if (r->events == NULL || r->events_closed || e->silent) {
         return;
     }
-    r->elsewhere |= (r->submit_flags & TR_SUBMIT_IDS) != 0
-                    && tr_response_writer_fenced(r->writer);
+    r->elsewhere |= tr_emit_fenced(r);
     if (!r->elsewhere) {
         tr_events_record(r, type, pieces, n);
         e->events = r->events;

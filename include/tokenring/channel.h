@@ -187,7 +187,7 @@ static inline int tr_control_set(tr_channel_map_t *map, uint64_t id,
                                  uint32_t bits);
 
 /* Engine: the control word's bits, 0 when it is of another generation. */
-static inline uint32_t tr_control_get(tr_channel_map_t *map, uint64_t id);
+static inline uint32_t tr_control_get(const tr_channel_map_t *map, uint64_t id);
 
 /* Worker: the request may have so many tokens, from 0 on.  Before its SUBMIT and
  * whenever that grows.  1: ring the engine. */

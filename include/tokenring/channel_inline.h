@@ -507,7 +507,7 @@ tr_allow_get(tr_channel_map_t *map, uint64_t id)
 }
 
 static inline uint32_t
-tr_control_get(tr_channel_map_t *map, uint64_t id)
+tr_control_get(const tr_channel_map_t *map, uint64_t id)
 {
     uint32_t slot = (uint32_t) id;
     uint64_t word;

@@ -1,12 +1,13 @@
 'use strict';
 //
 // Requests that only their engine can finish, in a gateway that moves the others
-// (tokenring_migrate): their client has left (X-Tokenring-Detach).  Their end
-// stands in Redis.
+// (tokenring_migrate): the client of one has left (X-Tokenring-Detach), another
+// was too large to be kept.  Their end stands in Redis, whatever becomes of the
+// engine's channel.
 
 const { describe, test } = require('node:test');
 const assert = require('node:assert/strict');
-const { Stack, until } = require('../lib/stack');
+const { Stack, until, halt } = require('../lib/stack');
 const { request, stream } = require('../lib/http');
 const { Redis } = require('../lib/redis');
 
@@ -44,6 +45,11 @@ const id = (s) => s.headers['x-tokenring-id'];
 const known = (stack, s) => until(async () => (await state(stack, id(s))).engine,
   'Redis knows it');
 
+const final = (stack, s) => until(async () => {
+  const is = await state(stack, id(s));
+  return ['done', 'failed', 'cancelled'].includes(is.state) && is;
+}, 'its state is final');
+
 async function left(stack, s) {
   s.hangUp();
   await until(async () => (await state(stack, id(s))).state === 'detached',
@@ -71,4 +77,35 @@ describe('requests that nobody moves', { concurrency: 3 }, () => {
         assert.ok(hash.finished);
       }, { engine: { drain_timeout: '500ms' }, migrate }));
   }
+
+  test('the channel is fenced for one that moves: they go on', () =>
+    alone(async (stack) => {
+      const detach = { 'X-Tokenring-Detach': '1' };
+      const some = { max_tokens: 150 };
+      const large = { ...some, user: 'x'.repeat(22000) };
+      const early = ask(stack, detach, some), late = ask(stack, detach, some);
+      const big = ask(stack, detach, large), bound = ask(stack, {}, large);
+      const moves = ask(stack, {}, some);
+      const all = [early, late, big, bound, moves];
+      await Promise.all(all.map((s) => s.begun()));
+      for (const s of all) await known(stack, s);
+      await left(stack, early);
+      await halt(stack.engine.pid);
+      late.hangUp(); // the engine cannot see it before the channel is closed
+      await until(() => /channel closed, .*: the engine does not answer/
+        .test(stack.errorLog()), 'its channel is closed');
+      stack.engine.signal('SIGCONT');
+      await moves.finished;
+      assert.ok(moves.done, moves.raw.slice(-300));
+      for (const s of [early, late, big]) {
+        const is = await final(stack, s);
+        assert.deepEqual([is.state, is.finish_reason, is.gap],
+          ['done', 'length', false]);
+        const again = await stream(`${stack.url}/v1/requests/${id(s)}/stream`,
+          undefined, { headers: KEY }).finished;
+        assert.ok(again.done);
+      }
+      // Without the header it ends with its channel, and Redis has that end.
+      assert.equal((await final(stack, bound)).state, 'cancelled');
+    }, { migrate: 'tokenring_migrate 100 timeout=20s strict memory=20k;' }));
 });
