@@ -47,8 +47,12 @@ tr_redis_schema_key(const tr_redis_schema_t *w, tr_redis_command_t *c,
     "if e and tonumber(e) > tonumber(ARGV[1]) then "  \
     "return redis.status_reply('FENCED') end "
 
+/* A request was created when the first engine got it. */
 static const char fields_script[] = FENCE
-    "return redis.pcall('HSET', KEYS[1], unpack(ARGV, 2))";
+    "local c = redis.call('HGET', KEYS[1], 'created') "
+    "local r = redis.pcall('HSET', KEYS[1], unpack(ARGV, 2)) "
+    "if c then redis.pcall('HSET', KEYS[1], 'created', c) end "
+    "return r";
 
 static const char entry_script[] = FENCE
     "local r if ARGV[2] == '1' then "

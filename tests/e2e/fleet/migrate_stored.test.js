@@ -138,6 +138,8 @@ describe('stored answers move', { concurrency: 2 }, () => {
       const id = s.headers['x-tokenring-id'];
       const f = follow(stack, id);
       await f.begun();
+      const { created } = await until(() => redis.hash(`tr:req:{${id}}`),
+        'Redis knows it');
       await engine.kill();
       // Longer than the heartbeat's life, and the looks of those who follow.
       await sleep(9500);
@@ -150,6 +152,8 @@ describe('stored answers move', { concurrency: 2 }, () => {
       await late.finished;
       assert.ok(without(s.raw).endsWith(without(late.raw)), late.raw);
       await written(stack, redis, s);
+      assert.ok(created);
+      assert.equal((await redis.hash(`tr:req:{${id}}`)).created, created);
     }, { engines: 1 }));
 
   test('nobody takes it: followers get the error, too', () =>
