@@ -203,16 +203,32 @@ static char *
 ngx_http_tokenring_set_parameters(ngx_conf_t *cf,
     ngx_http_tokenring_conn_t *conns, ngx_uint_t n)
 {
+    u_char      *name;
+    size_t       len;
     ngx_str_t   *value;
-    ngx_uint_t   i;
+    ngx_uint_t   i, k;
 
     value = cf->args->elts;
 
     for (i = 2; i < cf->args->nelts; i++) {
 
-        if (ngx_strncmp(value[i].data, "unix:", 5) != 0
-            && ngx_http_tokenring_set_conns(conns, n, &value[i]) != NGX_OK)
-        {
+        name = value[i].data;
+
+        if (ngx_strncmp(name, "unix:", 5) == 0) {
+            continue;
+        }
+
+        len = (u_char *) ngx_strchr(name, '=') - name + 1;    /* "weight=" */
+
+        for (k = 2; k < i; k++) {
+            if (ngx_strncmp(value[k].data, name, len) == 0) {
+                ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                                   "duplicate parameter \"%V\"", &value[i]);
+                return NGX_CONF_ERROR;
+            }
+        }
+
+        if (ngx_http_tokenring_set_conns(conns, n, &value[i]) != NGX_OK) {
             ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
                                "invalid parameter \"%V\"", &value[i]);
             return NGX_CONF_ERROR;
