@@ -349,7 +349,7 @@ check_strict(hold_fixture_t *t, const tr_dialect_t *d, const char *name)
 
 /* Content is what another field says, or there are calls instead. */
 static void
-check_format(bench_t *t, const tr_dialect_t *d, const char *name)
+check_format(hold_fixture_t *t, const tr_dialect_t *d, const char *name)
 {
     tr_dialect_hold_t how = { .mode = TR_HOLD_FORMAT };
     tr_dialect_start_t start = { .tools = &t->list };
