@@ -417,10 +417,34 @@ ngx_http_tokenring_hold_rise(ngx_http_tokenring_hold_t *hold)
 }
 
 
+int64_t
+ngx_http_tokenring_hold_unused(ngx_http_tokenring_hold_t *hold, uint8_t kind,
+    ngx_http_tokenring_rate_t *rate)
+{
+    if (kind == 0) {
+        /* there is no such budget */
+        return 0;
+    }
+
+    switch (ngx_http_tokenring_kind(kind, rate)) {
+
+    case NGX_HTTP_TOKENRING_UNIT_REQUESTS:
+        return (int64_t) hold->waits;
+
+    case NGX_HTTP_TOKENRING_UNIT_IN:
+        return 0;
+
+    default: /* NGX_HTTP_TOKENRING_UNIT_OUT, NGX_HTTP_TOKENRING_UNIT_TOKENS */
+        return (int64_t) hold->leased;
+    }
+}
+
+
 void
 ngx_http_tokenring_hold_end(ngx_shm_zone_t *zone,
     ngx_http_tokenring_hold_t *hold)
 {
+    int64_t                        n;
     ngx_uint_t                     i;
     ngx_http_tokenring_rate_t      rate;
     ngx_http_tokenring_account_t  *a;
@@ -428,9 +452,10 @@ ngx_http_tokenring_hold_end(ngx_shm_zone_t *zone,
     a = hold->account;
 
     for (i = 0; i < NGX_HTTP_TOKENRING_BUDGETS; i++) {
-        if (ngx_http_tokenring_kind_rate(a->kinds[i], &rate)) {
-            ngx_http_tokenring_budget_take(&a->budgets[i], &rate,
-                                           -(int64_t) hold->leased);
+        n = ngx_http_tokenring_hold_unused(hold, a->kinds[i], &rate);
+
+        if (n) {
+            ngx_http_tokenring_budget_take(&a->budgets[i], &rate, -n);
         }
     }
 

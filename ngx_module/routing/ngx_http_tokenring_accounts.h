@@ -51,6 +51,8 @@ struct ngx_http_tokenring_hold_s {
                                                 have, and were taken from the
                                                 budgets: its worker writes it,
                                                 without the lock */
+    ngx_atomic_t                    waits;   /* 1: it came to the line, and was
+                                                not let in.  As `leased` */
     ngx_queue_t                     line;    /* of its account's, if in it */
     ngx_atomic_t                    seat;    /* ngx_http_tokenring_seat_e: who
                                                 has the lock writes it, its
@@ -77,8 +79,14 @@ ngx_http_tokenring_hold_t *ngx_http_tokenring_hold(ngx_shm_zone_t *zone,
 /* it gives up its seat, or its place in the line */
 void ngx_http_tokenring_hold_rise(ngx_http_tokenring_hold_t *hold);
 
-/* what it has leased goes back, and its seat to the first in the line; then it
- * is free */
+/* what a budget of this kind gets back of it if it ends now: of tokens, what it
+ * has leased; of requests, 1 if it was not let in.  rate: that of the kind, with
+ * a limit of 1 */
+int64_t ngx_http_tokenring_hold_unused(ngx_http_tokenring_hold_t *hold,
+    uint8_t kind, ngx_http_tokenring_rate_t *rate);
+
+/* what it has not used goes back, and its seat to the first in the line; then
+ * it is free */
 void ngx_http_tokenring_hold_end(ngx_shm_zone_t *zone,
     ngx_http_tokenring_hold_t *hold);
 

@@ -121,7 +121,7 @@ static void
 ngx_http_tokenring_look(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_view_t *requests, ngx_http_tokenring_view_t *tokens)
 {
-    int64_t                        left;
+    int64_t                        n, left;
     ngx_uint_t                     i;
     ngx_shm_zone_t                *zone;
     ngx_http_tokenring_rate_t      rate;
@@ -146,12 +146,12 @@ ngx_http_tokenring_look(ngx_http_tokenring_ctx_t *ctx,
 
         b = a->budgets[i];
 
-        if (ctx->use->hold
-            && ngx_http_tokenring_kind_rate(limit->kind, &rate))
-        {
+        n = ctx->use->hold ? ngx_http_tokenring_hold_unused(ctx->use->hold,
+                                                            limit->kind, &rate)
+                           : 0;
+        if (n) {
             /* its own lease is what it may have, not what it has had */
-            ngx_http_tokenring_budget_take(&b, &rate,
-                                      -(int64_t) ctx->use->hold->leased);
+            ngx_http_tokenring_budget_take(&b, &rate, -n);
         }
 
         left = ngx_http_tokenring_budget_left(&b, &limit->rate);

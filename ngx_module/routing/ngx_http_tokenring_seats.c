@@ -129,6 +129,7 @@ ngx_http_tokenring_seat_take(ngx_http_tokenring_ctx_t *ctx)
     ngx_http_tokenring_view_t   empty;
 
     if (ngx_http_tokenring_still_has(ctx, &empty)) {
+        ctx->use->hold->waits = 0;
         ngx_http_tokenring_resume_waiting(ctx);
         return;
     }

@@ -267,6 +267,7 @@ ngx_http_tokenring_enter(ngx_http_tokenring_ctx_t *ctx,
     if (ctx->use->hold) {
         rc = (ctx->use->hold->seat == NGX_HTTP_TOKENRING_SEATED) ? NGX_OK
                                                                  : NGX_AGAIN;
+        ctx->use->hold->waits = (rc == NGX_AGAIN);
 
         for (i = 0; i < plan->n; i++) {
             if (plan->limits[i].unit == NGX_HTTP_TOKENRING_UNIT_REQUESTS) {

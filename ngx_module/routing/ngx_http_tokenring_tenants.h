@@ -110,9 +110,8 @@ char *ngx_http_tokenring_set_tenants(ngx_conf_t *cf, ngx_command_t *cmd,
 char *ngx_http_tokenring_set_limits(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);
 
-/* the rate of a limit's kind, with a limit of 1.  0: it is not of tokens of
- * answers, alone or with others */
-ngx_uint_t ngx_http_tokenring_kind_rate(uint8_t kind,
+/* the unit of a limit's kind, which is not 0, and its rate with a limit of 1 */
+ngx_http_tokenring_unit_e ngx_http_tokenring_kind(uint8_t kind,
     ngx_http_tokenring_rate_t *rate);
 
 /* the configuration is complete */
@@ -127,7 +126,8 @@ void ngx_http_tokenring_tenant(ngx_http_tokenring_ctx_t *ctx,
     u_char hash[NGX_HTTP_TOKENRING_TENANT]);
 
 /*
- * A new request, whose body was not read: takes it from the budget of requests.
+ * A new request, whose body was not read: takes it from the budget of requests,
+ * which gets it back if it waits for a seat and is not let in.
  * NGX_OK: it may go on; NGX_AGAIN: when it has a seat; NGX_DECLINED: it was
  * refused, and the content handler returns *rc.
  */

@@ -374,22 +374,15 @@ ngx_http_tokenring_plan_limit(ngx_http_tokenring_plan_t *plan, ngx_str_t *text)
 }
 
 
-ngx_uint_t
-ngx_http_tokenring_kind_rate(uint8_t kind, ngx_http_tokenring_rate_t *rate)
+ngx_http_tokenring_unit_e
+ngx_http_tokenring_kind(uint8_t kind, ngx_http_tokenring_rate_t *rate)
 {
     static const uint64_t  periods[] = { 1000, 60000, 3600000, 0 };
-
-    if (kind == 0
-        || ((kind - 1) / 4 != NGX_HTTP_TOKENRING_UNIT_OUT
-            && (kind - 1) / 4 != NGX_HTTP_TOKENRING_UNIT_TOKENS))
-    {
-        return 0;
-    }
 
     rate->limit = 1;
     rate->period = periods[(kind - 1) % 4];
 
-    return 1;
+    return (ngx_http_tokenring_unit_e) ((kind - 1) / 4);
 }
 
 

@@ -148,6 +148,52 @@ test('who waits and leaves, or has waited long enough, is out of the line',
     assert.equal((await ask('brief-a')).status, 200);
   }, { workers: 2 }));
 
+test('who waits in vain has used no request', withPlans(
+  `tokenring_plan brief seats=1 queue=2 wait=50ms requests=9/d;
+    tokenring_plan patient seats=1 queue=2 requests=9/d;
+    tokenring_plan out seats=1 queue=1 requests=9/d out=60/d;`,
+  async (stack, ask) => {
+    const left = (r) => r.headers['x-ratelimit-remaining-requests'];
+    // For too long.
+    const held = [hold(stack, 'brief-a'), hold(stack, 'patient-a')];
+    await Promise.all(held.map((s) => s.begun()));
+    for (let i = 0; i < 3; i++) {
+      const refused = await ask('brief-a');
+      checkRefused(refused);
+      assert.equal(left(refused), '8');
+    }
+    // Until it hangs up; meanwhile each counts, also for who comes then.
+    for (let i = 0; i < 3; i++) {
+      const gone = [hold(stack, 'patient-a'), hold(stack, 'patient-a')];
+      await stack.active(4);
+      const refused = await ask('patient-a');
+      checkRefused(refused);
+      assert.equal(left(refused), '6');
+      await Promise.all(gone.map(leave));
+      await stack.active(2);
+    }
+    await Promise.all(held.map(leave));
+    await stack.active(0);
+    for (const key of ['brief-a', 'patient-a']) {
+      assert.equal(left(await ask(key)), '7', key);
+    }
+    // And who is let in pays, once.
+    const first = hold(stack, 'patient-b');
+    await first.begun();
+    const second = ask('patient-b');
+    await stack.active(2);
+    await leave(first);
+    assert.equal(left(await second), '7');
+    assert.equal(left(await ask('patient-b')), '6');
+    // Until a budget of tokens is empty.
+    const all = ask('out-a', { max_tokens: 4000, ignore_eos: true });
+    await stack.active(1);
+    const refused = await ask('out-a');
+    assert.equal(refused.json().error.code, 'insufficient_quota');
+    assert.equal(left(refused), '8');
+    assert.equal((await all).status, 200);
+  }, { workers: 2 }));
+
 test('who waited finds a budget empty', withPlans(
   'tokenring_plan out seats=1 queue=1 out=60/d;', async (stack, ask) => {
     const first = ask('out-a', { max_tokens: 4000, ignore_eos: true });
