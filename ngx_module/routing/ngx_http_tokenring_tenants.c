@@ -404,13 +404,15 @@ ngx_http_tokenring_left(ngx_http_tokenring_account_t *a,
 
 
 /* how many tokens it may have beyond those that it was given: where half of its
- * last lease is used, its part of what is left, and at least one */
+ * last lease is used, its part of what is left, and at least one.  Who waits for
+ * a seat has no part yet */
 
 static uint64_t
 ngx_http_tokenring_lease(ngx_http_tokenring_ctx_t *ctx, int64_t left)
 {
-    uint64_t                   n;
-    ngx_http_tokenring_use_t  *use;
+    uint64_t                       n;
+    ngx_http_tokenring_use_t      *use;
+    ngx_http_tokenring_account_t  *a;
 
     use = ctx->use;
 
@@ -425,7 +427,9 @@ ngx_http_tokenring_lease(ngx_http_tokenring_ctx_t *ctx, int64_t left)
         return 0;
     }
 
-    n = (uint64_t) left / (2 * use->hold->account->holds);
+    a = use->hold->account;
+
+    n = (uint64_t) left / (2 * (a->holds - a->waiting));
     n = ngx_max(n, 1);
     n = ngx_min(n, NGX_HTTP_TOKENRING_LEASE);
 

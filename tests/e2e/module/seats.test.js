@@ -148,6 +148,29 @@ test('who waits and leaves, or has waited long enough, is out of the line',
     assert.equal((await ask('brief-a')).status, 200);
   }, { workers: 2 }));
 
+test('who waits takes nothing from the tokens in hand of who is served', withPlans(
+  'tokenring_plan out seats=1 queue=8 out=1000/d;', async (stack, ask) => {
+    const first = hold(stack, 'out-a');
+    await first.begun();
+    const waiting = [hold(stack, 'out-a')];
+    while (waiting.length < 8) {
+      await stack.active(1 + waiting.length);
+      waiting.push(hold(stack, 'out-a'));
+    }
+    await stack.active(9);
+    await leave(first);
+    await waiting[0].begun();
+    await stack.active(8);
+    waiting.push(hold(stack, 'out-a'));
+    await stack.active(9);
+    const refused = await ask('out-a');
+    checkRefused(refused);
+    // It has 256 of them, as it would alone.
+    const left = Number(refused.headers['x-ratelimit-remaining-tokens']);
+    assert.ok(left <= 744, `${left} are left`);
+    await Promise.all(waiting.map(leave));
+  }, { engine: { backend: 'null', null_rate: 20, kv_memory: '64m' } }));
+
 test('who waits in vain has used no request', withPlans(
   `tokenring_plan brief seats=1 queue=2 wait=50ms requests=9/d;
     tokenring_plan patient seats=1 queue=2 requests=9/d;
