@@ -15,9 +15,16 @@ static ngx_int_t ngx_http_tokenring_health_header(ngx_http_request_t *r,
 static ngx_int_t ngx_http_tokenring_health_engine(
     ngx_http_tokenring_text_t *t, ngx_http_tokenring_engine_t *engine,
     ngx_msec_t stall, ngx_uint_t *ok);
+static void ngx_http_tokenring_health_retry(ngx_http_tokenring_conn_t *conn);
 
 
-/* healthy: every requested engine has a socket that accepts requests */
+/* an engine on demand that could not be reached is tried again, ms: its next
+ * request may not come while it is not healthy */
+#define NGX_HTTP_TOKENRING_HEALTH_RETRY  5000
+
+
+/* healthy: every requested engine has a socket that accepts requests, or starts
+ * it for one */
 
 ngx_int_t
 ngx_http_tokenring_health_handler(ngx_http_request_t *r)
@@ -124,8 +131,11 @@ ngx_http_tokenring_health_engine(ngx_http_tokenring_text_t *t,
         } else if (conns[i].state == NGX_HTTP_TOKENRING_READY) {
             reason = why;
 
-        } else if (conns[i].ondemand) {
+        } else if (conns[i].ondemand && conns[i].complaint == 0) {
             stopped = 1;
+
+        } else if (conns[i].ondemand) {
+            ngx_http_tokenring_health_retry(&conns[i]);
         }
     }
 
@@ -150,4 +160,17 @@ ngx_http_tokenring_health_engine(ngx_http_tokenring_text_t *t,
                "{\"name\":\"%V\",\"status\":\"unavailable\","
                "\"reason\":\"%s\",\"sockets\":%ui,\"ready\":0}",
                &engine->name, reason, engine->conns.nelts);
+}
+
+
+static void
+ngx_http_tokenring_health_retry(ngx_http_tokenring_conn_t *conn)
+{
+    if (conn->state == NGX_HTTP_TOKENRING_IDLE
+        && !ngx_exiting
+        && ngx_current_msec - conn->attempted
+           >= NGX_HTTP_TOKENRING_HEALTH_RETRY)
+    {
+        ngx_http_tokenring_connect(conn);
+    }
 }

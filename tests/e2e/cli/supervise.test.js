@@ -122,6 +122,33 @@ function another(stack, settings = {}) {
     settings: { ...stack.engine.settings, socket, ...settings } };
 }
 
+test('one that cannot be started is not healthy until it can', async () => {
+  const stack = new Stack({ engine: NULL, sockets: 'start=ondemand' });
+  stack.options.engine = null;
+  try {
+    await stack.begin();
+    const health = () => request(`${stack.url}/health`);
+    // Nobody has needed it.
+    assert.equal((await health()).json().engines[0].status, 'stopped');
+
+    assert.equal((await ask(stack)).status, 503);
+    let r = await health();
+    assert.equal(r.status, 503, r.text);
+    assert.equal(r.json().engines[0].reason, 'not connected');
+
+    // Who has left a sick server to itself learns when it is well again.
+    await stack.engine.start();
+    await until(async () => {
+      r = await health();
+      return r.status === 200;
+    }, () => r.text);
+    assert.equal(r.json().engines[0].status, 'ok');
+    assert.equal((await ask(stack)).status, 200);
+  } finally {
+    await stack.stop();
+  }
+});
+
 test('a model that is asked for starts its engine, and no other', async () => {
   await supervised('idle 1h', { sockets: 'model=llama',
     engine: { ...NULL, served_model_name: 'llama' },
