@@ -54,13 +54,18 @@ export class Engine {
     this.name = name;
     this.seen = 0;       // its last heartbeat, Unix ms
     this.alive = false;
+    this.stopped = false; // on demand, and nobody needs it
     this.card = {};      // what it is, also when it has gone
     this.samples = [];   // by time
     this.most = 0;       // more of them are thinned out
   }
 
   get run() { return this.alive ? this.card.run : ''; }
-  get state() { return this.alive ? this.card.state || 'ready' : 'gone'; }
+  get state() {
+    if (!this.alive) return this.stopped ? 'stopped' : 'gone';
+    return this.card.state || 'ready';
+  }
+
   get pageBytes() { return number(this.card.page_bytes); }
   get pages() { return number(this.card.pages); }
   get levels() {
@@ -74,6 +79,7 @@ export class Engine {
   heart(fields, seen, card) {
     this.seen = Math.max(this.seen, number(seen) || 0);
     this.alive = fields !== null && Object.keys(fields).length > 0;
+    this.stopped = !this.alive && Boolean(card) && card.state === 'stopped';
     if (this.alive) this.card = fields;
     else if (card && !this.card.model) this.card = card;
   }
@@ -184,7 +190,7 @@ export class Fleet {
     }
     const named = new Set(event.engines.map((e) => e.name));
     for (const [name, e] of this.engines) {
-      if (!named.has(name)) e.alive = false;
+      if (!named.has(name)) e.heart(null, 0, null);
       if (!e.alive && event.now - Math.max(e.seen, e.last ? e.last.t : 0) > KEEP
         && !(this.local && named.has(name))) this.engines.delete(name);
     }

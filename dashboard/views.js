@@ -18,6 +18,7 @@ const STATES = {
   failed: ['✕', 'failed', 'bad'],
   late: ['▲', 'late', 'warn'],
   gone: ['✕', 'gone', 'bad'],
+  stopped: ['○', 'stopped', 'plain'],
   unknown: ['○', 'not known', 'plain'],
   queued: ['○', 'queued', 'plain'],
   prefill: ['◐', 'prefill', 'busy'],
@@ -152,7 +153,6 @@ export function tenants(fleet) {
 
 export function engineState(e, fleet) {
   if (!fleet.up) return 'unknown';
-  if (!e.alive) return 'gone';
   if (e.state !== 'ready') return e.state;
   return fleet.now - e.seen > 3500 ? 'late' : 'ready';
 }
@@ -195,8 +195,9 @@ export function engines(fleet, picked, model, onPick) {
     if (model.title !== policy) model.title = policy;
     setText(row.querySelector('.engine-heart'), state === 'gone'
       ? (e.seen ? `no heartbeat for ${f.age(fleet.now - e.seen)}` : 'not connected')
-      : state === 'unknown' ? `last heard of at ${f.clock(e.seen)}`
-        : `heartbeat ${f.age(fleet.now - e.seen)} ago${e.card.host ? `, ${e.card.host}` : ''}`);
+      : state === 'stopped' ? 'starts for a request'
+        : state === 'unknown' ? `last heard of at ${f.clock(e.seen)}`
+          : `heartbeat ${f.age(fleet.now - e.seen)} ago${e.card.host ? `, ${e.card.host}` : ''}`);
     const s = e.alive ? e.last : null;
     const gpu = s ? [f.known(s.gpu) ? f.percent(s.gpu) : '',
       f.known(s.watts) ? `${f.count(s.watts)} W` : ''].filter(Boolean).join(', ') : '';

@@ -67,7 +67,7 @@ ngx_http_tokenring_cache_conn(ngx_http_tokenring_text_t *t,
                                    + NGX_INT_T_LEN];
     ngx_int_t                  rc;
     ngx_str_t                  name;
-    ngx_uint_t                 ready;
+    ngx_uint_t                 ready, stopped;
     ngx_http_tokenring_text_t  heart, card, samples;
 
     /* several sockets have one name here, each of them may be an engine */
@@ -81,6 +81,9 @@ ngx_http_tokenring_cache_conn(ngx_http_tokenring_text_t *t,
     }
 
     ready = (conn->state == NGX_HTTP_TOKENRING_READY);
+
+    /* it runs when it is needed, as far as we know */
+    stopped = (!ready && conn->ondemand && conn->complaint == 0);
 
     ngx_memzero(&heart, sizeof(ngx_http_tokenring_text_t));
     ngx_memzero(&card, sizeof(ngx_http_tokenring_text_t));
@@ -98,10 +101,11 @@ ngx_http_tokenring_cache_conn(ngx_http_tokenring_text_t *t,
             rc = NGX_ERROR;
         }
 
-    } else if (conn->card.model[0]) {
-        /* it has gone */
+    } else if (stopped || conn->card.model[0]) {
 
-        if (ngx_http_tokenring_put(&card, "{\"state\":\"gone\"") != NGX_OK
+        if (ngx_http_tokenring_printf(&card, 32, "{\"state\":\"%s\"",
+                                      stopped ? "stopped" : "gone")
+            != NGX_OK
             || ngx_http_tokenring_cache_conn_card(&card, &conn->card) != NGX_OK
             || ngx_http_tokenring_append(&card, "}", 1) != NGX_OK)
         {

@@ -10,6 +10,7 @@ const path = require('node:path');
 const { spawn, spawnSync } = require('node:child_process');
 const { Stack, BUILD, until } = require('../lib/stack');
 const { post, request, stream } = require('../lib/http');
+const { location, watch } = require('../lib/dashboard');
 
 const CLI = path.join(BUILD, 'bin/tokenring');
 const ENGINE = path.join(BUILD, 'bin/tokenring-engine');
@@ -122,19 +123,32 @@ function another(stack, settings = {}) {
     settings: { ...stack.engine.settings, socket, ...settings } };
 }
 
-test('one that cannot be started is not healthy until it can', async () => {
-  const stack = new Stack({ engine: NULL, sockets: 'start=ondemand' });
+test('one that cannot be started is neither healthy nor stopped until it can', async () => {
+  const { Fleet } = await import('../../../dashboard/fleet.js');
+  const { engineState } = await import('../../../dashboard/views.js');
+  const stack = new Stack({ engine: NULL, server: location(),
+    sockets: 'start=ondemand model=pocket' });
   stack.options.engine = null;
   try {
     await stack.begin();
     const health = () => request(`${stack.url}/health`);
+    const shown = async () => {
+      const page = watch(`${stack.url}/dashboard/`);
+      await until(() => page.of('tick').length > 0, 'a tick');
+      page.close();
+      const fleet = new Fleet();
+      fleet.apply(page.of('tick')[0]);
+      return fleet.sorted().map((e) => [e.model, engineState(e, fleet)]);
+    };
     // Nobody has needed it.
     assert.equal((await health()).json().engines[0].status, 'stopped');
+    assert.deepEqual(await shown(), [['pocket', 'stopped']]);
 
     assert.equal((await ask(stack)).status, 503);
     let r = await health();
     assert.equal(r.status, 503, r.text);
     assert.equal(r.json().engines[0].reason, 'not connected');
+    assert.deepEqual(await shown(), [['pocket', 'gone']]);
 
     // Who has left a sick server to itself learns when it is well again.
     await stack.engine.start();
@@ -144,6 +158,7 @@ test('one that cannot be started is not healthy until it can', async () => {
     }, () => r.text);
     assert.equal(r.json().engines[0].status, 'ok');
     assert.equal((await ask(stack)).status, 200);
+    assert.deepEqual(await shown(), [['pocket', 'ready']]);
   } finally {
     await stack.stop();
   }
