@@ -352,6 +352,15 @@ test('install: everything in its place, and NGINX accepts it', { skip }, place(
       'lib/systemd/system/tokenring-engine.service'));
     assert.match(unit, /^ExecStart=\/usr\/bin\/tokenring-engine/m);
     assert.doesNotMatch(unit, /@\w+dir@/);
+    // What engine.conf proposes as cache_dir can be made there.
+    const proposed = /^# cache_dir (.*)$/m.exec(
+      read(path.join(root, 'etc/tokenring/engine.conf')))[1];
+    for (const name of ['tokenring-engine', 'tokenring-engine@']) {
+      const text = read(path.join(root, `lib/systemd/system/${name}.service`));
+      assert.equal(path.join('/var/cache',
+        /^CacheDirectory=(.*)$/m.exec(text)[1]), path.dirname(proposed));
+      assert.match(text, /^CacheDirectoryMode=0700$/m);
+    }
 
     // What the administrator changed stays.
     const conf = path.join(root, 'etc/tokenring/engine.conf');
