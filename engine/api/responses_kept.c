@@ -443,7 +443,7 @@ write_ancestors(const tr_lookup_t *l, char *at)
 }
 
 /* An item as it is listed: with its id ahead of all else, a message's content in
- * parts. */
+ * parts, and without members that are null, which say as little as none. */
 static json_t *
 listed(const json_t *item)
 {
@@ -458,7 +458,9 @@ listed(const json_t *item)
         json_object_set_new(out, "type", json_string("message"));
     }
     json_object_foreach ((json_t *) item, key, value) {
-        json_object_set(out, key, value);
+        if (!json_is_null(value)) {
+            json_object_set(out, key, value);
+        }
     }
     if (tr_translate_is(json_object_get(out, "type"), "message")) {
         if (json_is_string(content)) {

@@ -206,23 +206,33 @@ test('input_items: what a response was asked, in pages', async () => {
     { type: 'function_call_output', call_id: 'c1', output: '12' },
     { role: 'assistant', content: 'Noon.' },
     { type: 'message', role: 'user', content: [{ type: 'input_text',
-      text: 'And now?' }] }];
+      text: 'And now?' }] },
+    { type: 'message', role: 'user', content: 'No id.', id: null },
+    { type: null, role: 'user', content: 'No type.', status: null }];
   const r = await turn({ input: given });
   await done(r);
   const id = idOf(r);
+  const asked = (i, text) => ({ id: `item_${id}_${i}`, type: 'message',
+    role: 'user', status: 'completed',
+    content: [{ type: 'input_text', text }] });
   const wanted = [
-    { id: `item_${id}_0`, type: 'message', role: 'user', status: 'completed',
-      content: [{ type: 'input_text', text: 'A "é"\n1' }] },
+    asked(0, 'A "é"\n1'),
     given[1],
     { id: `item_${id}_2`, ...given[2] },
     { id: `item_${id}_3`, type: 'message', role: 'assistant',
       status: 'completed', content: [{ type: 'output_text', text: 'Noon.' }] },
-    { id: `item_${id}_4`, ...given[4], status: 'completed' }];
+    { id: `item_${id}_4`, ...given[4], status: 'completed' },
+    // members that are null are none
+    asked(5, 'No id.'), asked(6, 'No type.')];
   const all = await client.responses.inputItems.list(r.id, { order: 'asc' });
   assert.deepEqual(all.data, wanted);
+  const headers = { Authorization: 'Bearer mine' };
   const raw = (await request(`${stack.url}/v1/responses/${r.id}/input_items`
-    + '?order=asc&limit=2', { headers: { Authorization: 'Bearer mine' } }))
-    .json();
+    + '?order=asc&limit=2', { headers })).json();
+  // a parser would take the last of two ids
+  const { text } = await request(
+    `${stack.url}/v1/responses/${r.id}/input_items`, { headers });
+  assert.equal(text.match(/"id":/g).length, given.length);
   assert.deepEqual([raw.has_more, raw.first_id, raw.last_id],
     [true, wanted[0].id, wanted[1].id]);
   assert.deepEqual((await client.responses.inputItems.list(r.id)).data,
