@@ -602,7 +602,7 @@ tr_kv_store_look(tr_kv_cache_t *kv, const void *owner,
                    : TR_KV_LOOK_NOTHING;
     case TR_STORE_LOOKING:
     case TR_STORE_NONE:
-        return s->stopping ? TR_KV_LOOK_NOTHING : TR_KV_LOOK_LATER;
+        return s->stopping ? TR_KV_LOOK_NOTHING : TR_KV_LOOK_BUSY;
     case TR_STORE_FAILED:
         return TR_KV_LOOK_NOTHING;
     default:

@@ -30,7 +30,8 @@ void tr_kv_store_close(tr_kv_cache_t *kv);
 typedef enum {
     TR_KV_LOOK_NOTHING, /* go on without */
     TR_KV_LOOK_ASKED,   /* the answer will come: wait while store_looks */
-    TR_KV_LOOK_LATER    /* ask again after the next turn */
+    TR_KV_LOOK_LATER, /* what comes is of use: ask again after the next turn */
+    TR_KV_LOOK_BUSY   /* it looks for others: ask again, but not for long */
 } tr_kv_look_t;
 
 /* Do files have more than the first `from` of tokens[0, n)?  Asks for `owner`. */

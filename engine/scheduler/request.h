@@ -66,12 +66,13 @@ typedef struct tr_sequence {
     /* Tokens that are computed at 16 bits, then compressed: the prompt, or what
      * was lost when it had to be computed again.  0: never compressed. */
     uint32_t uncompressed_len;
-    bool is_long;     /* it has more tokens than the scheduler's long_from */
-    bool exact;       /* a copy must stop where its source stands */
-    bool found;       /* what its prompt shares was counted */
-    bool looked;      /* it has asked for files with its prompt */
-    uint64_t offered; /* scheduler turn in which siblings could copy it */
-    uint64_t charge, copy; /* pages (scheduler.h: prompt_pages, promised) */
+    bool is_long; /* it has more tokens than the scheduler's long_from */
+    bool exact;   /* a copy must stop where its source stands */
+    bool found;   /* what its prompt shares was counted */
+    bool looked;  /* it has asked for files with its prompt, or gave up */
+    uint64_t look_until_us; /* when it gives up asking; 0: it was not put off */
+    uint64_t offered;       /* scheduler turn in which siblings could copy it */
+    uint64_t charge, copy;  /* pages (scheduler.h: prompt_pages, promised) */
     tr_sampler_t sampler;
     tr_text_stream_t text;
     tr_matcher_t *matcher;       /* what it may write; NULL: anything */

@@ -100,6 +100,10 @@
 /* Tokens that another prompt is about to share, for which it is worth to wait. */
 #define TR_SCHEDULER_SHARE_MIN 64u
 
+/* So long a prompt is put off while files are looked for that others begin
+ * with; then it is computed. */
+#define TR_SCHEDULER_LOOK_US 100000u
+
 /* A response writer that is full for this long counts as blocked. */
 #define TR_SCHEDULER_FULL_US 100000
 

@@ -133,6 +133,24 @@ tr_scheduler_awaits(const tr_scheduler_t *s, const tr_sequence_t *q,
     return false;
 }
 
+/* It is looked for others' files now.  A quick disk has done so in a moment, and
+ * nobody waits longer for a slow one than that, how many ever ask. */
+static bool
+tr_scheduler_asks_again(tr_scheduler_t *s, tr_sequence_t *q)
+{
+    if (q->look_until_us == 0) {
+        q->look_until_us = s->now + TR_SCHEDULER_LOOK_US;
+    }
+    if (s->now >= q->look_until_us) {
+        q->looked = true;
+        return false;
+    }
+    if (s->next_due_us == 0 || q->look_until_us < s->next_due_us) {
+        s->next_due_us = q->look_until_us;
+    }
+    return true;
+}
+
 bool
 tr_scheduler_looks(tr_scheduler_t *s, tr_sequence_t *q, uint32_t found)
 {
@@ -148,6 +166,9 @@ tr_scheduler_looks(tr_scheduler_t *s, tr_sequence_t *q, uint32_t found)
     key = tr_scheduler_key(s, q);
     look = tr_kv_store_look(s->kv, q, q->request->kv_policy, &key, q->tokens,
                             tr_scheduler_first_len(s, q) - 1, found);
+    if (look == TR_KV_LOOK_BUSY) {
+        return tr_scheduler_asks_again(s, q);
+    }
     q->looked = look == TR_KV_LOOK_ASKED;
     return look != TR_KV_LOOK_NOTHING;
 }
