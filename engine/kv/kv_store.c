@@ -158,20 +158,29 @@ now_us(void)
 }
 
 void
-tr_kv_store_close(tr_kv_cache_t *kv)
+tr_kv_store_flush(tr_kv_cache_t *kv, uint64_t us)
 {
     tr_kv_store_t *s = kv->store;
     uint64_t begun = now_us();
 
-    if (s == NULL) {
-        return;
-    }
-    while ((s->putting || s->n_queue != 0 || !tr_store_put_idle(s->files))
-           && now_us() - begun < FLUSH_US) {
+    while (s != NULL
+           && (s->putting || s->n_queue != 0 || !tr_store_put_idle(s->files))
+           && now_us() - begun < us) {
         if (!tr_kv_store_turn(kv)) {
             usleep(200);
         }
     }
+}
+
+void
+tr_kv_store_close(tr_kv_cache_t *kv)
+{
+    tr_kv_store_t *s = kv->store;
+
+    if (s == NULL) {
+        return;
+    }
+    tr_kv_store_flush(kv, FLUSH_US);
     (void) tr_kv_store_yield(kv);
     tr_store_close(s->files);
     kv->store = NULL;

@@ -23,8 +23,9 @@ tr_status_t tr_kv_store_open(tr_kv_cache_t *kv, const char *dir, uint64_t limit,
                              tr_error_t *err);
 /* wake: called from other threads when a turn has something to do. */
 void tr_kv_store_wakes(tr_kv_cache_t *kv, void (*wake)(void *arg), void *arg);
-/* Writes what is to be written yet, for five seconds at most.  The step loop's
- * last call; tr_kv_cache_free does it where there was none. */
+/* Writes what is to be written yet, for so long at most. */
+void tr_kv_store_flush(tr_kv_cache_t *kv, uint64_t us);
+/* The same for five seconds at most.  The step loop's last call; tr_kv_cache_free does it where there was none. */
 void tr_kv_store_close(tr_kv_cache_t *kv);
 
 typedef enum {
