@@ -306,42 +306,41 @@ tr_executor_describe_cache(const tr_executor_t *e, const tr_config_t *config)
     }
 }
 
-/* Sequences that are swapped out keep their slots, as far as a page manager
- * has so many. */
+/* Sequences that are swapped out keep their slots, and what comes from a file has
+ * one: as far as a page manager has so many. */
 static uint32_t
 slots(const tr_executor_t *e, const tr_config_t *config)
 {
-    uint32_t twice = 2 * config->max_num_seqs, i;
+    uint32_t n = config->max_num_seqs + (config->cache_dir[0] != '\0'), i;
+    bool swaps = false;
 
     for (i = 0; i < e->n_policies; i++) {
-        if (config->swap_memory != 0
-            && (e->policies[i].policy->n_levels != 0
-                || e->policies[i].policy->minmax)) {
-            return twice < TR_KV_SLOTS_MAX ? twice : TR_KV_SLOTS_MAX;
-        }
+        swaps = swaps
+                || (config->swap_memory != 0
+                    && (e->policies[i].policy->n_levels != 0
+                        || e->policies[i].policy->minmax));
     }
-    return config->max_num_seqs;
+    n += swaps ? config->max_num_seqs : 0;
+    return n < TR_KV_SLOTS_MAX ? n : TR_KV_SLOTS_MAX;
 }
 
 void
 tr_executor_cache_config(const tr_executor_t *e, const tr_config_t *config,
                          uint32_t max_len, tr_kv_config_t *out)
 {
-    *out = (tr_kv_config_t){
-        .layers = e->layers,
-        .kv_heads = e->kv_heads,
-        .head_dim = e->head_dim,
-        /* one for what comes from a file */
-        .slots = slots(e, config) + (config->cache_dir[0] != '\0'),
-        .max_len = max_len,
-        .memory = config->kv_memory,
-        .swap_memory = config->swap_memory,
-        .reuse = strcmp(config->kv_reuse, "no") != 0,
-        .reuse_compressed = tr_executor_reuses_compressed(config),
-        .guard = e->guard,
-        .policies = e->kv_policies,
-        .n_policies = e->n_policies
-    };
+    *out = (tr_kv_config_t){ .layers = e->layers,
+                             .kv_heads = e->kv_heads,
+                             .head_dim = e->head_dim,
+                             .slots = slots(e, config),
+                             .max_len = max_len,
+                             .memory = config->kv_memory,
+                             .swap_memory = config->swap_memory,
+                             .reuse = strcmp(config->kv_reuse, "no") != 0,
+                             .reuse_compressed = tr_executor_reuses_compressed(
+                                 config),
+                             .guard = e->guard,
+                             .policies = e->kv_policies,
+                             .n_policies = e->n_policies };
 }
 
 void

@@ -13,6 +13,8 @@
  */
 #include "scheduler_internal.h"
 
+#include "engine/kv/kv_store.h"
+
 /* ---- leaving ------------------------------------------------------------ */
 
 /* The prompt is no more: compressed, or gone. */
@@ -350,6 +352,9 @@ tr_scheduler_open(tr_scheduler_t *s, const tr_sequence_t *q)
     int32_t slot = tr_kv_open(s->kv, q->request->kv_policy);
     tr_sequence_t *other = s->swapped.last;
 
+    if (slot < 0 && tr_kv_store_yield(s->kv)) { /* that one comes from a file */
+        slot = tr_kv_open(s->kv, q->request->kv_policy);
+    }
     if (slot >= 0) {
         return slot;
     }

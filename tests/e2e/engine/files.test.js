@@ -135,6 +135,23 @@ test('a file that was damaged is removed, and its prompt computed',
     }
   });
 
+test('as many sequences as there can be: none is added for files',
+  { skip }, async () => {
+    const dir = directory();
+    const most = { max_num_seqs: 4096, max_batch_tokens: 4096 };
+    const stack = await Stack.start({ engine: engine(dir, most) });
+    try {
+      const messages = [{ role: 'user', content: long(9, 8) }];
+      const one = await ask(stack, messages);
+      await written(stack, 1);
+      await restart(stack, 'SIGTERM', { swap_memory: '16m' });
+      const two = await ask(stack, messages);
+      assert.deepEqual(two, { ...one, cached: one.prompt - 1 });
+    } finally {
+      await stack.stop();
+    }
+  });
+
 test('a disk that is gone costs nobody an answer', { skip }, async () => {
   const dir = directory();
   const stack = await Stack.start({ engine: engine(dir) });
