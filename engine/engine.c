@@ -267,7 +267,8 @@ open_store(tr_engine_t *e, const tr_status_card_t *card, tr_error_t *err)
         identity[i] ^= (uint8_t) (card->exact_id >> (8 * i));
     }
     return tr_kv_store_open(e->executor->kv, e->config.cache_dir,
-                            e->config.cache_disk, identity, err);
+                            e->config.cache_disk, e->config.cache_ttl_us,
+                            identity, err);
 }
 
 static tr_status_t

@@ -106,10 +106,12 @@ add_layouts(const tr_kv_cache_t *kv, uint8_t identity[TR_STORE_ID_BYTES])
 
 tr_status_t
 tr_kv_store_open(tr_kv_cache_t *kv, const char *dir, uint64_t limit,
-                 const uint8_t identity[TR_STORE_ID_BYTES], tr_error_t *err)
+                 uint64_t ttl_us, const uint8_t identity[TR_STORE_ID_BYTES],
+                 tr_error_t *err)
 {
     tr_store_config_t c = { .dir = dir,
                             .limit = limit,
+                            .ttl_us = ttl_us,
                             .page_bytes = (uint32_t) kv->plan.page_bytes,
                             .counts = kv->heads * TR_KV_TIERS_MAX,
                             .max_len = kv->config.max_len,

@@ -16,9 +16,11 @@
 
 typedef struct tr_kv_store tr_kv_store_t;
 
-/* The cache has a store in this directory from now on; identity: of all that
- * its pages depend on beside policies and layouts.  *err names cache_dir. */
+/* The cache has a store in this directory from now on, of so many bytes and, but
+ * for 0, files used within the TTL; identity: of all that its pages depend on
+ * beside policies and layouts.  *err names cache_dir. */
 tr_status_t tr_kv_store_open(tr_kv_cache_t *kv, const char *dir, uint64_t limit,
+                             uint64_t ttl_us,
                              const uint8_t identity[TR_STORE_ID_BYTES],
                              tr_error_t *err);
 /* wake: called from other threads when a turn has something to do. */

@@ -12,9 +12,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "engine/config/log.h"
+
+/* How often the directory is looked through for what is too old, at least. */
+#define EXPIRY_US 60000000u
 
 static void
 wake(tr_store_t *s)
@@ -89,6 +93,30 @@ put_one(tr_store_t *s, store_lane_t *lane)
     }
 }
 
+/* Where files have a TTL, they go though nobody writes or reads. */
+static void
+wait_or_expire(tr_store_t *s, store_lane_t *lane)
+{
+    uint64_t us = s->config.ttl_us / 16 + 1000;
+    struct timespec until;
+
+    if (s->config.ttl_us == 0) {
+        wait_for_work(lane);
+        return;
+    }
+    us = us < EXPIRY_US ? us : EXPIRY_US;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    us += (uint64_t) until.tv_nsec / 1000u;
+    until.tv_sec += (time_t) (us / 1000000u);
+    until.tv_nsec = (long) (us % 1000000u) * 1000;
+    while (sem_clockwait(&lane->work, CLOCK_MONOTONIC, &until) != 0) {
+        if (errno == ETIMEDOUT) {
+            (void) store_directory_room(s, 0);
+            return;
+        }
+    }
+}
+
 static void *
 put_main(void *arg)
 {
@@ -102,7 +130,7 @@ put_main(void *arg)
             put_one(s, lane);
             set_state(s, lane, TR_STORE_IDLE);
         } else {
-            wait_for_work(lane);
+            wait_or_expire(s, lane);
         }
     }
     return NULL;

@@ -50,6 +50,7 @@ typedef struct tr_store tr_store_t;
 typedef struct {
     const char *dir; /* borrowed for the call; made if it is not there */
     uint64_t limit;  /* bytes of all files; the ones used longest ago go */
+    uint64_t ttl_us; /* those not used for so long go, too; 0: they stay */
     uint8_t identity[TR_STORE_ID_BYTES]; /* what all pages depend on */
     uint32_t page_bytes;
     uint32_t counts;    /* of each item */

@@ -161,6 +161,22 @@ add(list_t *l, const char *name, const struct stat *st)
     return true;
 }
 
+/* The time of a file is that of its last use (store.c). */
+bool
+store_is_old(const tr_store_t *s, const struct stat *st)
+{
+    struct timespec now;
+    int64_t age;
+
+    if (s->config.ttl_us == 0) {
+        return false;
+    }
+    clock_gettime(CLOCK_REALTIME, &now);
+    age = ((int64_t) now.tv_sec - st->st_mtim.tv_sec) * 1000000
+          + (now.tv_nsec - st->st_mtim.tv_nsec) / 1000;
+    return age > (int64_t) s->config.ttl_us;
+}
+
 static bool
 list_files(const tr_store_t *s, list_t *l)
 {
@@ -181,7 +197,11 @@ list_files(const tr_store_t *s, list_t *l)
                 (void) unlinkat(s->dir, e->d_name, 0);
             }
         } else if (strlen(e->d_name) == STORE_NAME - 1) {
-            good = add(l, e->d_name, &st);
+            if (store_is_old(s, &st)) {
+                (void) unlinkat(s->dir, e->d_name, 0);
+            } else {
+                good = add(l, e->d_name, &st);
+            }
         }
     }
     if (d != NULL) {

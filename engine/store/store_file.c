@@ -102,7 +102,8 @@ make_head(const tr_store_t *s, store_lane_t *lane, size_t bytes)
     memcpy(lane->head, &h, sizeof(h));
 }
 
-/* A file and nothing else, which could block, or be elsewhere; -1: none. */
+/* A file and nothing else, which could block, or be elsewhere, and not one that
+ * is too old; -1: none. */
 static int
 open_file(const tr_store_t *s, const char *name)
 {
@@ -111,6 +112,11 @@ open_file(const tr_store_t *s, const char *name)
     struct stat st;
 
     if (fd >= 0 && (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode))) {
+        close(fd);
+        return -1;
+    }
+    if (fd >= 0 && store_is_old(s, &st)) {
+        (void) unlinkat(s->dir, name, 0);
         close(fd);
         return -1;
     }

@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdatomic.h>
+#include <sys/stat.h>
 
 #include "engine/base/siphash.h"
 
@@ -128,9 +129,11 @@ bool store_read_piece(tr_store_t *s, const store_lane_t *lane, int fd,
 /* ---- store_directory.c */
 
 tr_status_t store_directory_open(tr_store_t *s, tr_error_t *err);
-/* Files go until `more` bytes have room; also what a kill left behind.  False:
- * errno. */
+/* Files go until `more` bytes have room; also what a kill left behind, and what
+ * was not used for the TTL.  False: errno. */
 bool store_directory_room(tr_store_t *s, uint64_t more);
+/* Was the file not used for the TTL? */
+bool store_is_old(const tr_store_t *s, const struct stat *st);
 
 /* ---- store.c */
 

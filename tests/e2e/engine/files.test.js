@@ -152,6 +152,20 @@ test('as many sequences as there can be: none is added for files',
     }
   });
 
+test('cache_ttl is of files, too', { skip }, async () => {
+  const dir = directory();
+  const stack = await Stack.start({ engine: engine(dir, { cache_ttl: '1s' }) });
+  try {
+    const messages = [{ role: 'user', content: long(10, 8) }];
+    await ask(stack, messages);
+    await written(stack, 1);
+    await until(() => files(dir).length === 0);
+    assert.equal((await ask(stack, messages)).cached, 0);
+  } finally {
+    await stack.stop();
+  }
+});
+
 test('a disk that is gone costs nobody an answer', { skip }, async () => {
   const dir = directory();
   const stack = await Stack.start({ engine: engine(dir) });

@@ -75,7 +75,7 @@ open_files(world_t *w)
     tr_error_t err;
 
     if (w->dir != NULL) {
-        assert_int_equal(tr_kv_store_open(w->kv, w->dir, 1 << 20, identity,
+        assert_int_equal(tr_kv_store_open(w->kv, w->dir, 1 << 20, 0, identity,
                                           &err),
                          TR_OK);
     }

@@ -301,8 +301,10 @@ files_of(const char *spec, tr_kv_cache_t *a)
     assert_non_null(mkdtemp(dir));
     run_engine(&l, spec, 0);
     b = l.executor->kv;
-    assert_int_equal(tr_kv_store_open(a, dir, 1 << 30, identity, &err), TR_OK);
-    assert_int_equal(tr_kv_store_open(b, dir, 1 << 30, identity, &err), TR_OK);
+    assert_int_equal(tr_kv_store_open(a, dir, 1 << 30, 0, identity, &err),
+                     TR_OK);
+    assert_int_equal(tr_kv_store_open(b, dir, 1 << 30, 0, identity, &err),
+                     TR_OK);
     for (i = 0; i < operations() / 6; i++) {
         n = write_one(a, &state, tokens);
         if (!read_one(b, tokens, n, i % 5 == 4)) {

@@ -65,7 +65,8 @@ make(disk_t *d)
     reuse = true;
     fixture_init(&d->b, 200, PROMPTS + 1, 2048);
     reuse = false;
-    assert_int_equal(tr_kv_store_open(d->b.kv, d->dir, 1 << 20, identity, &err),
+    assert_int_equal(tr_kv_store_open(d->b.kv, d->dir, 1 << 20, 0, identity,
+                                      &err),
                      TR_OK);
     for (uint32_t i = 0; i < PROMPTS; i++) {
         tr_request_t *r = make_request(&d->b, TOKENS, 20, 1);

@@ -251,6 +251,67 @@ quota(void **unused)
     place_free(&p);
 }
 
+static void
+age(const place_t *p, const char *name)
+{
+    struct timespec hours_ago[2] = { { time(NULL) - 7200, 0 },
+                                     { time(NULL) - 7200, 0 } };
+    char path[400];
+
+    place_path(p, name, path);
+    assert_int_equal(utimensat(AT_FDCWD, path, hours_ago, 0), 0);
+}
+
+/* What was not used for the TTL is not read, and goes: when it is looked for,
+ * when another file is written, and when nothing happens. */
+static void
+too_old(void **unused)
+{
+    place_t p;
+    tr_store_config_t c;
+    tr_store_t *s;
+    tr_store_stats_t stats;
+    int32_t old[200], new[200];
+    uint32_t spent = 0;
+
+    (void) unused;
+    place_make(&p);
+    c = store_config(&p);
+    c.ttl_us = 3600ull * 1000000;
+    s = store_open(&c);
+    tokens_of_text(1, 200, old);
+    tokens_of_text(2, 200, new);
+    assert_true(put_whole(s, &alice, old, 200));
+    assert_int_equal(get_whole(s, &alice, old, 200, 0), 200);
+    place_each(&p, age);
+    assert_int_equal(get_whole(s, &alice, old, 200, 0), 0);
+    assert_int_equal(count_files(&p), 0); /* all its names were asked for */
+
+    assert_true(put_whole(s, &alice, old, 200));
+    place_each(&p, age);
+    assert_true(put_whole(s, &alice, new, 200));
+    assert_int_equal(count_files(&p), 1);
+    assert_int_equal(get_whole(s, &alice, new, 200, 0), 200);
+    tr_store_close(s);
+
+    c.ttl_us = 0; /* they stay */
+    s = store_open(&c);
+    place_each(&p, age);
+    assert_int_equal(get_whole(s, &alice, new, 200, 0), 200);
+    tr_store_close(s);
+
+    c.ttl_us = 50000;
+    s = store_open(&c);
+    assert_true(put_whole(s, &alice, old, 200));
+    do {
+        breathe(&spent);
+        tr_store_stats(s, &stats);
+    } while (stats.files != 0);
+    assert_int_equal(count_files(&p), 0);
+    tr_store_close(s);
+    place_free(&p);
+}
+
 /* ---- given up ----------------------------------------------------------- */
 
 static void
@@ -537,14 +598,13 @@ directories(void **unused)
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(siphash),
-                                        cmocka_unit_test(comes_back),
-                                        cmocka_unit_test(whose_it_is),
-                                        cmocka_unit_test(newest_stays),
-                                        cmocka_unit_test(quota),
-                                        cmocka_unit_test(given_up),
-                                        cmocka_unit_test(shared_directory),
-                                        cmocka_unit_test(directories) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(siphash),     cmocka_unit_test(comes_back),
+        cmocka_unit_test(whose_it_is), cmocka_unit_test(newest_stays),
+        cmocka_unit_test(quota),       cmocka_unit_test(too_old),
+        cmocka_unit_test(given_up),    cmocka_unit_test(shared_directory),
+        cmocka_unit_test(directories)
+    };
 
     alice = key_of("alice", 5);
     return cmocka_run_group_tests_name("store", tests, NULL, NULL);
