@@ -247,16 +247,20 @@ fill_identity(const tr_engine_t *e, tr_status_card_t *card)
     card->exact_id = tr_model_hash(exact, settings, strlen(settings));
 }
 
-/* Prefixes in files are of this model, with all that its numbers depend on. */
+/* Prefixes in files are of this model, with all that its numbers depend on.  Files
+ * outlive the engine, and its weights may be changed meanwhile: the model's id,
+ * for which large files are not read whole, does not tell such weights apart. */
 static tr_status_t
 open_store(tr_engine_t *e, const tr_status_card_t *card, tr_error_t *err)
 {
     uint8_t identity[TR_STORE_ID_BYTES];
+    uint64_t stamp;
 
     if (e->config.cache_dir[0] == '\0') {
         return TR_OK;
     }
-    if (card->exact_id == 0) {
+    if (card->exact_id == 0
+        || tr_model_stamp(e->config.model, &stamp) != TR_OK) {
         return tr_error_set(err, TR_ERR_IO, "cache_dir",
                             "cache_dir %.200s: the model has no identity, so it"
                             " could not be told from others",
@@ -265,6 +269,7 @@ open_store(tr_engine_t *e, const tr_status_card_t *card, tr_error_t *err)
     memcpy(identity, card->model_id, sizeof(identity));
     for (uint32_t i = 0; i < sizeof(card->exact_id); i++) {
         identity[i] ^= (uint8_t) (card->exact_id >> (8 * i));
+        identity[sizeof(stamp) + i] ^= (uint8_t) (stamp >> (8 * i));
     }
     return tr_kv_store_open(e->executor->kv, e->config.cache_dir,
                             e->config.cache_disk, e->config.cache_ttl_us,

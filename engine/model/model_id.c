@@ -87,18 +87,30 @@ add_file(hash_t *h, const char *dir, const char *name, char *buf)
     return ok;
 }
 
+static int
+has_end(const char *name, const char *end)
+{
+    size_t n = strlen(name), m = strlen(end);
+
+    return n > m && strcmp(name + n - m, end) == 0;
+}
+
+static int
+weights(const struct dirent *entry)
+{
+    return has_end(entry->d_name, ".safetensors");
+}
+
 /* What makes a model: weights, configuration, tokenizer, template. */
 static int
 wanted(const struct dirent *entry)
 {
     static const char *const ends[] = { ".safetensors", ".json", ".jinja",
                                         ".model" };
-    size_t n = strlen(entry->d_name), i;
+    size_t i;
 
     for (i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
-        size_t m = strlen(ends[i]);
-
-        if (n > m && strcmp(entry->d_name + n - m, ends[i]) == 0) {
+        if (has_end(entry->d_name, ends[i])) {
             return 1;
         }
     }
@@ -137,4 +149,44 @@ tr_model_identify(const char *dir, const char *settings,
     add(&h, settings, strlen(settings));
     memcpy(out, h.lane, TR_MODEL_ID_BYTES);
     return TR_OK;
+}
+
+/* Not the time of a change of the inode: a service manager that sets owners at
+ * each start would make it another model. */
+static bool
+stamp_file(uint64_t *stamp, const char *dir, const char *name)
+{
+    char path[4096];
+    struct stat st;
+    uint64_t of[4];
+
+    snprintf(path, sizeof(path), "%s/%s", dir, name);
+    if (stat(path, &st) != 0) {
+        return false;
+    }
+    of[0] = (uint64_t) st.st_size;
+    of[1] = (uint64_t) st.st_ino;
+    of[2] = (uint64_t) st.st_mtim.tv_sec;
+    of[3] = (uint64_t) st.st_mtim.tv_nsec;
+    *stamp = tr_model_hash(*stamp, name, strlen(name) + 1);
+    *stamp = tr_model_hash(*stamp, of, sizeof(of));
+    return true;
+}
+
+tr_status_t
+tr_model_stamp(const char *dir, uint64_t *out)
+{
+    struct dirent **names;
+    bool ok = true;
+    int n = scandir(dir, &names, weights, by_name), i;
+
+    *out = TR_FNV1A_64;
+    for (i = 0; i < n; i++) {
+        ok = ok && stamp_file(out, dir, names[i]->d_name);
+        free(names[i]);
+    }
+    if (n >= 0) {
+        free(names);
+    }
+    return n >= 0 && ok ? TR_OK : TR_ERR_IO;
 }

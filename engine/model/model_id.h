@@ -18,6 +18,12 @@
 tr_status_t tr_model_identify(const char *dir, const char *settings,
                               uint8_t out[TR_MODEL_ID_BYTES]);
 
+/* Of the weights' files in dir, without reading them: names, sizes, inodes, and
+ * when they were written.  Another number when one was changed or replaced, the
+ * same for all who open these files; a copy of dir has another.  TR_ERR_IO: as
+ * above. */
+tr_status_t tr_model_stamp(const char *dir, uint64_t *out);
+
 /* Goes on with more: 64 bits of a text and of what was hashed before. */
 uint64_t tr_model_hash(uint64_t before, const void *bytes, uint64_t len);
 

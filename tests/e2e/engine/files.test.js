@@ -9,7 +9,7 @@ const assert = require('node:assert/strict');
 const fs = require('node:fs');
 const os = require('node:os');
 const path = require('node:path');
-const { Stack, until } = require('../lib/stack');
+const { Stack, until, POCKET } = require('../lib/stack');
 const { request, post } = require('../lib/http');
 const { story } = require('../lib/prompts');
 
@@ -149,6 +149,43 @@ test('as many sequences as there can be: none is added for files',
       assert.deepEqual(two, { ...one, cached: one.prompt - 1 });
     } finally {
       await stack.stop();
+    }
+  });
+
+// A byte that the model's identity does not read (model_id.h), in place.
+function change(file) {
+  const fd = fs.openSync(file, 'r+');
+  const { size } = fs.fstatSync(fd);
+  const from = 1 << 20;
+  const at = from + 3 * Math.floor((size - from) / 256) + 8000;
+  const byte = Buffer.alloc(1);
+  fs.readSync(fd, byte, 0, 1, at);
+  byte[0] ^= 1;
+  fs.writeSync(fd, byte, 0, 1, at);
+  fs.closeSync(fd);
+}
+
+test('files are of these weights: shared by who has them, no other\'s',
+  { skip }, async () => {
+    const dir = directory();
+    const model = path.join(path.dirname(dir), 'pocket');
+    fs.cpSync(POCKET, model, { recursive: true });
+    const settings = engine(dir, { model });
+    const [stack, other] = await Promise.all([
+      Stack.start({ engine: settings }), Stack.start({ engine: settings })]);
+    try {
+      const messages = [{ role: 'user', content: long(11, 8) }];
+      const one = await ask(stack, messages);
+      await written(stack, 1);
+      assert.deepEqual(await ask(other, messages),
+        { ...one, cached: one.prompt - 1 });
+      change(path.join(model, 'model-00002-of-00002.safetensors'));
+      await restart(other);
+      assert.equal((await ask(other, messages)).cached, 0);
+      assert.equal(await metric(other, 'tokenring_prefix_files_read_total'), 0);
+    } finally {
+      await stack.stop();
+      await other.stop();
     }
   });
 
