@@ -25,7 +25,7 @@ typedef struct {
     tr_status_t (*read_prompts)(tr_openai_call_t *c);
     tr_status_t (*read_logprobs)(const json_t *root, tr_request_t *r,
                                  tr_error_t *err);
-    /* makes r->result of the prompts; NULL: it generates text */
+    /* makes r->result of the prompts at once; NULL: the model runs */
     tr_status_t (*result)(tr_openai_call_t *c);
     uint32_t max_tokens;        /* if the client names none; 0: what fits */
     bool max_completion_tokens; /* the newer name of max_tokens is known */

@@ -227,7 +227,7 @@ final_fields(tr_redis_command_t *c, const tr_outbox_request_t *q)
 
     field_time(c, "finished", q->finished_ms);
     field_number(c, "completion_tokens", end->completion_tokens);
-    field_number(c, "cached_tokens", 0);
+    field_number(c, "cached_tokens", end->cached_tokens);
     field_number(c, "preemptions", end->preemptions);
     if (end->state == TR_REQUEST_DONE) {
         field_text(c, "finish_reason",

@@ -211,6 +211,7 @@ describe_end(const tr_request_t *r, uint64_t now_us, tr_event_end_t *end)
         .finish_reason = (uint8_t) r->finish_reason,
         .prompt_tokens = r->prompt_tokens,
         .completion_tokens = r->completion_tokens,
+        .cached_tokens = r->cached_tokens,
         .preemptions = r->preemptions,
         .choices = r->n_sequences,
         .scheduled_us = r->scheduled_us,

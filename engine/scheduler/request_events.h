@@ -90,6 +90,7 @@ typedef struct {
     uint8_t finish_reason; /* enum tr_finish_reason */
     int32_t status;        /* tr_status_t; TR_OK when there is nothing to say */
     uint32_t prompt_tokens, completion_tokens;
+    uint32_t cached_tokens; /* of the prompts, not computed again */
     uint32_t preemptions;
     uint32_t choices;
     uint64_t scheduled_us, first_token_us, ended_us; /* 0: never */

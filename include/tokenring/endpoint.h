@@ -33,7 +33,7 @@ enum tr_endpoint {
 typedef struct {
     const char *name; /* in Redis */
     const char *path; /* of its POST, behind /v1/ */
-    int generates;    /* else it has a RESULT, and is never in Redis */
+    int generates;    /* text; else it has a RESULT, and no output in Redis */
 } tr_endpoint_info_t;
 
 /* NULL: there is no such endpoint. */

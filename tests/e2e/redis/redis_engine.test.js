@@ -62,6 +62,21 @@ test('a request from its arrival to its end', async () => {
     });
 });
 
+test('tokens that were cached', async () => {
+  await withStack({ engine: { backend: 'cpu', kv_policy: 'full' } },
+    async (stack, redis) => {
+      const body = { prompt: 'the fox and the key. '.repeat(40), max_tokens: 1 };
+      for (const again of [false, true]) {
+        const answer = await post(`${stack.url}/v1/completions`, body);
+        assert.equal(answer.status, 200);
+        const { cached_tokens } = answer.json().usage.prompt_tokens_details;
+        assert.equal(cached_tokens > 0, again);
+        const hash = await state(redis, idOf(answer.text), 'done');
+        assert.equal(Number(hash.cached_tokens), cached_tokens);
+      }
+    });
+});
+
 // The model computes, since `backend null` has its first token at once: a long
 // prompt in small pieces takes many flushes.
 test('queued, prefill, decode, done', async () => {
