@@ -14,7 +14,7 @@
 #include "kv_policy_internal.h"
 #include "engine/config/log.h"
 
-/* In the order in which they are tiered to users. */
+/* In the order in which they are listed for users. */
 #define POLICIES(X) \
     X(full)         \
     X(uniform)      \
