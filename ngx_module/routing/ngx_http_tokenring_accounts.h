@@ -80,8 +80,8 @@ ngx_http_tokenring_hold_t *ngx_http_tokenring_hold(ngx_shm_zone_t *zone,
 void ngx_http_tokenring_hold_rise(ngx_http_tokenring_hold_t *hold);
 
 /* what a budget of this kind gets back of it if it ends now: of tokens, what it
- * has leased; of requests, 1 if it was not let in.  rate: that of the kind, with
- * a limit of 1 */
+ * has leased; of requests, 1 if it was not let in.  rate: that of the kind,
+ * with a limit of 1 */
 int64_t ngx_http_tokenring_hold_unused(ngx_http_tokenring_hold_t *hold,
     uint8_t kind, ngx_http_tokenring_rate_t *rate);
 

@@ -404,8 +404,8 @@ ngx_http_tokenring_left(ngx_http_tokenring_account_t *a,
 
 
 /* how many tokens it may have beyond those that it was given: where half of its
- * last lease is used, its part of what is left, and at least one.  Who waits for
- * a seat has no part yet */
+ * last lease is used, its part of what is left, and at least one.  Who waits
+ * for a seat has no part yet */
 
 static uint64_t
 ngx_http_tokenring_lease(ngx_http_tokenring_ctx_t *ctx, int64_t left)
