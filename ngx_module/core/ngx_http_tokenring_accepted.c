@@ -141,6 +141,10 @@ ngx_http_tokenring_accepted_again(ngx_http_tokenring_ctx_t *ctx,
 {
     ctx->moving = 0;
 
+    /* without an engine, nothing was written: what is kept stays for as long
+     * as if it had just come */
+    ctx->late_since = ngx_current_msec;
+
     if (ctx->moves >= ctx->conf->migrate) {
         ngx_http_tokenring_move_stays(ctx);
     }

@@ -118,19 +118,13 @@ test('two engines are killed in turns beside agents', async () => {
     const metrics = await stack.metrics();
     assert.ok(metrics.value('tokenring_gateway_migrations_total') > 0);
     assert.equal(metrics.value('tokenring_gateway_unmovable_total'), 0);
-    // what is kept is what was sent, or says that some of it was lost on the
-    // way; what is complete may be gone on from
+    // what is kept is what was sent; what is complete may be gone on from
     for (const { id, status, output } of got.filter((a) => a.id)) {
       const key = `tr:req:{${id.replace('resp_', '')}}`;
       await until(async () => ((await redis.hash(key)) || {}).state === 'done',
         'it is written');
       const kept = (await request(`${stack.url}/v1/responses/${id}`, {
         headers: KEY })).json();
-      if ((await redis.hash(key)).gap) {
-        assert.equal(kept.status, 'failed');
-        assert.match(kept.error.message, /was lost on its way to Redis/);
-        continue;
-      }
       assert.deepEqual([kept.status, said(kept.output)], [status, output]);
       if (status !== 'completed') continue;
       const on = await post(`${stack.url}/v1/responses`, { input: 'And?',

@@ -36,6 +36,7 @@ async function fleet(run, { engines = 2, more = {}, timeout = '60s' } = {}) {
     await Promise.all([stack.engine, ...stack.others].map((e) => e.pid
       && e.signal('SIGCONT')));
     await stack.stop();
+    process.kill(redis.pid, 'SIGCONT');
     await redis.stop();
   }
 }
@@ -154,6 +155,31 @@ describe('stored answers move', { concurrency: 2 }, () => {
       await written(stack, redis, s);
       assert.ok(created);
       assert.equal((await redis.hash(`tr:req:{${id}}`)).created, created);
+    }, { engines: 1 }));
+
+  test('engines that are killed before they could write, long apart', () =>
+    fleet(async (stack, redis, [engine]) => {
+      const more = { max_tokens: 300 };
+      const want = await Promise.all([0, 3].map((i) => whole(ask(stack, i, more))));
+      const streams = [0, 3].map((i) => ask(stack, i, more));
+      const go = (n) => Promise.all(streams.map((s) => {
+        const { length } = s.events;
+        return s.when(() => s.events.length > length + n);
+      }));
+      await go(2);
+      await halt(redis.pid); // nothing of what follows is written
+      await go(12);
+      for (let k = 0; k < 3; k++) {
+        await engine.kill();
+        // longer than records are kept while an engine has the request
+        await sleep(2100);
+        if (k === 2) process.kill(redis.pid, 'SIGCONT');
+        await engine.start();
+        if (k < 2) await go(0);
+      }
+      assert.deepEqual(await Promise.all(streams.map(whole)), want);
+      for (const s of streams) await written(stack, redis, s);
+      await stack.idle();
     }, { engines: 1 }));
 
   test('nobody takes it: followers get the error, too', () =>
