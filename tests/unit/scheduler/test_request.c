@@ -1,6 +1,7 @@
 /*
  * Requests: the arena's alignment and zeroes, the layout of prompts and
- * choices, seeds, sizes that must be refused, and a vector whose client has left.
+ * choices, seeds, sizes that must be refused, a vector whose client has left, and
+ * which ends are none because another engine goes on.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,6 +12,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "engine/scheduler/emit.h"
 #include "engine/scheduler/request.h"
@@ -210,6 +212,87 @@ detached_vector(void **state)
     free(r);
 }
 
+/* An end at a fenced channel is told to the publisher only of what nobody moves.
+ * The frontend thread has not read `word` yet; it has read `control`. */
+static void
+end_when_fenced(bool fenced, uint32_t word, uint32_t control, bool told)
+{
+    static tr_emit_t e;
+    tr_request_events_t events;
+    tr_response_writer_t writer;
+    tr_ring_consumer_t peer;
+    tr_request_t *r = make(1, 1);
+    static uint8_t copy[4096];
+    tr_channel_map_t map;
+    tr_record_t rec;
+    int fd;
+
+    assert_int_equal(tr_channel_create(64, 4096, 4096, 1, &map, &fd), TR_OK);
+    assert_int_equal(tr_events_init(&events, -1, -1), TR_OK);
+    writer_make(&writer, &peer, 65536, -1, -1);
+    writer.channel = &map;
+    r->id = TR_ID(5, 9);
+    r->writer = &writer;
+    r->events = &events;
+    r->submit_flags = TR_SUBMIT_IDS | TR_SUBMIT_RESUMABLE;
+    atomic_store(&r->control, control);
+    tr_control_set(&map, r->id, word);
+    tr_control_set(&map, TR_ID(6, 9), TR_CONTROL_STAY); /* another one's */
+    if (fenced) {
+        tr_channel_fence(&map);
+    }
+    memset(&e, 0, sizeof(e));
+    r->error.status = TR_ERR_INTERNAL;
+    assert_int_equal(tr_emit_error(&e, r), TR_OK);
+    assert_int_equal(tr_request_goes_elsewhere(r), !told);
+    tr_emit_publish_events(&e);
+    tr_emit_publish(&e);
+    assert_int_equal(tr_ring_get(&events.from_loop, &rec, copy, sizeof(copy)),
+                     told ? TR_OK : TR_AGAIN);
+    writer_unmake(&writer, &peer);
+    tr_events_free(&events);
+    tr_channel_unmap(&map);
+    close(fd);
+    free(r);
+}
+
+static void
+ends_at_a_fenced_channel(void **state)
+{
+    (void) state;
+    end_when_fenced(false, 0, 0, true);
+    end_when_fenced(true, 0, 0, false);
+    end_when_fenced(true, TR_CONTROL_PAUSE, TR_CONTROL_PAUSE, false);
+    end_when_fenced(true, TR_CONTROL_DETACH, 0, true);
+    end_when_fenced(true, TR_CONTROL_STAY, 0, true);
+    end_when_fenced(true, 0, TR_CONTROL_DETACH, true);
+    end_when_fenced(true, 0, TR_CONTROL_STAY, true);
+}
+
+/* An end as draining is none where another engine goes on. */
+static void
+ends_that_are_moves(void **state)
+{
+    tr_request_t *r = make(1, 1);
+
+    (void) state;
+    r->error.status = TR_ERR_DRAINING;
+    r->submit_flags = TR_SUBMIT_IDS;
+    assert_true(tr_request_moves(r));
+    assert_false(tr_request_goes_elsewhere(r)); /* nothing of it is kept */
+    r->submit_flags |= TR_SUBMIT_RESUMABLE;
+    assert_true(tr_request_goes_elsewhere(r));
+    atomic_store(&r->control, TR_CONTROL_DETACH);
+    assert_false(tr_request_goes_elsewhere(r));
+    r->elsewhere = true;
+    assert_false(tr_request_goes_elsewhere(r));
+    atomic_store(&r->control, TR_CONTROL_STAY);
+    assert_false(tr_request_moves(r));
+    atomic_store(&r->control, TR_CONTROL_PAUSE);
+    assert_true(tr_request_goes_elsewhere(r));
+    free(r);
+}
+
 static int
 setup(void **state)
 {
@@ -237,6 +320,8 @@ main(void)
         cmocka_unit_test(layout_echo_scores),
         cmocka_unit_test(layout_refuses),
         cmocka_unit_test(detached_vector),
+        cmocka_unit_test(ends_at_a_fenced_channel),
+        cmocka_unit_test(ends_that_are_moves),
     };
 
     return cmocka_run_group_tests(tests, setup, teardown);
