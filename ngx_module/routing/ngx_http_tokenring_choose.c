@@ -318,7 +318,8 @@ ngx_http_tokenring_least_loaded(ngx_http_tokenring_ctx_t *ctx,
 }
 
 
-/* starts one that is started by who connects, if there is such a one */
+/* starts one that is started by who connects, if there is such a one: at once,
+ * also where the last one has just ended, unless it could not be started */
 
 static ngx_uint_t
 ngx_http_tokenring_start(ngx_http_tokenring_ctx_t *ctx)
@@ -338,7 +339,9 @@ ngx_http_tokenring_start(ngx_http_tokenring_ctx_t *ctx)
         if (conn->ondemand
             && conn->state == NGX_HTTP_TOKENRING_IDLE
             && (!ngx_exiting || ctx->moving)
-            && ngx_current_msec - conn->attempted >= NGX_HTTP_TOKENRING_RETRY
+            && (conn->complaint == 0
+                || ngx_current_msec - conn->attempted
+                   >= NGX_HTTP_TOKENRING_RETRY)
             && ngx_http_tokenring_suits(ctx, conn))
         {
             ngx_http_tokenring_connect(conn);
