@@ -60,6 +60,7 @@ make(disk_t *d)
     memset(d, 0, sizeof(*d));
     sem_init(&release, 0, 0);
     atomic_store(&opened, 0);
+    atomic_store(&stuck, false);
     strcpy(d->dir, "/tmp/tokenring-disk-XXXXXX");
     assert_non_null(mkdtemp(d->dir));
     reuse = true;
