@@ -196,7 +196,8 @@ test('cache_ttl is of files, too', { skip }, async () => {
     const messages = [{ role: 'user', content: long(10, 8) }];
     await ask(stack, messages);
     await written(stack, 1);
-    await until(() => files(dir).length === 0);
+    await until(async () => files(dir).length === 0
+      && await metric(stack, 'tokenring_prefix_blocks') === 0);
     assert.equal((await ask(stack, messages)).cached, 0);
   } finally {
     await stack.stop();
