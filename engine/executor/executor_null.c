@@ -7,10 +7,10 @@
  * are spread evenly over the interval however many streams there are.  A tick
  * that was missed is skipped, not made up for.
  *
- * The token at position p depends on p alone, is an ordinary ASCII letter in
- * every vocabulary that we know (byte-level ones begin with '!', SentencePiece
- * has its bytes there), and never ends a sequence.  null_script.h gives sequences
- * other answers.
+ * The token at position p depends on p alone, is one printable ASCII character
+ * in every vocabulary that we know (byte-level ones begin with '!' or a few
+ * marks, SentencePiece has its bytes there), and never ends a sequence.
+ * null_script.h gives sequences other answers.
  *
  * Where an answer is constrained, the next token that its mask allows comes in
  * place of one that it does not.

@@ -1,8 +1,8 @@
 /*
  * A lean load generator for streamed answers: N connections, one thread, epoll.
  *
- * A token is one letter of content, as both emitters have it: a gateway may put
- * tokens that are there together into one event.
+ * A token is one ASCII character of content, as both emitters have it: a gateway
+ * may put tokens that are there together into one event.
  *
  * It opens N connections, sends one streaming chat request on each, and notes
  * when every token's event arrives, with as little CPU as reading allows.  When
@@ -258,7 +258,6 @@ stream_line(stream_t *s)
 {
     static const char content[] = "\"content\":\"";
     const char *p;
-    size_t n;
 
     s->line[s->n_line] = '\0';
     if (s->n_line == 0 || s->line[0] == ':'
@@ -274,10 +273,11 @@ stream_line(stream_t *s)
         return;
     }
     p = strstr(s->line, content);
-    n = p != NULL ? strcspn(p + sizeof(content) - 1, "\"") : 0;
-    if (n != 0) {
+    p = p != NULL ? p + sizeof(content) - 1 : "";
+    if (*p != '\0' && *p != '"') {
         g.events++;
-        for (; n != 0; n--) {
+        for (; *p != '\0' && *p != '"'; p++) {
+            p += *p == '\\' && p[1] != '\0'; /* an escape is one character */
             stream_token(s);
         }
     } else if (strstr(s->line, "\"finish_reason\":\"") != NULL) {
