@@ -131,17 +131,6 @@ is_for(const tr_kv_cache_t *kv, int32_t slot, const tr_kv_policy_t *policy,
            && same_policy(&kv->policy[slot].origin, policy);
 }
 
-static uint32_t
-common(const int32_t *a, const int32_t *b, uint32_t n)
-{
-    uint32_t i = 0;
-
-    while (i < n && a[i] == b[i]) {
-        i++;
-    }
-    return i;
-}
-
 /* Adds a slot's pages to those of kept slots, or takes them away. */
 static void
 count_pages(tr_kv_cache_t *kv, int32_t slot, bool more)
@@ -217,7 +206,9 @@ keep_slot(tr_kv_cache_t *kv, int32_t slot)
         uint32_t n = o->n < k->n ? o->n : k->n;
 
         if (!is_for(kv, (int32_t) i, policy, &k->key)
-            || common(tokens_of(kv, (int32_t) i), tokens_of(kv, slot), n) < n) {
+            || tr_prefix_common(tokens_of(kv, (int32_t) i), tokens_of(kv, slot),
+                                n)
+                   < n) {
             continue;
         }
         if (o->n >= k->n) {
@@ -290,7 +281,7 @@ tr_kv_kept_find(tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
             || !is_for(kv, (int32_t) i, policy, key)) {
             continue;
         }
-        c = common(tokens_of(kv, (int32_t) i), tokens, most);
+        c = tr_prefix_common(tokens_of(kv, (int32_t) i), tokens, most);
         if (c >= MIN_TOKENS && c > kv->m.seq[i].sinks
             && (c > found->tokens
                 || (c == found->tokens && best >= 0

@@ -561,17 +561,6 @@ get(tr_kv_cache_t *kv)
     return false;
 }
 
-static uint32_t
-common(const int32_t *a, const int32_t *b, uint32_t n)
-{
-    uint32_t i = 0;
-
-    while (i < n && a[i] == b[i]) {
-        i++;
-    }
-    return i;
-}
-
 /* Is what is on its way of use for these? */
 static bool
 is_for(const tr_kv_store_t *s, const tr_prefix_key_t *key,
@@ -584,7 +573,8 @@ is_for(const tr_kv_store_t *s, const tr_prefix_key_t *key,
     return item->key.len == key->len
            && memcmp(item->key.bytes, key->bytes, key->len) == 0
            && memcmp(item->policy, policy, TR_STORE_ID_BYTES) == 0
-           && common(item->tokens, tokens, n) >= from + TR_STORE_BLOCK;
+           && tr_prefix_common(item->tokens, tokens, n)
+                  >= from + TR_STORE_BLOCK;
 }
 
 tr_kv_look_t

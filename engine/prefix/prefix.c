@@ -16,11 +16,9 @@ tr_prefix_compare(const tr_prefix_t *t, uint32_t node, const int32_t *a,
                   uint32_t n, uint32_t *common)
 {
     const int32_t *b = prefix_tokens(t, node);
-    uint32_t m = t->node[node].n_tokens, i = 0;
+    uint32_t m = t->node[node].n_tokens;
+    uint32_t i = tr_prefix_common(a, b, n < m ? n : m);
 
-    while (i < n && i < m && a[i] == b[i]) {
-        i++;
-    }
     *common = i;
     if (i < n && i < m) {
         return b[i] < a[i] ? -1 : 1;

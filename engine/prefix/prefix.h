@@ -49,6 +49,18 @@ typedef struct {
     uint8_t bytes[TR_PREFIX_KEY_MAX];
 } tr_prefix_key_t;
 
+/* With how many of n tokens both begin. */
+static inline uint32_t
+tr_prefix_common(const int32_t *a, const int32_t *b, uint32_t n)
+{
+    uint32_t i = 0;
+
+    while (i < n && a[i] == b[i]) {
+        i++;
+    }
+    return i;
+}
+
 typedef struct {
     uint32_t block_tokens; /* of a full block */
     uint32_t blocks;       /* at most, not 0; nodes are numbers below it */
