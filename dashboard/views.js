@@ -178,7 +178,8 @@ export function engines(fleet, picked, model, onPick) {
       make('span', { class: 'engine-heart' }),
       make('span', { class: 'engine-load' }),
       make('span', { class: 'meter' }),
-      make('span', { class: 'engine-kv' }));
+      make('span', { class: 'engine-kv' }),
+      make('span', { class: 'engine-weights' }));
     row.addEventListener('click', () => onPick(e.name));
     return row;
   }, (row, e) => {
@@ -210,7 +211,19 @@ export function engines(fleet, picked, model, onPick) {
       ? `${f.percent(used / e.pages)} of ${f.bytes(e.pages * e.pageBytes)}${
         s.kvFiles > 0 ? ` · ${f.bytes(s.kvFiles)} of prefixes in files` : ''}${
         s.kvLoses ? ' · KV policy loses answers' : ''}` : '');
+    setText(row.querySelector('.engine-weights'), e.alive ? weights(e.card) : '');
   });
+}
+
+// What the checkpoint holds, and what it costs: "Weights 12.8 GiB (16 bits: 38.9
+// GiB) · MXFP4 4.25 bits".
+function weights(card) {
+  const bytes = Number(card.weights_bytes);
+  const full = 2 * Number(card.parameters);
+  if (!(bytes > 0)) return '';
+  return `Weights ${f.bytes(bytes)}${
+    full > bytes * 1.05 ? ` (16 bits: ${f.bytes(full)})` : ''}${
+    card.weights ? ` · ${card.weights}` : ''}`;
 }
 
 // The pool as a bar, level by level.

@@ -223,6 +223,15 @@ fill_card(const tr_engine_t *e, tr_status_card_t *card)
                                          card->level_token_bytes);
 }
 
+static void
+fill_weights(const tr_executor_t *x, tr_status_counters_t *c)
+{
+    atomic_store(&c->weights_file_bytes, x->weights.file_bytes);
+    atomic_store(&c->weights_bytes, x->weights.bytes);
+    snprintf(c->weights_format, sizeof(c->weights_format), "%s",
+             x->weights.format);
+}
+
 /* Who may continue whose requests.  Without an id nobody may. */
 static void
 fill_identity(const tr_engine_t *e, tr_status_card_t *card)
@@ -291,6 +300,7 @@ open_status(tr_engine_t *e, tr_error_t *err)
         return tr_error_set(err, rc, "", "cannot make the status page");
     }
     fill_card(e, &e->status->card);
+    fill_weights(e->executor, &e->status->counters);
     fill_identity(e, &e->status->card);
     return open_store(e, &e->status->card, err);
 }

@@ -18,6 +18,7 @@
 #include "engine/kv/kv_cache.h"
 #include "engine/kv/policy/kv_policy_file.h"
 #include "engine/model/model_config.h"
+#include "engine/model/model_tensors.h"
 #include "engine/sampling/sampler.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "kv_choose.h"
@@ -87,6 +88,7 @@ struct tr_executor {
     uint32_t max_model_len; /* after the configuration's bound */
     uint32_t layers, kv_heads, query_heads, head_dim;
     uint64_t parameters;
+    tr_weights_cost_t weights; /* all 0: there are none */
     uint32_t long_from; /* tr_recipe_long_from; 0: is_long means nothing */
     int32_t eos[8];     /* config.json, generation_config.json */
     uint32_t n_eos;

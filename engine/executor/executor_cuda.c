@@ -537,6 +537,7 @@ open_parts(tr_executor_cuda_t *x, const tr_config_t *config, tr_error_t *err)
         rc = open_model(x, config, err);
     }
     if (rc == TR_OK) {
+        x->base.weights = x->model->cost;
         rc = tr_executor_describe(&x->base, "cuda", &x->model->config, config,
                                   cache_memory(x, config), err);
     }

@@ -410,6 +410,7 @@ tr_executor_model_open(const tr_config_t *config, tr_executor_t **out,
         x->base.free = executor_free;
         x->base.pool = x->model->stream;
         x->base.width = x->model->config.recipe.hidden;
+        x->base.weights = x->model->cost;
         rc = tr_executor_describe(&x->base, "cpu", &x->model->config, config,
                                   config->kv_memory, err);
     }

@@ -512,6 +512,64 @@ tr_model_tensors_open(const tr_model_config_t *c, const char *dir,
     return rc;
 }
 
+/* ---- what they cost ------------------------------------------------------ */
+
+typedef struct {
+    const char *name;
+    bool packed;
+    uint64_t weights, bytes;
+} of_format_t;
+
+#define FORMATS 8u /* those beyond count as the last */
+
+static of_format_t *
+find_format(of_format_t *list, const tr_tensor_t *t)
+{
+    const char *name = t->packed != NULL ? t->packed->format->name
+                                         : tr_dtype_stored_name(t->dtype);
+    uint32_t i = 0;
+
+    while (i + 1 < FORMATS && list[i].name != NULL
+           && strcmp(list[i].name, name) != 0) {
+        i++;
+    }
+    list[i].name = name;
+    list[i].packed = t->packed != NULL;
+    return &list[i];
+}
+
+void
+tr_model_tensors_cost(const tr_model_config_t *c, const tr_safetensors_t *st,
+                      tr_weights_cost_t *out)
+{
+    of_format_t list[FORMATS] = { 0 }, *most = &list[0];
+    tr_model_tensor_t wanted;
+    uint32_t at = 0;
+
+    memset(out, 0, sizeof(*out));
+    while (tr_model_tensor_next(c, &at, &wanted)) {
+        const tr_tensor_t *t = tr_model_tensor_named(st, wanted.name);
+        of_format_t *f;
+
+        if (t == NULL) {
+            continue;
+        }
+        f = find_format(list, t);
+        f->weights += (uint64_t) wanted.rows * wanted.columns;
+        f->bytes += t->packed != NULL ? tr_packed_bytes(t->packed) : t->size;
+    }
+    for (uint32_t i = 0; i < FORMATS; i++) {
+        out->file_bytes += list[i].bytes;
+        most = list[i].weights > most->weights ? &list[i] : most;
+    }
+    if (most->packed) {
+        snprintf(out->format, sizeof(out->format), "%s %.2f bits", most->name,
+                 8 * (double) most->bytes / (double) most->weights);
+    } else if (most->name != NULL) {
+        snprintf(out->format, sizeof(out->format), "%s", most->name);
+    }
+}
+
 /* ---- order of rows ------------------------------------------------------ */
 
 /* Rows [0, n) of the part belong to heads that rotate. */

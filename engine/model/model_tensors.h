@@ -52,6 +52,17 @@ tr_status_t tr_model_tensor_find(const tr_safetensors_t *st,
 tr_status_t tr_model_tensors_open(const tr_model_config_t *c, const char *dir,
                                   tr_safetensors_t **out, tr_error_t *err);
 
+/* What a model's weights are, for people: in its files, and at a backend. */
+typedef struct {
+    char format[32];     /* of most of them: "BF16", "MXFP4 4.25 bits" */
+    uint64_t file_bytes; /* of all tensors that are read */
+    uint64_t bytes;      /* in memory, mapped files included; of the backend */
+} tr_weights_cost_t;
+
+/* format and file_bytes, of the files of a model that were opened. */
+void tr_model_tensors_cost(const tr_model_config_t *c,
+                           const tr_safetensors_t *st, tr_weights_cost_t *out);
+
 /* Does the tensor's data hold other than the part's rows, one behind the other:
  * rows in another order, as those of heads that rotate (tr_recipe_rotary_source)
  * or of stacked experts, or codes?  tr_model_row_load knows them all. */

@@ -373,6 +373,14 @@ tr_redis_schema_latest(const tr_redis_schema_t *w, tr_redis_command_t *c,
 
 /* ---- the engine --------------------------------------------------------- */
 
+static uint64_t
+counter(const _Atomic uint64_t *c)
+{
+    /* C11 forgot the const in atomic_load */
+    return atomic_load_explicit((_Atomic uint64_t *) (uintptr_t) c,
+                                memory_order_relaxed);
+}
+
 /* Reads what the status page says; what cannot be read is as before. */
 static void
 read_admission(const tr_redis_schema_t *w, tr_status_admission_t *a)
@@ -405,6 +413,23 @@ level_fields(tr_redis_command_t *c, const tr_status_card_t *card)
     tr_redis_format(c, "%s", bytes);
 }
 
+static void
+weights_fields(const tr_status_page_t *page, tr_redis_command_t *c)
+{
+    uint64_t bytes = counter(&page->counters.weights_bytes);
+    char format[TR_STATUS_FORMAT];
+
+    if (bytes == 0) {
+        return;
+    }
+    tr_status_weights_format(page, format);
+    field_text(c, "weights", format);
+    field_number(c, "weights_file_bytes",
+                 counter(&page->counters.weights_file_bytes));
+    field_number(c, "weights_bytes", bytes);
+    field_number(c, "parameters", page->card.parameters);
+}
+
 /* What does not change while an engine runs. */
 static void
 card_fields(const tr_redis_schema_t *w, tr_redis_command_t *c)
@@ -424,6 +449,7 @@ card_fields(const tr_redis_schema_t *w, tr_redis_command_t *c)
     field_number(c, "pages", card->kv_pages);
     level_fields(c, card);
     field_number(c, "full_token_bytes", card->kv_full_token_bytes);
+    weights_fields(w->status, c);
 }
 
 void
@@ -446,14 +472,6 @@ tr_redis_schema_card(const tr_redis_schema_t *w, tr_redis_command_t *c)
     tr_redis_begin(c, "HSET");
     tr_redis_schema_key(w, c, "card", w->config->name);
     card_fields(w, c);
-}
-
-static uint64_t
-counter(const _Atomic uint64_t *c)
-{
-    /* C11 forgot the const in atomic_load */
-    return atomic_load_explicit((_Atomic uint64_t *) (uintptr_t) c,
-                                memory_order_relaxed);
 }
 
 static void

@@ -29,6 +29,7 @@
 #define TR_STATUS_BUCKETS 28 /* below TR_STATUS_BOUNDS_US; one more is +Inf */
 #define TR_STATUS_RATIOS 14  /* below TR_STATUS_RATIO_BOUNDS; one more */
 #define TR_STATUS_FRESH 256  /* requests that are named while they start */
+#define TR_STATUS_FORMAT 32
 #define TR_NAME_MAX 128
 
 #define TR_STATUS_GPU_USE 0x1u
@@ -169,6 +170,11 @@ typedef struct {
      * are now, with so many bytes */
     _Atomic uint64_t store_stored, store_loaded, store_tokens;
     _Atomic uint64_t store_failed, store_skipped, store_files, store_bytes;
+    /* of the weights, like the card: bytes in the model's files, and in memory
+     * here, mapped files included; 0: there are none */
+    _Atomic uint64_t weights_file_bytes, weights_bytes;
+    char weights_format[TR_STATUS_FORMAT]; /* "MXFP4 4.25 bits", of the files;
+                                            * tr_status_weights_format */
 } tr_status_counters_t;
 
 #define TR_STATUS_FRESH_TOKENS 16u
@@ -202,6 +208,10 @@ static inline tr_status_t tr_status_read(const tr_status_page_t *page,
  * memory, which it could still change. */
 static inline void tr_status_card_copy(const tr_status_page_t *page,
                                        tr_status_card_t *out);
+
+/* The same of the format of the weights. */
+static inline void tr_status_weights_format(const tr_status_page_t *page,
+                                            char out[TR_STATUS_FORMAT]);
 
 /* The i-th name of the model, NULL: there are not so many. */
 static inline const char *tr_status_model_name(const tr_status_card_t *card,

@@ -109,6 +109,14 @@ tr_status_card_copy(const tr_status_page_t *page, tr_status_card_t *out)
     }
 }
 
+static inline void
+tr_status_weights_format(const tr_status_page_t *page,
+                         char out[TR_STATUS_FORMAT])
+{
+    memcpy(out, page->counters.weights_format, TR_STATUS_FORMAT);
+    out[TR_STATUS_FORMAT - 1] = '\0';
+}
+
 static inline const char *
 tr_status_model_name(const tr_status_card_t *card, uint32_t i)
 {

@@ -190,6 +190,16 @@ static ngx_http_tokenring_family_t  ngx_http_tokenring_families[] = {
       ngx_http_tokenring_sample_guard,
       ngx_http_tokenring_counter(kv_guard_keys_bound) },
 
+    { "tokenring_weights_bytes", "gauge",
+      "Memory that the weights take, mapped files included.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(weights_bytes) },
+
+    { "tokenring_weights_file_bytes", "gauge",
+      "Bytes of the weights in the model's files.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(weights_file_bytes) },
+
     { "tokenring_gpu_use_ratio", "gauge",
       "Part of the time that the GPU computes, where it tells, 0 to 1.",
       ngx_http_tokenring_sample_gpu_use, 0 },

@@ -30,7 +30,9 @@ static ngx_str_t  ngx_http_tokenring_heart_fields[] = {
     ngx_string("heartbeat"), ngx_string("host"), ngx_string("version"),
     ngx_string("max_model_len"), ngx_string("page_bytes"),
     ngx_string("pages"), ngx_string("levels"), ngx_string("level_bytes"),
-    ngx_string("full_token_bytes")
+    ngx_string("full_token_bytes"), ngx_string("weights"),
+    ngx_string("weights_file_bytes"), ngx_string("weights_bytes"),
+    ngx_string("parameters")
 };
 
 static ngx_str_t  ngx_http_tokenring_sample_fields[] = {

@@ -18,6 +18,8 @@ static ngx_int_t ngx_http_tokenring_cache_conn_heart(
     uint64_t now);
 static ngx_int_t ngx_http_tokenring_cache_conn_card(
     ngx_http_tokenring_text_t *t, tr_status_card_t *card);
+static ngx_int_t ngx_http_tokenring_cache_conn_weights(
+    ngx_http_tokenring_text_t *t, ngx_http_tokenring_conn_t *conn);
 static ngx_int_t ngx_http_tokenring_cache_conn_sample(
     ngx_http_tokenring_text_t *t, ngx_http_tokenring_conn_t *conn,
     uint64_t now);
@@ -135,7 +137,8 @@ ngx_http_tokenring_cache_conn_heart(ngx_http_tokenring_text_t *t,
             conn->page->generation,
             ngx_http_tokenring_engine_states[conn->admission.state % 4], now)
         != NGX_OK
-        || ngx_http_tokenring_cache_conn_card(t, &conn->card) != NGX_OK)
+        || ngx_http_tokenring_cache_conn_card(t, &conn->card) != NGX_OK
+        || ngx_http_tokenring_cache_conn_weights(t, conn) != NGX_OK)
     {
         return NGX_ERROR;
     }
@@ -183,6 +186,39 @@ ngx_http_tokenring_cache_conn_card(ngx_http_tokenring_text_t *t,
     }
 
     return ngx_http_tokenring_append(t, "\"", 1);
+}
+
+
+/* nothing where an engine has no weights */
+
+static ngx_int_t
+ngx_http_tokenring_cache_conn_weights(ngx_http_tokenring_text_t *t,
+    ngx_http_tokenring_conn_t *conn)
+{
+    char                         format[TR_STATUS_FORMAT];
+    const tr_status_counters_t  *c;
+
+    c = &conn->page->counters;
+
+    if (c->weights_bytes == 0) {
+        return NGX_OK;
+    }
+
+    tr_status_weights_format(conn->page, format);
+
+    if (ngx_http_tokenring_cache_text(t, "weights", format) != NGX_OK
+        || ngx_http_tokenring_cache_number(t, "weights_file_bytes",
+                                           c->weights_file_bytes)
+           != NGX_OK
+        || ngx_http_tokenring_cache_number(t, "weights_bytes",
+                                           c->weights_bytes)
+           != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_tokenring_cache_number(t, "parameters",
+                                           conn->card.parameters);
 }
 
 

@@ -63,6 +63,7 @@ typedef struct tr_model {
     size_t weights_size;
     tr_safetensors_t *files; /* that matrices are mapped from, or NULL */
     uint64_t mapped;         /* bytes of them */
+    tr_weights_cost_t cost;
 
     /* Borrowed, NULL or [max_seqs]: which of the next forward's sequences have
      * the rotary frequencies of long ones (tr_recipe_long_from). */

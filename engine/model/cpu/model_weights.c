@@ -527,6 +527,9 @@ prepare(loader_t *l, const tr_model_options_t *options)
     if (strcmp(options->load_format, "dummy") != 0) {
         rc = tr_model_tensors_open(&m->config, options->dir, &l->st, l->err);
     }
+    if (rc == TR_OK && l->st != NULL) {
+        tr_model_tensors_cost(&m->config, l->st, &m->cost);
+    }
     if (rc == TR_OK && l->st != NULL && options->equalise) {
         rc = tr_equalise_choose(&m->config, l->st, m->stream, &m->equalise,
                                 l->err);
@@ -573,6 +576,7 @@ tr_model_weights_load(tr_model_t *m, const tr_model_options_t *options,
         tr_model_codes_say(m, l.expanded);
         rc = load_all(&l);
     }
+    m->cost.bytes = m->weights_size + m->mapped;
     if (m->mapped != 0) {
         m->files = l.st;
     } else {

@@ -85,6 +85,7 @@ typedef struct {
     uint8_t *weights;        /* the memory behind weights and
                                     * frequencies */
     size_t weights_size;
+    tr_weights_cost_t cost;
 
     uint32_t max_rows, max_seqs, max_len, slots, logit_rows;
     uint8_t *work; /* the memory behind what follows */

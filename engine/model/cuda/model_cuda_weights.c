@@ -592,7 +592,7 @@ take_weights(tr_model_cuda_t *m, tr_error_t *err)
         m->rope[table == TR_ROPE_NONE ? TR_CUDA_ANGLES_NONE : table]
             .used = true;
     }
-    m->weights_size = layout(m, NULL);
+    m->cost.bytes = m->weights_size = layout(m, NULL);
     m->weights = m->cuda->alloc(m->weights_size);
     if (m->weights == NULL) {
         return tr_model_cuda_no_memory(m, "the weights", m->weights_size, err);
@@ -611,6 +611,9 @@ tr_model_cuda_load(tr_model_cuda_t *m, const tr_model_cuda_options_t *options,
     clock_gettime(CLOCK_MONOTONIC, &l.said);
     if (strcmp(options->load_format, "dummy") != 0) {
         rc = tr_model_tensors_open(&m->config, options->dir, &l.st, err);
+    }
+    if (rc == TR_OK && l.st != NULL) {
+        tr_model_tensors_cost(&m->config, l.st, &m->cost);
     }
     if (rc == TR_OK) {
         rc = choose_type(&l, options->dtype);

@@ -42,7 +42,9 @@ async function answers(model, settings, alone = false) {
       if (alone) await all[i].finished;
     }
     await Promise.all(all.map((s) => s.finished));
-    return { texts: all.map((s) => s.text()), log: read(stack.engine.log) };
+    const m = await stack.metrics();
+    return { ratio: m.value('tokenring_weights_bytes')
+      / m.value('tokenring_weights_file_bytes'), texts: all.map((s) => s.text()), log: read(stack.engine.log) };
   } finally {
     await stack.stop();
   }
@@ -91,6 +93,9 @@ for (const [what, format, settings, said] of [
       assert.deepEqual(batch.texts, alone.texts);
       assert.equal(new Set(batch.texts).size, ANSWERS);
       assert.match(batch.log, said);
+      // 8 of 16 bits, and scales
+      assert.ok(format || (batch.ratio > 0.5 && batch.ratio < 0.6),
+        `${batch.ratio} of the bytes in the files`);
     } finally {
       fs.rmSync(dir, { recursive: true, force: true });
     }

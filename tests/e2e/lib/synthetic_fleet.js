@@ -43,10 +43,16 @@ class Histogram {
 const FULL = 131072;
 const LEVELS = [['16/16', 1], ['8/4', 0.41], ['4/2', 0.22]];
 
+// Its weights, as AWQ has them; and those of Qwen3-4B in 16 bits.
+const LLAMA = { weights: 'AWQ 4.16 bits', weights_file_bytes: 5730000000,
+  weights_bytes: 5740000000, parameters: 8030261248 };
+const QWEN = { weights: 'BF16', weights_file_bytes: 8044936192,
+  weights_bytes: 8044943000, parameters: 4022468096 };
+
 class SyntheticEngine {
   constructor(name, rnd, now, more = {}) {
     Object.assign(this, { name, rnd, now, rate: 1.6, pool: 2048,
-      model: 'llama-3-8b-instruct', slow: 1, alive: true }, more);
+      model: 'llama-3-8b-instruct', weights: LLAMA, slow: 1, alive: true }, more);
     this.pageBytes = 1 << 20;
     this.start();
   }
@@ -164,7 +170,7 @@ class SyntheticEngine {
       page_bytes: this.pageBytes, pages: this.pool,
       levels: LEVELS.map((l) => l[0]).join(' '),
       level_bytes: LEVELS.map((l) => Math.round(FULL * l[1])).join(' '),
-      full_token_bytes: FULL };
+      full_token_bytes: FULL, ...this.weights };
   }
 
   sample(t) {
@@ -220,7 +226,7 @@ class SyntheticEngine {
 class SyntheticFleet {
   constructor(seed, now, engines = {
     'gpu-a': {}, 'gpu-b': { rate: 1.2, pool: 1536 },
-    'gpu-c': { rate: 0.8, slow: 1.7, pool: 1024, model: 'qwen3-4b' } }) {
+    'gpu-c': { rate: 0.8, slow: 1.7, pool: 1024, model: 'qwen3-4b', weights: QWEN } }) {
     this.rnd = random(seed);
     this.engines = Object.entries(engines).map(([name, more]) =>
       new SyntheticEngine(name, this.rnd, now, more));

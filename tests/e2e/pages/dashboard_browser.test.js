@@ -8,7 +8,8 @@
 const { test } = require('node:test');
 const assert = require('node:assert/strict');
 const fs = require('node:fs');
-const { Stack, until, alive } = require('../lib/stack');
+const path = require('node:path');
+const { Stack, POCKET, until, alive } = require('../lib/stack');
 const { Redis } = require('../lib/redis');
 const { Browser, PHONE, when, live } = require('../lib/browser');
 const { request, post, stream } = require('../lib/http');
@@ -37,6 +38,10 @@ test('the page in a browser', with_fleet({ workers: 2 },
         / · GPU \d+%, [\d,]+ W$/);
       assert.match(await page.locator('.engine-kv').first().textContent(),
         /^[\d.]+% of [\d.]+ GiB · 3(\.0+)? GiB of prefixes in files$/);
+      assert.deepEqual(await page.locator('.engine-weights').allTextContents(), [
+        'Weights 5.35 GiB (16 bits: 15.0 GiB) · AWQ 4.16 bits',
+        'Weights 5.35 GiB (16 bits: 15.0 GiB) · AWQ 4.16 bits',
+        'Weights 7.49 GiB · BF16']);
       assert.equal(await page.locator('.uplot canvas').count(), 6);
       await when(page, () =>
         document.querySelectorAll('#requests tr').length === 12);
@@ -178,6 +183,8 @@ test('without a Redis it shows the engines of this NGINX', async () => {
       document.getElementById('alerts').textContent));
     assert.match(await page.locator('.engine-model').textContent(),
       /^pocket · cpu · diffkv/);
+    assert.match(await page.locator('.engine-weights').textContent(),
+      /^Weights [\d.]+ MiB · BF16$/);
     assert.ok(!await page.locator('#requests-card').isVisible());
     const load = [0, 1, 2].map((i) => stream(url, endless(i, 3000),
       { headers: { 'X-Team': '<team>' } }).finished);
@@ -198,6 +205,12 @@ test('without a Redis it shows the engines of this NGINX', async () => {
       / m.value('tokenring_kv_request_bytes_total');
     assert.equal(await page.locator('#saving').textContent(),
       `${ratio.toFixed(ratio < 9.95 ? 1 : 0)}×`);
+
+    const inFiles = fs.readdirSync(POCKET).filter((name) => /\.safetensors$/.test(name))
+      .map((name) => fs.readFileSync(path.join(POCKET, name)))
+      .reduce((sum, file) => sum + file.length - 8 - Number(file.readBigUInt64LE()), 0);
+    assert.equal(m.value('tokenring_weights_file_bytes'), inFiles);
+    assert.ok(m.value('tokenring_weights_bytes') >= inFiles);
 
     // One that is gone keeps its name and model, also for who comes later.
     await stack.engine.kill();

@@ -174,6 +174,19 @@ test('a client that leaves', async () => {
   });
 });
 
+test('its heartbeat says what the weights take', async () => {
+  await withStack({ engine: { name: 'main' } }, async (stack, redis) => {
+    const beat = await until(() => redis.hash('tr:engine:{main}'), 'a heartbeat');
+    const m = await stack.metrics();
+    assert.equal(beat.weights, 'BF16');
+    for (const name of ['weights_bytes', 'weights_file_bytes']) {
+      assert.ok(Number(beat[name]) > 0, name);
+      assert.equal(Number(beat[name]), m.value(`tokenring_${name}`), name);
+    }
+    assert.equal(2 * Number(beat.parameters), Number(beat.weights_file_bytes));
+  });
+});
+
 test('heartbeat, samples, times to live', async () => {
   await withStack({ engine: { ...FAST, name: 'night-shift', redis_samples: 3,
     redis_recent: 2, redis_request_ttl: '10s', redis_output_ttl: '10s' },

@@ -87,11 +87,18 @@ open_model(tr_error_t *err)
 {
     tr_model_config_t c;
     tr_safetensors_t *st = NULL;
+    tr_weights_cost_t cost;
     tr_status_t rc = tr_model_config_load(MODEL, NULL, &c, err);
 
     assert_int_equal(rc, TR_OK);
     rc = tr_model_tensors_open(&c, dir, &st, err);
     assert_true((rc == TR_OK) == (st != NULL));
+    if (rc == TR_OK) {
+        tr_model_tensors_cost(&c, st, &cost);
+        assert_string_equal(cost.format, "BF16");
+        assert_true(cost.file_bytes > 0
+                    && cost.file_bytes <= size - 8 - header);
+    }
     tr_safetensors_close(st);
     return rc;
 }

@@ -297,6 +297,27 @@ put_twin(writer_t *w, const char *name, const tr_tensor_t *t,
     free(x);
 }
 
+/* What the dashboard says of the files. */
+static void
+check_cost(const tr_model_config_t *c, const tr_safetensors_t *st,
+           uint64_t bytes)
+{
+    tr_weights_cost_t cost;
+    double bits;
+    char *at;
+
+    tr_model_tensors_cost(c, st, &cost);
+    assert_true(cost.file_bytes == bytes);
+    at = strrchr(cost.format, ' ');
+    assert_non_null(at);
+    assert_string_equal(at, " bits");
+    *at = '\0';
+    at = strrchr(cost.format, ' ');
+    assert_non_null(at);
+    bits = strtod(at, NULL);
+    assert_true(bits > 4 && bits < 12);
+}
+
 /* Holds every quantised weight against numpy's, and writes the twin. */
 static void
 check_weights(const char *from, const char *what, bool wide)
@@ -308,6 +329,7 @@ check_weights(const char *from, const char *what, bool wide)
     tr_model_tensor_t t;
     tr_model_config_t c;
     tr_error_t err;
+    uint64_t bytes = 0;
     uint32_t at = 0, packed = 0;
 
     if (tr_model_config_load(from, NULL, &c, &err) != TR_OK
@@ -329,7 +351,9 @@ check_weights(const char *from, const char *what, bool wide)
             put_twin(&w, t.name, tensor, shape, x, n, wide);
             free(x);
             packed++;
+            bytes += tr_packed_bytes(tensor->packed);
         } else {
+            bytes += tensor->size;
             shape = json_array();
             for (uint32_t i = 0; i < tensor->n_dims; i++) {
                 json_array_append_new(shape, json_integer(
@@ -342,6 +366,7 @@ check_weights(const char *from, const char *what, bool wide)
     }
     assert_int_equal(packed, json_object_size(expected));
     assert_true(packed >= 2);
+    check_cost(&c, st, bytes);
     write_tensors(&w);
     json_object_del(config, "quantization_config");
     write_config(config);
