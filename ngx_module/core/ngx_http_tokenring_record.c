@@ -74,6 +74,37 @@ static const struct {
     (sizeof(ngx_http_tokenring_records) / sizeof(ngx_http_tokenring_records[0]))
 
 
+#if (NGX_DEBUG)
+
+static void
+ngx_http_tokenring_record_debug(ngx_http_tokenring_ctx_t *ctx,
+    tr_record_t *rec)
+{
+    const char  *name;
+
+    /* a token must not fetch its connection, which is in no CPU cache, only to
+     * find that nothing is logged: debug_connection alone does not show it */
+
+    if (rec->type == TR_RECORD_DELTA
+        && !(ngx_cycle->log->log_level & NGX_LOG_DEBUG_HTTP))
+    {
+        return;
+    }
+
+    name = (rec->type < NGX_HTTP_TOKENRING_RECORDS)
+           ? ngx_http_tokenring_records[rec->type].name : NULL;
+
+    ngx_log_debug4(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
+                   "tokenring record: %s, number:%uL length:%uD pending:%uz",
+                   name ? name : "unknown", ctx->number, rec->length,
+                   ctx->pending);
+}
+
+#else
+#define ngx_http_tokenring_record_debug(ctx, rec)
+#endif
+
+
 /* NGX_ERROR: the channel must be closed */
 
 ngx_int_t
@@ -94,24 +125,7 @@ ngx_http_tokenring_record(ngx_http_tokenring_ctx_t *ctx, tr_record_t *rec,
         ctx->number++;
     }
 
-#if (NGX_DEBUG)
-
-    /* a token must not fetch its connection, which is in no CPU cache, only to
-     * find that nothing is logged: debug_connection alone does not show it */
-
-    if (type != TR_RECORD_DELTA
-        || (ngx_cycle->log->log_level & NGX_LOG_DEBUG_HTTP))
-    {
-        ngx_log_debug4(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
-                       "tokenring record: %s, number:%uL length:%uD "
-                       "pending:%uz",
-                       (type < NGX_HTTP_TOKENRING_RECORDS
-                        && ngx_http_tokenring_records[type].name)
-                       ? ngx_http_tokenring_records[type].name : "unknown",
-                       ctx->number, rec->length, ctx->pending);
-    }
-
-#endif
+    ngx_http_tokenring_record_debug(ctx, rec);
 
     rc = (type < NGX_HTTP_TOKENRING_RECORDS
           && ngx_http_tokenring_records[type].handler)

@@ -13,6 +13,8 @@
 
 static ngx_int_t ngx_http_tokenring_cache_conn(ngx_http_tokenring_text_t *t,
     ngx_http_tokenring_conn_t *conn, uint64_t now);
+static ngx_int_t ngx_http_tokenring_cache_conn_away(
+    ngx_http_tokenring_text_t *t, ngx_http_tokenring_conn_t *conn);
 static ngx_int_t ngx_http_tokenring_cache_conn_heart(
     ngx_http_tokenring_text_t *t, ngx_http_tokenring_conn_t *conn,
     uint64_t now);
@@ -69,7 +71,7 @@ ngx_http_tokenring_cache_conn(ngx_http_tokenring_text_t *t,
                                    + NGX_INT_T_LEN];
     ngx_int_t                  rc;
     ngx_str_t                  name;
-    ngx_uint_t                 ready, stopped;
+    ngx_uint_t                 ready;
     ngx_http_tokenring_text_t  heart, card, samples;
 
     /* several sockets have one name here, each of them may be an engine */
@@ -84,35 +86,21 @@ ngx_http_tokenring_cache_conn(ngx_http_tokenring_text_t *t,
 
     ready = (conn->state == NGX_HTTP_TOKENRING_READY);
 
-    /* it runs when it is needed, as far as we know */
-    stopped = (!ready && conn->ondemand && conn->complaint == 0);
-
     ngx_memzero(&heart, sizeof(ngx_http_tokenring_text_t));
     ngx_memzero(&card, sizeof(ngx_http_tokenring_text_t));
     ngx_memzero(&samples, sizeof(ngx_http_tokenring_text_t));
 
-    rc = NGX_OK;
-
     if (ready) {
         (void) tr_status_read(conn->page, &conn->admission);
 
-        if (ngx_http_tokenring_cache_conn_heart(&heart, conn, now) != NGX_OK
-            || ngx_http_tokenring_cache_conn_sample(&samples, conn, now)
-               != NGX_OK)
-        {
-            rc = NGX_ERROR;
+        rc = ngx_http_tokenring_cache_conn_heart(&heart, conn, now);
+
+        if (rc == NGX_OK) {
+            rc = ngx_http_tokenring_cache_conn_sample(&samples, conn, now);
         }
 
-    } else if (stopped || conn->card.model[0]) {
-
-        if (ngx_http_tokenring_printf(&card, 32, "{\"state\":\"%s\"",
-                                      stopped ? "stopped" : "gone")
-            != NGX_OK
-            || ngx_http_tokenring_cache_conn_card(&card, &conn->card) != NGX_OK
-            || ngx_http_tokenring_append(&card, "}", 1) != NGX_OK)
-        {
-            rc = NGX_ERROR;
-        }
+    } else {
+        rc = ngx_http_tokenring_cache_conn_away(&card, conn);
     }
 
     if (rc == NGX_OK) {
@@ -125,6 +113,33 @@ ngx_http_tokenring_cache_conn(ngx_http_tokenring_text_t *t,
     ngx_http_tokenring_text_free(&samples);
 
     return rc;
+}
+
+
+/* the last card of an engine that does not run now, if there ever was one */
+
+static ngx_int_t
+ngx_http_tokenring_cache_conn_away(ngx_http_tokenring_text_t *t,
+    ngx_http_tokenring_conn_t *conn)
+{
+    ngx_uint_t  stopped;
+
+    /* it runs when it is needed, as far as we know */
+    stopped = (conn->ondemand && conn->complaint == 0);
+
+    if (!stopped && conn->card.model[0] == '\0') {
+        return NGX_OK;
+    }
+
+    if (ngx_http_tokenring_printf(t, 32, "{\"state\":\"%s\"",
+                                  stopped ? "stopped" : "gone")
+        != NGX_OK
+        || ngx_http_tokenring_cache_conn_card(t, &conn->card) != NGX_OK)
+    {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_tokenring_append(t, "}", 1);
 }
 
 

@@ -56,6 +56,10 @@ static ngx_int_t ngx_http_tokenring_input_item(ngx_http_tokenring_input_t *in,
     u_char *p, u_char *last, ngx_array_t *items);
 static ngx_int_t ngx_http_tokenring_input_list(ngx_http_tokenring_input_t *in,
     ngx_array_t *items, ngx_http_tokenring_text_t *t);
+static ngx_int_t ngx_http_tokenring_input_from(ngx_http_tokenring_input_t *in,
+    ngx_array_t *items, ngx_uint_t *from);
+static ngx_int_t ngx_http_tokenring_input_put(ngx_http_tokenring_text_t *t,
+    ngx_http_tokenring_input_item_t *item);
 static void ngx_http_tokenring_input_end(ngx_http_tokenring_input_t *in,
     ngx_int_t rc);
 
@@ -430,28 +434,11 @@ ngx_http_tokenring_input_list(ngx_http_tokenring_input_t *in,
 
     all = items->elts;
     n = items->nelts;
-    from = 0;
     first = NULL;
     item = NULL;
-    if (in->after.len) {
 
-        while (from < n) {
-            item = ngx_http_tokenring_input_at(in, all, n, from);
-            from++;
-
-            if (item->id.len == in->after.len
-                && ngx_memcmp(item->id.data, in->after.data, item->id.len)
-                   == 0)
-            {
-                break;
-            }
-
-            item = NULL;
-        }
-
-        if (item == NULL) {
-            return NGX_DECLINED;
-        }
+    if (ngx_http_tokenring_input_from(in, items, &from) != NGX_OK) {
+        return NGX_DECLINED;
     }
 
     if (ngx_http_tokenring_put(t, "{\"object\":\"list\",\"data\":[") != NGX_OK)
@@ -463,14 +450,7 @@ ngx_http_tokenring_input_list(ngx_http_tokenring_input_t *in,
         item = ngx_http_tokenring_input_at(in, all, n, i);
 
         if ((first && ngx_http_tokenring_put(t, ",") != NGX_OK)
-            || ngx_http_tokenring_put(t, NGX_HTTP_TOKENRING_ID_FIRST) != NGX_OK
-            || ngx_http_tokenring_append(t, item->id.data, item->id.len)
-               != NGX_OK
-            || ngx_http_tokenring_put(t, "\"") != NGX_OK
-            || (item->rest.data[0] != ',' && item->rest.data[0] != '}'
-                && ngx_http_tokenring_put(t, ",") != NGX_OK)
-            || ngx_http_tokenring_append(t, item->rest.data, item->rest.len)
-               != NGX_OK)
+            || ngx_http_tokenring_input_put(t, item) != NGX_OK)
         {
             return NGX_ERROR;
         }
@@ -495,6 +475,55 @@ ngx_http_tokenring_input_list(ngx_http_tokenring_input_t *in,
 
     return (i < n) ? ngx_http_tokenring_put(t, "true}\n")
                    : ngx_http_tokenring_put(t, "false}\n");
+}
+
+
+/* NGX_DECLINED: no item has the name behind whose item the list begins */
+
+static ngx_int_t
+ngx_http_tokenring_input_from(ngx_http_tokenring_input_t *in,
+    ngx_array_t *items, ngx_uint_t *from)
+{
+    ngx_uint_t                        i, n;
+    ngx_http_tokenring_input_item_t  *all, *item;
+
+    all = items->elts;
+    n = items->nelts;
+    *from = 0;
+
+    if (in->after.len == 0) {
+        return NGX_OK;
+    }
+
+    for (i = 0; i < n; i++) {
+        item = ngx_http_tokenring_input_at(in, all, n, i);
+
+        if (item->id.len == in->after.len
+            && ngx_memcmp(item->id.data, in->after.data, item->id.len) == 0)
+        {
+            *from = i + 1;
+            return NGX_OK;
+        }
+    }
+
+    return NGX_DECLINED;
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_input_put(ngx_http_tokenring_text_t *t,
+    ngx_http_tokenring_input_item_t *item)
+{
+    if (ngx_http_tokenring_put(t, NGX_HTTP_TOKENRING_ID_FIRST) != NGX_OK
+        || ngx_http_tokenring_append(t, item->id.data, item->id.len) != NGX_OK
+        || ngx_http_tokenring_put(t, "\"") != NGX_OK
+        || (item->rest.data[0] != ',' && item->rest.data[0] != '}'
+            && ngx_http_tokenring_put(t, ",") != NGX_OK))
+    {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_tokenring_append(t, item->rest.data, item->rest.len);
 }
 
 

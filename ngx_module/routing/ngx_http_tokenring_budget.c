@@ -22,12 +22,14 @@ static int64_t ngx_http_tokenring_budget_parts(
     const ngx_http_tokenring_rate_t *rate);
 
 
+/* N/TIME: digits, perhaps k, m or g, and /s, /m, /h or /d */
+
 int
 ngx_http_tokenring_rate_parse(const unsigned char *p, size_t n,
     ngx_http_tokenring_rate_t *rate)
 {
     size_t    i;
-    uint64_t  limit;
+    uint64_t  limit, unit, period;
 
     limit = 0;
 
@@ -43,56 +45,46 @@ ngx_http_tokenring_rate_parse(const unsigned char *p, size_t n,
         return -1;
     }
 
-    switch (p[i]) {
+    unit = (p[i] == 'k') ? 1000
+           : (p[i] == 'm') ? 1000000
+           : (p[i] == 'g') ? 1000000000 : 1;
 
-    case 'k':
-        limit *= 1000;
+    if (unit != 1) {
         i++;
-        break;
-
-    case 'm':
-        limit *= 1000000;
-        i++;
-        break;
-
-    case 'g':
-        limit *= 1000000000;
-        i++;
-        break;
-
-    default:
-        break;
     }
 
-    if (limit == 0 || limit > NGX_HTTP_TOKENRING_LIMIT_MAX
+    if (limit == 0 || limit > NGX_HTTP_TOKENRING_LIMIT_MAX / unit
         || n - i != 2 || p[i] != '/')
     {
         return -1;
     }
 
-    rate->limit = limit;
-
     switch (p[i + 1]) {
 
     case 's':
-        rate->period = 1000;
-        return 0;
+        period = 1000;
+        break;
 
     case 'm':
-        rate->period = 60 * 1000;
-        return 0;
+        period = 60 * 1000;
+        break;
 
     case 'h':
-        rate->period = 3600 * 1000;
-        return 0;
+        period = 3600 * 1000;
+        break;
 
     case 'd':
-        rate->period = 0;
-        return 0;
+        period = 0;
+        break;
 
     default:
         return -1;
     }
+
+    rate->limit = limit * unit;
+    rate->period = period;
+
+    return 0;
 }
 
 

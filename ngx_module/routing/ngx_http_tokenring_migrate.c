@@ -28,12 +28,17 @@
 #include "ngx_http_tokenring_slot.h"
 
 
+static ngx_int_t ngx_http_tokenring_migrate_setting(
+    ngx_http_tokenring_loc_conf_t *tlcf, ngx_str_t *text);
+static void ngx_http_tokenring_move_turn(ngx_http_tokenring_ctx_t *ctx);
 static ngx_uint_t ngx_http_tokenring_move_refused(
     ngx_http_tokenring_ctx_t *ctx);
 static ngx_uint_t ngx_http_tokenring_may_move(ngx_http_tokenring_ctx_t *ctx);
 static void ngx_http_tokenring_move_reset(ngx_http_tokenring_ctx_t *ctx);
 static void ngx_http_tokenring_move_wait(ngx_http_tokenring_ctx_t *ctx);
 static ngx_int_t ngx_http_tokenring_move_block(ngx_http_tokenring_ctx_t *ctx);
+static u_char *ngx_http_tokenring_move_choice(u_char *p,
+    ngx_http_tokenring_choice_t *choice);
 static void ngx_http_tokenring_move_hold(ngx_http_tokenring_ctx_t *ctx,
     size_t size);
 static ngx_uint_t ngx_http_tokenring_move_late(ngx_http_tokenring_ctx_t *ctx,
@@ -65,11 +70,11 @@ static size_t  ngx_http_tokenring_move_held;
 char *
 ngx_http_tokenring_set_migrate(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 {
-    ssize_t                         size;
-    ngx_int_t                       n;
-    ngx_str_t                      *value, s;
-    ngx_uint_t                      i;
     ngx_http_tokenring_loc_conf_t  *tlcf = conf;
+
+    ngx_int_t    n;
+    ngx_str_t   *value;
+    ngx_uint_t   i;
 
     if (tlcf->migrate != NGX_CONF_UNSET_UINT) {
         return "is duplicate";
@@ -92,40 +97,57 @@ ngx_http_tokenring_set_migrate(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
     tlcf->migrate_strict = 0;
 
     for (i = 2; i < cf->args->nelts; i++) {
-
-        if (ngx_strncmp(value[i].data, "timeout=", 8) == 0) {
-            s.data = value[i].data + 8;
-            s.len = value[i].len - 8;
-
-            tlcf->migrate_timeout = ngx_parse_time(&s, 0);
-
-            if (tlcf->migrate_timeout != (ngx_msec_t) NGX_ERROR) {
-                continue;
-            }
-
-        } else if (ngx_strncmp(value[i].data, "memory=", 7) == 0) {
-            s.data = value[i].data + 7;
-            s.len = value[i].len - 7;
-
-            size = ngx_parse_size(&s);
-
-            if (size != NGX_ERROR) {
-                tlcf->migrate_memory = size;
-                continue;
-            }
-
-        } else if (ngx_strcmp(value[i].data, "strict") == 0) {
-            tlcf->migrate_strict = 1;
-            continue;
+        if (ngx_http_tokenring_migrate_setting(tlcf, &value[i]) != NGX_OK) {
+            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                               "invalid parameter \"%V\", expected "
+                               "timeout=TIME, memory=SIZE or strict",
+                               &value[i]);
+            return NGX_CONF_ERROR;
         }
-
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "invalid parameter \"%V\", expected timeout=TIME, "
-                           "memory=SIZE or strict", &value[i]);
-        return NGX_CONF_ERROR;
     }
 
     return NGX_CONF_OK;
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_migrate_setting(ngx_http_tokenring_loc_conf_t *tlcf,
+    ngx_str_t *text)
+{
+    ssize_t    size;
+    ngx_str_t  s;
+
+    if (ngx_strncmp(text->data, "timeout=", 8) == 0) {
+        s.data = text->data + 8;
+        s.len = text->len - 8;
+
+        tlcf->migrate_timeout = ngx_parse_time(&s, 0);
+
+        return (tlcf->migrate_timeout == (ngx_msec_t) NGX_ERROR) ? NGX_ERROR
+                                                                 : NGX_OK;
+    }
+
+    if (ngx_strncmp(text->data, "memory=", 7) == 0) {
+        s.data = text->data + 7;
+        s.len = text->len - 7;
+
+        size = ngx_parse_size(&s);
+
+        if (size == NGX_ERROR) {
+            return NGX_ERROR;
+        }
+
+        tlcf->migrate_memory = size;
+
+        return NGX_OK;
+    }
+
+    if (ngx_strcmp(text->data, "strict") == 0) {
+        tlcf->migrate_strict = 1;
+        return NGX_OK;
+    }
+
+    return NGX_ERROR;
 }
 
 
@@ -204,7 +226,7 @@ ngx_http_tokenring_move_tail(ngx_http_tokenring_ctx_t *ctx, tr_record_t *rec,
     size_t                      len;
     tr_wire_delta_t             delta;
     ngx_http_tokenring_late_t   head;
-    ngx_http_tokenring_text_t  *older, *newer;
+    ngx_http_tokenring_text_t  *newer;
 
     if (rec->type == TR_RECORD_STARTED || rec->type == TR_RECORD_ERROR
         || ctx->error || ctx->reason == TR_FINISH_ABORTED)
@@ -222,20 +244,12 @@ ngx_http_tokenring_move_tail(ngx_http_tokenring_ctx_t *ctx, tr_record_t *rec,
         return;
     }
 
-    older = &ctx->late[0];
     newer = &ctx->late[1];
 
     if (ngx_current_msec - ctx->late_since > NGX_HTTP_TOKENRING_LATE
         || ngx_http_tokenring_text_len(newer) > NGX_HTTP_TOKENRING_LATE_SIZE)
     {
-        len = ngx_http_tokenring_text_len(older);
-        ctx->held -= len;
-        ngx_http_tokenring_move_held -= len;
-
-        ngx_http_tokenring_text_free(older);
-        *older = *newer;
-        ngx_memzero(newer, sizeof(ngx_http_tokenring_text_t));
-        ctx->late_since = ngx_current_msec;
+        ngx_http_tokenring_move_turn(ctx);
     }
 
     len = rec->length;
@@ -262,6 +276,24 @@ ngx_http_tokenring_move_tail(ngx_http_tokenring_ctx_t *ctx, tr_record_t *rec,
     newer->last = ngx_cpymem(newer->last, payload, len);
 
     ngx_http_tokenring_move_hold(ctx, sizeof(head) + len);
+}
+
+
+/* the older records go, the newer ones are the older ones from now on */
+
+static void
+ngx_http_tokenring_move_turn(ngx_http_tokenring_ctx_t *ctx)
+{
+    size_t  len;
+
+    len = ngx_http_tokenring_text_len(&ctx->late[0]);
+    ctx->held -= len;
+    ngx_http_tokenring_move_held -= len;
+
+    ngx_http_tokenring_text_free(&ctx->late[0]);
+    ctx->late[0] = ctx->late[1];
+    ngx_memzero(&ctx->late[1], sizeof(ngx_http_tokenring_text_t));
+    ctx->late_since = ngx_current_msec;
 }
 
 
@@ -502,7 +534,6 @@ ngx_http_tokenring_move_block(ngx_http_tokenring_ctx_t *ctx)
     ngx_buf_t                    *b;
     ngx_uint_t                    i, first;
     tr_wire_replay_t              head;
-    tr_wire_replay_choice_t       one;
     ngx_http_tokenring_choice_t  *choice;
 
     size = sizeof(tr_wire_replay_t);
@@ -546,21 +577,7 @@ ngx_http_tokenring_move_block(ngx_http_tokenring_ctx_t *ctx)
     b->last = ngx_cpymem(b->last, &head, sizeof(tr_wire_replay_t));
 
     for (i = 0; i < ctx->nchoices; i++) {
-        choice = &ctx->choices[i];
-
-        ngx_memzero(&one, sizeof(tr_wire_replay_choice_t));
-
-        one.tokens = choice->told;
-        one.echoed = choice->echoed;
-        one.reason = choice->reason;
-
-        b->last = ngx_cpymem(b->last, &one, sizeof(tr_wire_replay_choice_t));
-
-        /* a choice that was told nothing has no memory */
-        if (choice->reason == 0 && choice->ids.pos != NULL) {
-            b->last = ngx_cpymem(b->last, choice->ids.pos,
-                                 ngx_http_tokenring_text_len(&choice->ids));
-        }
+        b->last = ngx_http_tokenring_move_choice(b->last, &ctx->choices[i]);
     }
 
     for (i = first; i < 2; i++) {
@@ -571,6 +588,29 @@ ngx_http_tokenring_move_block(ngx_http_tokenring_ctx_t *ctx)
     ctx->replay = b;
 
     return NGX_OK;
+}
+
+
+static u_char *
+ngx_http_tokenring_move_choice(u_char *p, ngx_http_tokenring_choice_t *choice)
+{
+    tr_wire_replay_choice_t  head;
+
+    ngx_memzero(&head, sizeof(tr_wire_replay_choice_t));
+
+    head.tokens = choice->told;
+    head.echoed = choice->echoed;
+    head.reason = choice->reason;
+
+    p = ngx_cpymem(p, &head, sizeof(tr_wire_replay_choice_t));
+
+    if (choice->reason || choice->ids.pos == NULL) {
+        /* it has ended; or was told nothing, and has no memory */
+        return p;
+    }
+
+    return ngx_cpymem(p, choice->ids.pos,
+                      ngx_http_tokenring_text_len(&choice->ids));
 }
 
 

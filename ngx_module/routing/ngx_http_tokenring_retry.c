@@ -29,6 +29,8 @@
 
 static ngx_buf_t *ngx_http_tokenring_body_room(ngx_http_tokenring_ctx_t *ctx,
     size_t size);
+static size_t ngx_http_tokenring_body_next(ngx_http_tokenring_ctx_t *ctx,
+    size_t size);
 static ngx_uint_t ngx_http_tokenring_body_full(ngx_http_tokenring_ctx_t *ctx,
     ngx_chain_t *in);
 static void ngx_http_tokenring_body_charge(ngx_http_tokenring_ctx_t *ctx,
@@ -104,12 +106,9 @@ ngx_http_tokenring_body_keep(ngx_http_tokenring_ctx_t *ctx, ngx_chain_t *in)
 static ngx_buf_t *
 ngx_http_tokenring_body_room(ngx_http_tokenring_ctx_t *ctx, size_t size)
 {
-    off_t                rest, most;
-    ngx_buf_t           *b;
-    ngx_chain_t         *cl;
-    ngx_http_request_t  *r;
-
-    r = ctx->request;
+    ngx_buf_t    *b;
+    ngx_pool_t   *pool;
+    ngx_chain_t  *cl;
 
     if (ctx->kept == NULL) {
         ctx->last_kept = &ctx->kept;
@@ -124,34 +123,16 @@ ngx_http_tokenring_body_room(ngx_http_tokenring_ctx_t *ctx, size_t size)
         ctx->last_kept = &(*ctx->last_kept)->next;
     }
 
-    if (r->headers_in.chunked) {
-        size = ngx_max(size, NGX_HTTP_TOKENRING_KEPT);
+    pool = ctx->request->pool;
 
-    } else {
-        /* kept_size includes these bytes already */
-        rest = r->headers_in.content_length_n - (off_t) ctx->kept_size
-               + (off_t) size;
-
-        if (ctx->state != NGX_HTTP_TOKENRING_GATHER) {
-            most = (off_t) ctx->conf->retry_buffer;
-
-        } else {
-            /* of all that is gathered, no more than has come already */
-            most = (off_t) ngx_http_tokenring_body_held(ctx);
-            most = ngx_max(most, (off_t) ctx->kept_size);
-        }
-
-        rest = ngx_min(rest, most);
-
-        size = ngx_max(size, (size_t) ngx_max(rest, 0));
-    }
-
-    cl = ngx_alloc_chain_link(r->pool);
+    cl = ngx_alloc_chain_link(pool);
     if (cl == NULL) {
         return NULL;
     }
 
-    cl->buf = ngx_create_temp_buf(r->pool, size);
+    size = ngx_http_tokenring_body_next(ctx, size);
+
+    cl->buf = ngx_create_temp_buf(pool, size);
     cl->next = NULL;
 
     if (cl->buf == NULL) {
@@ -165,6 +146,39 @@ ngx_http_tokenring_body_room(ngx_http_tokenring_ctx_t *ctx, size_t size)
     }
 
     return cl->buf;
+}
+
+
+/* how large the buffer for the next `size` bytes is */
+
+static size_t
+ngx_http_tokenring_body_next(ngx_http_tokenring_ctx_t *ctx, size_t size)
+{
+    off_t                rest, most;
+    ngx_http_request_t  *r;
+
+    r = ctx->request;
+
+    if (r->headers_in.chunked) {
+        return ngx_max(size, NGX_HTTP_TOKENRING_KEPT);
+    }
+
+    /* kept_size includes these bytes already */
+    rest = r->headers_in.content_length_n - (off_t) ctx->kept_size
+           + (off_t) size;
+
+    if (ctx->state != NGX_HTTP_TOKENRING_GATHER) {
+        most = (off_t) ctx->conf->retry_buffer;
+
+    } else {
+        /* of all that is gathered, no more than has come already */
+        most = (off_t) ngx_http_tokenring_body_held(ctx);
+        most = ngx_max(most, (off_t) ctx->kept_size);
+    }
+
+    rest = ngx_min(rest, most);
+
+    return ngx_max(size, (size_t) ngx_max(rest, 0));
 }
 
 

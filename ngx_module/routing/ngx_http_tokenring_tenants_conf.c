@@ -17,6 +17,8 @@
 
 static ngx_http_tokenring_plan_t *ngx_http_tokenring_find_plan(ngx_conf_t *cf,
     ngx_str_t *name);
+static char *ngx_http_tokenring_plan_setting(ngx_conf_t *cf,
+    ngx_http_tokenring_plan_t *plan, ngx_str_t *text);
 static char *ngx_http_tokenring_plan_number(ngx_conf_t *cf,
     ngx_http_tokenring_plan_t *plan, ngx_uint_t i, ngx_str_t *text);
 static char *ngx_http_tokenring_plan_part(ngx_conf_t *cf,
@@ -26,6 +28,8 @@ static char *ngx_http_tokenring_plan_wait(ngx_conf_t *cf,
 static char *ngx_http_tokenring_plan_tier(ngx_conf_t *cf,
     ngx_http_tokenring_plan_t *plan, ngx_str_t *text);
 static ngx_int_t ngx_http_tokenring_plan_limit(ngx_http_tokenring_plan_t *plan,
+    ngx_str_t *text);
+static ngx_shm_zone_t *ngx_http_tokenring_tenants_zone(ngx_conf_t *cf,
     ngx_str_t *text);
 
 
@@ -111,7 +115,7 @@ char *
 ngx_http_tokenring_set_plan(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 {
     ngx_str_t                  *value;
-    ngx_uint_t                  i, j;
+    ngx_uint_t                  i;
     ngx_http_tokenring_plan_t  *plan;
 
     value = cf->args->elts;
@@ -132,59 +136,9 @@ ngx_http_tokenring_set_plan(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
     plan->defined = 1;
 
     for (i = 2; i < cf->args->nelts; i++) {
-
-        for (j = 0; ngx_http_tokenring_numbers[j].name; j++) {
-            if (ngx_strncmp(value[i].data, ngx_http_tokenring_numbers[j].name,
-                            ngx_http_tokenring_numbers[j].len)
-                == 0)
-            {
-                break;
-            }
-        }
-
-        if (ngx_http_tokenring_numbers[j].name) {
-            if (ngx_http_tokenring_plan_number(cf, plan, j, &value[i])
-                != NGX_CONF_OK)
-            {
-                return NGX_CONF_ERROR;
-            }
-
-            continue;
-        }
-
-        if (ngx_strncmp(value[i].data, "wait=", 5) == 0) {
-            if (ngx_http_tokenring_plan_wait(cf, plan, &value[i])
-                != NGX_CONF_OK)
-            {
-                return NGX_CONF_ERROR;
-            }
-
-            continue;
-        }
-
-        if (ngx_strncmp(value[i].data, "tier=", 5) == 0) {
-            if (ngx_http_tokenring_plan_tier(cf, plan, &value[i])
-                != NGX_CONF_OK)
-            {
-                return NGX_CONF_ERROR;
-            }
-
-            continue;
-        }
-
-        if (plan->n == NGX_HTTP_TOKENRING_BUDGETS) {
-            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                               "too many limits of plan \"%V\", expected no "
-                               "more than %d", &value[1],
-                               NGX_HTTP_TOKENRING_BUDGETS);
-            return NGX_CONF_ERROR;
-        }
-
-        if (ngx_http_tokenring_plan_limit(plan, &value[i]) != NGX_OK) {
-            ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                               "invalid limit \"%V\", expected requests=, in=, "
-                               "out= or tokens= and a number per time such as "
-                               "200k/m, with /s, /m, /h or /d", &value[i]);
+        if (ngx_http_tokenring_plan_setting(cf, plan, &value[i])
+            != NGX_CONF_OK)
+        {
             return NGX_CONF_ERROR;
         }
     }
@@ -198,6 +152,49 @@ ngx_http_tokenring_set_plan(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
     }
 
     return plan->hosts ? ngx_http_tokenring_plan_part(cf, plan) : NGX_CONF_OK;
+}
+
+
+static char *
+ngx_http_tokenring_plan_setting(ngx_conf_t *cf,
+    ngx_http_tokenring_plan_t *plan, ngx_str_t *text)
+{
+    ngx_uint_t  i;
+
+    for (i = 0; ngx_http_tokenring_numbers[i].name; i++) {
+        if (ngx_strncmp(text->data, ngx_http_tokenring_numbers[i].name,
+                        ngx_http_tokenring_numbers[i].len)
+            == 0)
+        {
+            return ngx_http_tokenring_plan_number(cf, plan, i, text);
+        }
+    }
+
+    if (ngx_strncmp(text->data, "wait=", 5) == 0) {
+        return ngx_http_tokenring_plan_wait(cf, plan, text);
+    }
+
+    if (ngx_strncmp(text->data, "tier=", 5) == 0) {
+        return ngx_http_tokenring_plan_tier(cf, plan, text);
+    }
+
+    if (plan->n == NGX_HTTP_TOKENRING_BUDGETS) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "too many limits of plan \"%V\", expected no "
+                           "more than %d", &plan->name,
+                           NGX_HTTP_TOKENRING_BUDGETS);
+        return NGX_CONF_ERROR;
+    }
+
+    if (ngx_http_tokenring_plan_limit(plan, text) != NGX_OK) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "invalid limit \"%V\", expected requests=, in=, "
+                           "out= or tokens= and a number per time such as "
+                           "200k/m, with /s, /m, /h or /d", text);
+        return NGX_CONF_ERROR;
+    }
+
+    return NGX_CONF_OK;
 }
 
 
@@ -393,9 +390,7 @@ ngx_http_tokenring_set_tenants(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 {
     ngx_http_tokenring_main_conf_t  *tmcf = conf;
 
-    u_char     *p;
-    ssize_t     size;
-    ngx_str_t  *value, name, s;
+    ngx_str_t  *value;
 
     if (tmcf->tenants) {
         return "is duplicate";
@@ -403,33 +398,7 @@ ngx_http_tokenring_set_tenants(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
 
     value = cf->args->elts;
 
-    if (ngx_strncmp(value[1].data, "zone=", 5) != 0) {
-        goto invalid;
-    }
-
-    name.data = value[1].data + 5;
-
-    p = (u_char *) ngx_strchr(name.data, ':');
-    if (p == NULL || p == name.data) {
-        goto invalid;
-    }
-
-    name.len = p - name.data;
-
-    s.data = p + 1;
-    s.len = value[1].data + value[1].len - s.data;
-
-    size = ngx_parse_size(&s);
-
-    if (size == NGX_ERROR || size < (ssize_t) (16 * ngx_pagesize)) {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "invalid zone size in \"%V\", expected at least "
-                           "%uz", &value[1], 16 * ngx_pagesize);
-        return NGX_CONF_ERROR;
-    }
-
-    tmcf->tenants = ngx_shared_memory_add(cf, &name, size,
-                                          &ngx_http_tokenring_module);
+    tmcf->tenants = ngx_http_tokenring_tenants_zone(cf, &value[1]);
     if (tmcf->tenants == NULL) {
         return NGX_CONF_ERROR;
     }
@@ -449,13 +418,45 @@ ngx_http_tokenring_set_tenants(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
     tmcf->tenants->init = ngx_http_tokenring_tenants_init;
 
     return NGX_CONF_OK;
+}
 
-invalid:
 
-    ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                       "invalid parameter \"%V\", expected zone=NAME:SIZE",
-                       &value[1]);
-    return NGX_CONF_ERROR;
+/* zone=NAME:SIZE */
+
+static ngx_shm_zone_t *
+ngx_http_tokenring_tenants_zone(ngx_conf_t *cf, ngx_str_t *text)
+{
+    u_char     *p;
+    ssize_t     size;
+    ngx_str_t   name, s;
+
+    name.data = text->data + 5;
+
+    p = (ngx_strncmp(text->data, "zone=", 5) == 0)
+        ? (u_char *) ngx_strchr(name.data, ':') : NULL;
+
+    if (p == NULL || p == name.data) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "invalid parameter \"%V\", expected "
+                           "zone=NAME:SIZE", text);
+        return NULL;
+    }
+
+    name.len = p - name.data;
+
+    s.data = p + 1;
+    s.len = text->data + text->len - s.data;
+
+    size = ngx_parse_size(&s);
+
+    if (size == NGX_ERROR || size < (ssize_t) (16 * ngx_pagesize)) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "invalid zone size in \"%V\", expected at least "
+                           "%uz", text, 16 * ngx_pagesize);
+        return NULL;
+    }
+
+    return ngx_shared_memory_add(cf, &name, size, &ngx_http_tokenring_module);
 }
 
 
