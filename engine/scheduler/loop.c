@@ -536,6 +536,34 @@ tr_loop_wake_up(void *arg)
     tr_loop_wake(arg);
 }
 
+/* What the loop takes from its settings and its executor; and its memory.  What
+ * it has when this fails is tr_loop_free's. */
+static tr_status_t
+tr_loop_init(tr_loop_t *l, const tr_config_t *config, tr_executor_t *executor)
+{
+    l->executor = executor;
+    l->max_queue = config->max_queue;
+    l->stall_timeout_us = config->channel_stall_timeout_us;
+    l->paused_timeout_us = config->paused_timeout_us;
+    l->cache_ttl_us = config->cache_ttl_us;
+    l->check_us = tr_loop_check_interval(l);
+    l->ahead = executor->ahead < TR_BATCHES_IN_FLIGHT
+                   ? executor->ahead
+                   : TR_BATCHES_IN_FLIGHT - 1;
+    pthread_mutex_init(&l->snapshot_lock, NULL);
+    l->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (tr_scheduler_init(&l->scheduler, executor->kv, config->max_num_seqs,
+                          config->max_batch_tokens, config->prefill_kv_fraction)
+            != TR_OK
+        || l->wake_fd < 0 || !tr_loop_take_batches(l, config->max_num_seqs)
+        || !tr_loop_take_masks(l, config->max_num_seqs)) {
+        return TR_ERR_NOMEM;
+    }
+    l->scheduler.long_from = executor->long_from;
+    l->scheduler.fair = strcmp(config->scheduling, "fifo") != 0;
+    return TR_OK;
+}
+
 tr_status_t
 tr_loop_start(const tr_config_t *config, tr_executor_t *executor,
               const tr_tokenizer_t *tokenizer, tr_status_counters_t *counters,
@@ -544,7 +572,6 @@ tr_loop_start(const tr_config_t *config, tr_executor_t *executor,
     char name[TR_STATUS_LEVELS][16];
     uint64_t bytes[TR_STATUS_LEVELS];
     tr_loop_t *l;
-    tr_status_t rc;
     int e;
 
     *out = NULL;
@@ -560,27 +587,10 @@ tr_loop_start(const tr_config_t *config, tr_executor_t *executor,
     if (l == NULL) {
         return tr_error_set(err, TR_ERR_NOMEM, "", "no memory for the loop");
     }
-    l->executor = executor;
     l->counters = counters;
     l->frontend_fd = frontend_fd;
-    l->max_queue = config->max_queue;
-    l->stall_timeout_us = config->channel_stall_timeout_us;
-    l->paused_timeout_us = config->paused_timeout_us;
-    l->cache_ttl_us = config->cache_ttl_us;
-    l->check_us = tr_loop_check_interval(l);
     l->emit.tokenizer = tokenizer;
-    pthread_mutex_init(&l->snapshot_lock, NULL);
-    l->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    l->ahead = executor->ahead < TR_BATCHES_IN_FLIGHT
-                   ? executor->ahead
-                   : TR_BATCHES_IN_FLIGHT - 1;
-    rc = tr_scheduler_init(&l->scheduler, executor->kv, config->max_num_seqs,
-                           config->max_batch_tokens,
-                           config->prefill_kv_fraction);
-    l->scheduler.long_from = executor->long_from;
-    l->scheduler.fair = strcmp(config->scheduling, "fifo") != 0;
-    if (l->wake_fd < 0 || !tr_loop_take_batches(l, config->max_num_seqs)
-        || !tr_loop_take_masks(l, config->max_num_seqs) || rc != TR_OK) {
+    if (tr_loop_init(l, config, executor) != TR_OK) {
         tr_loop_free(l);
         return tr_error_set(err, TR_ERR_NOMEM, "max_num_seqs",
                             "no memory or descriptors for a loop of %u"
