@@ -220,15 +220,14 @@ resolve_rotation(tr_eval_engine_t *e, const tr_model_config_t *m,
     tr_config_t *c = &e->config;
     uint32_t bits = tr_rotate_bits(c->kv_rotate);
     bool cuda = strcmp(c->backend, "cuda") == 0, full = true;
-    bool packed = strcmp(c->weights_format, "auto") == 0
-                  && m->quantization.method != TR_QUANT_NONE;
+    bool packed = strcmp(c->weights_format, "auto") == 0;
+    bool quantised = !cuda && strcmp(c->cpu_weights, "auto") != 0;
 
     for (uint32_t i = 0; i < n; i++) {
         full = full && strcmp(specs[i], "full") == 0;
     }
-    packed = packed || (!cuda && strcmp(c->cpu_weights, "auto") != 0);
     if (bits == TR_ROTATE_AUTO) {
-        bits = full ? 0 : tr_rotate_resolve(&m->recipe, bits, packed);
+        bits = full ? 0 : tr_rotate_resolve(m, bits, packed, quantised);
         snprintf(c->kv_rotate, sizeof(c->kv_rotate), "%s",
                  tr_rotate_name(bits));
     }

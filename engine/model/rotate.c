@@ -27,16 +27,19 @@ tr_rotate_name(uint32_t bits)
 }
 
 uint32_t
-tr_rotate_resolve(const tr_recipe_t *r, uint32_t bits, bool packed)
+tr_rotate_resolve(const tr_model_config_t *m, uint32_t bits, bool packed,
+                  bool quantised)
 {
+    const uint32_t dim = m->recipe.head_dim;
+
     if (bits != TR_ROTATE_AUTO) {
         return bits;
     }
-    bits = !tr_hadamard_has(r->head_dim) ? 0
-           : packed                      ? TR_ROTATE_KEYS
-                                         : TR_ROTATE_KEYS | TR_ROTATE_VALUES;
-    tr_log(TR_LEVEL_NOTICE, "kv_rotate=%s head_dim=%u", names[bits],
-           r->head_dim);
+    packed = quantised || (packed && m->quantization.method != TR_QUANT_NONE);
+    bits = !tr_hadamard_has(dim) ? 0
+           : packed              ? TR_ROTATE_KEYS
+                                 : TR_ROTATE_KEYS | TR_ROTATE_VALUES;
+    tr_log(TR_LEVEL_NOTICE, "kv_rotate=%s head_dim=%u", names[bits], dim);
     return bits;
 }
 

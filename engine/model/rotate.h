@@ -35,8 +35,11 @@ uint32_t tr_rotate_bits(const char *setting);
 const char *tr_rotate_name(uint32_t bits);
 
 /* The bits without TR_ROTATE_AUTO: both where the head size has a rotation, keys
- * alone where weights stay packed, since rotated values would expand them. */
-uint32_t tr_rotate_resolve(const tr_recipe_t *r, uint32_t bits, bool packed);
+ * alone where weights stay packed, since rotated values would expand them.
+ * packed: weights that files have packed stay so; quantised: others are packed
+ * at load. */
+uint32_t tr_rotate_resolve(const tr_model_config_t *m, uint32_t bits,
+                           bool packed, bool quantised);
 
 /* TR_ERR_UNSUPPORTED: the model's head size has no rotation, and one was asked
  * for by name. */

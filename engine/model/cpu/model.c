@@ -144,11 +144,9 @@ tr_model_open(const tr_model_options_t *options, tr_model_t **out,
         tr_recipe_bound(&m->config.recipe);
     }
     if (rc == TR_OK) {
-        m->rotate = tr_rotate_resolve(&m->config.recipe, options->rotate,
-                                      options->quantise != TR_CODES_NONE
-                                          || (options->packed
-                                              && m->config.quantization.method
-                                                     != TR_QUANT_NONE));
+        m->rotate = tr_rotate_resolve(&m->config, options->rotate,
+                                      options->packed,
+                                      options->quantise != TR_CODES_NONE);
         rc = tr_model_check(&m->config.recipe, m->rotate, err);
     }
     if (rc == TR_OK) {

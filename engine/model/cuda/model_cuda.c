@@ -427,10 +427,8 @@ tr_model_cuda_open(const tr_model_cuda_options_t *options,
         if (!options->slides) {
             tr_recipe_bound(&m->config.recipe);
         }
-        m->rotate = tr_rotate_resolve(&m->config.recipe, options->rotate,
-                                      options->packed
-                                          && m->config.quantization.method
-                                                 != TR_QUANT_NONE);
+        m->rotate = tr_rotate_resolve(&m->config, options->rotate,
+                                      options->packed, false);
         rc = tr_model_cuda_check(&m->config.recipe, m->rotate, err);
     }
     if (rc == TR_OK) {

@@ -133,25 +133,31 @@ test_auto(void **state)
 {
     static const struct {
         uint32_t head_dim;
-        bool packed;
+        tr_quant_method_t method;
+        bool packed, quantised;
         uint32_t bits;
-    } cases[] = { { 64, false, BOTH },
-                  { 128, true, TR_ROTATE_KEYS },
-                  { 96, false, 0 },
-                  { 96, true, 0 } };
-    tr_recipe_t recipe = { .head_dim = 96 };
+    } cases[] = { { 64, TR_QUANT_NONE, true, false, BOTH },
+                  { 64, TR_QUANT_NONE, true, true, TR_ROTATE_KEYS },
+                  { 128, TR_QUANT_AWQ, true, false, TR_ROTATE_KEYS },
+                  { 128, TR_QUANT_AWQ, false, false, BOTH },
+                  { 96, TR_QUANT_NONE, true, false, 0 },
+                  { 96, TR_QUANT_AWQ, true, true, 0 } };
+    tr_model_config_t model = { .recipe.head_dim = 96 };
     tr_error_t err;
 
     (void) state;
     assert_int_equal(tr_rotate_bits("auto"), TR_ROTATE_AUTO);
-    assert_int_equal(tr_rotate_check(&recipe, TR_ROTATE_AUTO, &err), TR_OK);
+    assert_int_equal(tr_rotate_check(&model.recipe, TR_ROTATE_AUTO, &err),
+                     TR_OK);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        recipe.head_dim = cases[i].head_dim;
-        assert_int_equal(tr_rotate_resolve(&recipe, TR_ROTATE_AUTO,
-                                           cases[i].packed),
+        model.recipe.head_dim = cases[i].head_dim;
+        model.quantization.method = cases[i].method;
+        assert_int_equal(tr_rotate_resolve(&model, TR_ROTATE_AUTO,
+                                           cases[i].packed, cases[i].quantised),
                          cases[i].bits);
         for (uint32_t bits = 0; bits <= BOTH; bits++) {
-            assert_int_equal(tr_rotate_resolve(&recipe, bits, cases[i].packed),
+            assert_int_equal(tr_rotate_resolve(&model, bits, cases[i].packed,
+                                               cases[i].quantised),
                              bits);
             assert_int_equal(tr_rotate_bits(tr_rotate_name(bits)), bits);
         }
