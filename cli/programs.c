@@ -41,14 +41,15 @@ bool
 tr_find_engine(char own_dir[PATH_MAX], char out[PATH_MAX])
 {
     char beside[PATH_MAX + 64], *slash;
-    ssize_t n = readlink("/proc/self/exe", own_dir, PATH_MAX - 1);
+    ssize_t n = readlink("/proc/self/exe", beside, PATH_MAX - 1);
 
-    own_dir[n > 0 ? n : 0] = '\0';
-    slash = strrchr(own_dir, '/');
+    beside[n > 0 ? n : 0] = '\0';
+    slash = strrchr(beside, '/');
     if (slash != NULL) {
         *slash = '\0';
     }
-    snprintf(beside, sizeof(beside), "%s/tokenring-engine", own_dir);
+    memcpy(own_dir, beside, strlen(beside) + 1);
+    strcat(beside, "/tokenring-engine");
     return tr_find((const char *const[TR_PATHS]){ beside }, X_OK, out)
            || tr_find_program("tokenring-engine", out);
 }
