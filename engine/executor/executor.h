@@ -57,6 +57,11 @@ typedef struct {
      * scores[i] is for tokens[i + 1]; the caller gives n tokens + 1 known */
     tr_sampled_t *scores;
     int32_t top; /* alternatives wanted in scores */
+    /* NULL, or [vocab]: raw logits of the last position, with sample, or with
+     * scores and n = 1.  For measuring: not while another batch is under way,
+     * and of at most 256 rows a batch whose logits are wanted; else the item
+     * fails with TR_ERR_UNSUPPORTED. */
+    float *logits;
     /* by complete: TR_OK; TR_AGAIN: no page was left for its one token, behind
      * a prompt, and nothing of it was stored; or this item alone failed.  When
      * a row is TR_AGAIN, so is that of its slot in the batch behind. */

@@ -496,6 +496,9 @@ executor_free(tr_executor_t *e)
         free_slot(x, &x->slots[i]);
     }
     free_masks(x);
+    if (x->logits != NULL) {
+        x->cuda->unpin(x->logits);
+    }
     if (x->memory != NULL) {
         x->cuda->release(x->memory);
     }

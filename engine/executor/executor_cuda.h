@@ -98,6 +98,7 @@ typedef struct {
     tr_cuda_top_t *top;
     uint8_t *late; /* as masks.pinned */
 
+    float *logits; /* pinned, [vocab]; NULL until an item wants some */
     tr_cuda_masks_t masks;
     tr_cuda_slot_t slots[TR_CUDA_SLOTS];
     uint32_t oldest, under_way;

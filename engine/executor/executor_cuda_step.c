@@ -335,8 +335,35 @@ take_result(const tr_cuda_slot_t *t, uint32_t k, tr_sampled_t *out)
     return TR_OK;
 }
 
+/* Raw logits of sample k, which are still there when nothing was launched
+ * since. */
+static tr_status_t
+take_logits(tr_executor_cuda_t *x, const tr_cuda_slot_t *t, uint32_t k,
+            float *out)
+{
+    const tr_model_cuda_t *m = x->model;
+    size_t bytes = x->base.vocab * sizeof(*out);
+
+    if (x->under_way != 0 || t->n_wants > m->logit_rows) {
+        return TR_ERR_UNSUPPORTED;
+    }
+    x->logits = x->logits != NULL ? x->logits : x->cuda->pin(bytes);
+    if (x->logits == NULL) {
+        return TR_ERR_NOMEM;
+    }
+    if (x->cuda->copy(&x->stream, x->logits, m->logits + k * m->ld_logits,
+                      bytes)
+            != 0
+        || x->cuda->stream_wait(&x->stream) != 0) {
+        return TR_ERR_INTERNAL;
+    }
+    memcpy(out, x->logits, bytes);
+    return TR_OK;
+}
+
 static void
-take_results(const tr_cuda_slot_t *t, const tr_batch_t *batch)
+take_results(tr_executor_cuda_t *x, const tr_cuda_slot_t *t,
+             const tr_batch_t *batch)
 {
     for (uint32_t i = 0; i < batch->n_items; i++) {
         batch->items[i].status = t->status[i] == TR_OK && t->stalled[i]
@@ -359,6 +386,10 @@ take_results(const tr_cuda_slot_t *t, const tr_batch_t *batch)
                                      : NULL;
         if (out != NULL) {
             rc = take_result(t, k, out);
+            if (rc == TR_OK && item->logits != NULL
+                && w->index + 1 == item->n) {
+                rc = take_logits(x, t, k, item->logits);
+            }
             item->status = rc;
         }
     }
@@ -403,7 +434,7 @@ tr_executor_cuda_complete(tr_executor_t *e, const tr_batch_t *batch)
         return TR_ERR_INTERNAL;
     }
     count_time(x, t);
-    take_results(t, batch);
+    take_results(x, t, batch);
     return TR_OK;
 }
 

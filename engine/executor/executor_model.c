@@ -120,6 +120,9 @@ finish_row(executor_t *x, const want_t *w, float *logits, void *scratch)
 {
     tr_batch_item_t *item = w->item;
 
+    if (item->logits != NULL && w->index + 1 == item->n) {
+        memcpy(item->logits, logits, x->base.vocab * sizeof(*logits));
+    }
     if (w->score) {
         return tr_sampler_score(logits, x->base.vocab,
                                 item->tokens[w->index + 1], item->top, scratch,

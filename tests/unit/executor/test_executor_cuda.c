@@ -190,6 +190,106 @@ test_like_cpu(void **state)
     b->free(b);
 }
 
+/* A prompt, then `n` sequences of it score one token each, with logits. */
+static void
+score_with_logits(tr_executor_t *e, uint32_t n, float *logits,
+                  tr_sampled_t *scores)
+{
+    static const int32_t next[] = { 3013, 11 };
+    tr_batch_item_t items[4];
+
+    for (uint32_t i = 0; i < n; i++) {
+        int32_t slot = tr_kv_open(e->kv, NULL);
+
+        assert_int_equal(tr_kv_reserve(e->kv, slot, 12 + i), TR_OK);
+        items[i] = (tr_batch_item_t){ .kv_slot = slot,
+                                      .n = 11 + i,
+                                      .tokens = words };
+    }
+    assert_int_equal(
+        tr_executor_run(e, &(tr_batch_t){ items, n, n * 11 + n * (n - 1) / 2 }),
+        TR_OK);
+    for (uint32_t i = 0; i < n; i++) {
+        items[i].pos = items[i].n;
+        items[i].n = 1;
+        items[i].tokens = next;
+        items[i].scores = &scores[i];
+        items[i].logits = logits + (size_t) i * e->vocab;
+        memset(items[i].logits, 0xff, e->vocab * sizeof(float));
+    }
+    assert_int_equal(tr_executor_run(e, &(tr_batch_t){ items, n, n }), TR_OK);
+    for (uint32_t i = 0; i < n; i++) {
+        assert_int_equal(items[i].status, TR_OK);
+        tr_kv_close(e->kv, items[i].kv_slot);
+    }
+}
+
+/* They are the CPU's, and what the score comes from. */
+static void
+test_logits(void **state)
+{
+    enum { N = 3 };
+    tr_executor_t *e[] = { open_executor("cpu", "full"),
+                           open_executor("cuda", "full") };
+    float *logits[2];
+    tr_sampled_t scores[2][N];
+
+    (void) state;
+    for (int k = 0; k < 2; k++) {
+        logits[k] = malloc(sizeof(float) * N * e[k]->vocab);
+        score_with_logits(e[k], N, logits[k], scores[k]);
+        for (uint32_t i = 0; i < N; i++) {
+            const float *row = logits[k] + (size_t) i * e[k]->vocab;
+            double sum = 0;
+
+            for (uint32_t v = 0; v < e[k]->vocab; v++) {
+                sum += exp(row[v]);
+            }
+            assert_true(fabs(row[11] - log(sum) - scores[k][i].logprob) < 1e-4);
+        }
+    }
+    for (uint32_t i = 0; i < N * e[0]->vocab; i++) {
+        float x = logits[0][i], y = logits[1][i];
+
+        assert_true(fabsf(x - y) <= 0.02f * (1 + fabsf(x)));
+    }
+    for (int k = 0; k < 2; k++) {
+        free(logits[k]);
+        e[k]->free(e[k]);
+    }
+}
+
+/* Another batch may have overwritten them. */
+static void
+test_logits_behind_a_batch(void **state)
+{
+    tr_executor_t *e = open_executor("cuda", "full");
+    float *logits = malloc(sizeof(float) * e->vocab);
+    tr_sampled_t score;
+    tr_batch_item_t item = { .kv_slot = tr_kv_open(e->kv, NULL),
+                             .n = 1,
+                             .tokens = words,
+                             .scores = &score,
+                             .logits = logits },
+                    next = { .kv_slot = item.kv_slot,
+                             .pos = 1,
+                             .n = 1,
+                             .tokens = words + 1 };
+    tr_batch_t first = { &item, 1, 1 }, second = { &next, 1, 1 };
+
+    (void) state;
+    assert_int_equal(tr_kv_reserve(e->kv, item.kv_slot, 2), TR_OK);
+    assert_int_equal(e->submit(e, &first), TR_OK);
+    assert_int_equal(e->submit(e, &second), TR_OK);
+    assert_int_equal(e->complete(e, &first), TR_OK);
+    assert_int_equal(item.status, TR_ERR_UNSUPPORTED);
+    assert_int_equal(e->complete(e, &second), TR_OK);
+    assert_int_equal(next.status, TR_OK);
+    tr_kv_close(e->kv, item.kv_slot);
+    free(logits);
+    e->free(e);
+}
+
 /* Every second one with masks, from nearly anything to one token or two. */
 static void
 make_masked(gen_t *gens, uint32_t n, uint64_t *rng)
@@ -643,6 +743,8 @@ main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_card),
         cmocka_unit_test(test_like_cpu),
+        cmocka_unit_test(test_logits),
+        cmocka_unit_test(test_logits_behind_a_batch),
         cmocka_unit_test(test_masks),
         cmocka_unit_test(test_masks_in_pieces),
         cmocka_unit_test(test_graphs),
