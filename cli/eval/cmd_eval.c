@@ -185,6 +185,12 @@ check_options(void)
                               "give one of --keep-turns, --shared-prefix and "
                               "--regenerate");
     }
+    if (g.eval.kl && (g.eval.text == NULL || g.eval.batch > TR_KL_BATCH)) {
+        return tr_usage_error(&tr_eval_command,
+                              "--kl goes with --perplexity TEXT, and with a "
+                              "--batch of at most %u",
+                              TR_KL_BATCH);
+    }
     if (g.eval.text != NULL && (g.eval.shared_prefix || g.eval.regenerate)) {
         return tr_usage_error(&tr_eval_command,
                               "--shared-prefix and --regenerate ask questions: "

@@ -90,6 +90,9 @@ tr_branch_begin(driver_t *d, prefix_t *t, uint32_t policy)
     f->reused = 0;
     f->leaves = false;
     rc = tr_branch_start(d, f, t->turn, t->limit[t->turn]);
+    if (rc == TR_OK) {
+        rc = tr_kl_begin(d, f);
+    }
     if (rc == TR_OK && d->e->reused[policy]) {
         rc = tr_reuse_begin(d, f);
     }
@@ -181,6 +184,10 @@ record(driver_t *d, branch_t *f)
     size_t len = 0;
     tr_status_t rc = TR_OK;
 
+    if (tr_kl_first(d, task, f->policy)
+        && tr_eval_at(d->run->results, task->first_job, 0)->done) {
+        return TR_OK; /* it was there for the others */
+    }
     if (f->steps == 0) { /* it ended with its first token */
         take_usage(d, f);
     }
@@ -194,6 +201,7 @@ record(driver_t *d, branch_t *f)
     r.seconds = f->seconds;
     if (is_text(f)) {
         r.nll = f->nll / f->n_out;
+        tr_kl_record(d, f, &r);
     } else {
         rc = detokenize(d, f, &len);
         len = rc == TR_OK ? tr_eval_stopped(task->c, d->text, len) : 0;
@@ -396,6 +404,7 @@ tr_branch_plan(driver_t *d, branch_t *f)
         return;
     }
     if (f->state != BRANCH_DECODE || tr_driver_rows(d, 1) == 0
+        || (is_text(f) && !tr_kl_plan(d, f, &item))
         || tr_kv_reserve(d->kv, f->slot, f->len + 1) != TR_OK) {
         return;
     }
@@ -430,6 +439,7 @@ tr_branch_stepped(driver_t *d, branch_t *f, const tr_batch_item_t *item)
     d->run->state.tokens++;
     if (is_text(f)) {
         f->nll -= f->sampled.logprob;
+        tr_kl_stepped(d, f);
         f->n_out++;
     } else {
         f->out[f->n_out++] = f->sampled.token;

@@ -37,6 +37,9 @@ typedef struct {
 
     uint32_t steps;
     double bytes, full_bytes, high, low, pruned, nll, seconds;
+    float *logits; /* kl, but of the first policy: [vocab] */
+    double nll_by[TR_EVAL_PARTS], kl_by[TR_EVAL_PARTS]; /* sums */
+    uint32_t n_by[TR_EVAL_PARTS];
 } branch_t;
 
 struct prefix {
@@ -60,6 +63,9 @@ struct prefix {
     uint32_t longest;       /* prompt and answer, of any turn */
     uint64_t charge;        /* pages set aside for base and prompt */
     uint64_t branch_charge; /* what the dearest branch needs */
+    /* kl: [n_reference][vocab] of the first policy, limit[0] rows of room */
+    float *reference;
+    uint32_t n_reference;
 };
 
 #define PREFIXES 8u /* prompts computed or waiting for room at once */
@@ -123,6 +129,24 @@ tr_status_t tr_reuse_choose(driver_t *d, prefix_t *t);
 tr_status_t tr_reuse_begin(driver_t *d, branch_t *f);
 /* It has answered what is to be cached, and asks again. */
 tr_status_t tr_reuse_again(driver_t *d, branch_t *f);
+
+/* eval_kl.c */
+
+/* Is the policy there for its logits, with which the others' are compared? */
+bool tr_kl_first(const driver_t *d, const tr_eval_task_t *task,
+                 uint32_t policy);
+/* Does any other policy of the group still need them? */
+bool tr_kl_wanted(const driver_t *d, const tr_eval_task_t *task,
+                  uint32_t group);
+/* Memory for a branch that begins. */
+tr_status_t tr_kl_begin(driver_t *d, branch_t *f);
+/* Where the logits of its next token go; false: those that they are compared
+ * with are not there yet. */
+bool tr_kl_plan(const driver_t *d, const branch_t *f, tr_batch_item_t *item);
+/* They are there. */
+void tr_kl_stepped(driver_t *d, branch_t *f);
+/* The branch's means, into its record. */
+void tr_kl_record(const driver_t *d, const branch_t *f, tr_eval_record_t *r);
 
 /* eval_branch.c */
 

@@ -20,7 +20,13 @@ tr_eval_wanted(const driver_t *d, const tr_eval_task_t *task, uint32_t turn,
 {
     const tr_eval_results_t *r = d->run->results;
 
-    if (!d->e->running[policy] || d->group[policy] != group) {
+    if (!d->e->running[policy]) {
+        return false;
+    }
+    if (tr_kl_first(d, task, policy) && tr_kl_wanted(d, task, group)) {
+        return true; /* of every group */
+    }
+    if (d->group[policy] != group) {
         return false;
     }
     if (!d->run->keep_turns) {
@@ -265,7 +271,9 @@ charge_branches(driver_t *d, prefix_t *t)
     }
     t->longest = longest;
     for (uint32_t p = 0; p < d->e->n_policies; p++) {
-        uint64_t n = d->e->running[p] && d->group[p] == t->group
+        uint64_t n = d->e->running[p]
+                             && (d->group[p] == t->group
+                                 || tr_kl_first(d, t->task, p))
                          ? tr_branch_charge(d, p, longest)
                          : 0;
 
@@ -331,6 +339,7 @@ tr_prefix_end(driver_t *d, prefix_t *t)
     free(t->len);
     free(t->limit);
     free(t->fits);
+    free(t->reference);
     *t = (prefix_t){ .base = NO_SLOT, .prompt = NO_SLOT };
 }
 

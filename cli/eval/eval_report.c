@@ -152,6 +152,51 @@ tr_eval_overall(const tr_eval_results_t *r, uint32_t policy,
     out->diff.high = out->diff.diff + sqrt(up) / with;
 }
 
+/* Adds a window's parts; returns its mean divergence. */
+static double
+add_parts(const tr_eval_job_t *j, const tr_eval_record_t *one,
+          tr_eval_text_t *out)
+{
+    double sum = 0;
+
+    for (uint32_t i = 0; i < TR_EVAL_PARTS; i++) {
+        tr_eval_part_t *p = &out->part[i];
+
+        p->from = tr_eval_part_from(j, i);
+        p->to = tr_eval_part_from(j, i + 1);
+        p->perplexity += one->nll_by[i];
+        p->kl += one->kl_by[i];
+        sum += one->kl_by[i] * (p->to - p->from);
+    }
+    out->with_kl = true;
+    return sum / (j->to - j->from);
+}
+
+/* Divergences by part, of those windows that were measured. */
+static void
+summarise_kl(const tr_eval_results_t *r, uint32_t policy, tr_eval_text_t *out)
+{
+    double *kl = calloc(r->n_jobs + 1, sizeof(*kl));
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < r->n_jobs && kl != NULL; i++) {
+        const tr_eval_record_t *one = tr_eval_at(r, i, policy);
+
+        if (r->jobs[i].kl && one->done && !one->skipped) {
+            out->kl += kl[n++] = add_parts(&r->jobs[i], one, out);
+        }
+    }
+    tr_bootstrap_mean(kl, n, &out->kl_low, &out->kl_high);
+    free(kl);
+    out->kl /= n;
+    for (uint32_t i = 0; i < TR_EVAL_PARTS; i++) {
+        bool none = out->part[i].to == out->part[i].from;
+
+        out->part[i].perplexity = none ? NAN : exp(out->part[i].perplexity / n);
+        out->part[i].kl = none ? NAN : out->part[i].kl / n;
+    }
+}
+
 void
 tr_eval_text(const tr_eval_results_t *r, uint32_t policy, tr_eval_text_t *out)
 {
@@ -183,6 +228,7 @@ tr_eval_text(const tr_eval_results_t *r, uint32_t policy, tr_eval_text_t *out)
     }
     tr_bootstrap_mean(diff, pairs, &low, &high);
     free(diff);
+    summarise_kl(r, policy, out);
     out->perplexity = exp(nll / out->n);
     out->ratio = exp(mean / pairs);
     out->ratio_low = exp(low);
@@ -346,11 +392,51 @@ print_texts(const tr_eval_results_t *r, const char *const *labels, FILE *f)
     }
 }
 
+/* Divergence in all and by position, then perplexity by position. */
+static void
+print_kl(const tr_eval_results_t *r, const char *const *labels, FILE *f)
+{
+    tr_eval_text_t t;
+
+    fprintf(f, "\n%-*s %9s  %-20s", LABEL_WIDTH + 4, "by position of the text",
+            "KL to 1", "[95%]");
+    tr_eval_text(r, 0, &t);
+    for (uint32_t i = 0; i < 2 * TR_EVAL_PARTS; i++) {
+        const tr_eval_part_t *p = &t.part[i % TR_EVAL_PARTS];
+        char range[24];
+
+        snprintf(range, sizeof(range), "%s%u-%u",
+                 i < TR_EVAL_PARTS ? "" : "ppl ", p->from,
+                 p->to - (p->to > p->from));
+        fprintf(f, " %13s", range);
+    }
+    fprintf(f, "\n");
+    for (uint32_t p = 0; p < r->n_policies; p++) {
+        char range[40] = "-";
+
+        tr_eval_text(r, p, &t);
+        print_label(p, labels[p], f);
+        print_number(t.kl, 1, 9, 6, f);
+        if (p != 0 && t.n != 0) {
+            snprintf(range, sizeof(range), "[%.6f, %.6f]", t.kl_low, t.kl_high);
+        }
+        fprintf(f, "  %-20s", range);
+        for (uint32_t i = 0; i < TR_EVAL_PARTS; i++) {
+            print_number(t.part[i].kl, 1, 13, 6, f);
+        }
+        for (uint32_t i = 0; i < TR_EVAL_PARTS; i++) {
+            print_number(t.part[i].perplexity, 1, 13, 4, f);
+        }
+        fprintf(f, "\n");
+    }
+}
+
 void
 tr_eval_print(const tr_eval_results_t *r, const char *const *labels, FILE *f)
 {
     tr_eval_family_t families[TR_EVAL_FAMILIES];
     uint32_t n = tr_eval_families(r, families), with_text = 0;
+    bool with_kl = false;
     tr_eval_text_t t;
 
     fprintf(f, "Policies\n");
@@ -358,6 +444,7 @@ tr_eval_print(const tr_eval_results_t *r, const char *const *labels, FILE *f)
         fprintf(f, "%3u %s\n", p + 1, r->policies[p]);
         tr_eval_text(r, p, &t);
         with_text += t.n + t.skipped;
+        with_kl = with_kl || t.with_kl;
     }
     if (n != 0) {
         print_overall(r, labels, f);
@@ -367,6 +454,9 @@ tr_eval_print(const tr_eval_results_t *r, const char *const *labels, FILE *f)
     }
     if (with_text != 0) {
         print_texts(r, labels, f);
+    }
+    if (with_kl) {
+        print_kl(r, labels, f);
     }
 }
 
@@ -429,17 +519,41 @@ families_json(const tr_eval_results_t *r, uint32_t policy)
     return all;
 }
 
+static void
+add_kl(json_t *text, const tr_eval_text_t *t)
+{
+    json_t *parts = json_array();
+
+    for (uint32_t i = 0; i < TR_EVAL_PARTS; i++) {
+        const tr_eval_part_t *p = &t->part[i];
+
+        json_array_append_new(parts, json_pack("{s:I, s:I, s:o, s:o}", "from",
+                                               (json_int_t) p->from, "to",
+                                               (json_int_t) p->to, "perplexity",
+                                               number(p->perplexity), "kl",
+                                               number(p->kl)));
+    }
+    json_object_set_new(text, "kl", number(t->kl));
+    json_object_set_new(text, "kl_low", number(t->kl_low));
+    json_object_set_new(text, "kl_high", number(t->kl_high));
+    json_object_set_new(text, "parts", parts);
+}
+
 static json_t *
 text_json(const tr_eval_text_t *t)
 {
-    return json_pack("{s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:{s:o, s:o, s:o}}",
-                     "windows", (json_int_t) t->n, "skipped",
-                     (json_int_t) t->skipped, "perplexity",
-                     number(t->perplexity), "ratio", number(t->ratio),
-                     "ratio_low", number(t->ratio_low), "ratio_high",
-                     number(t->ratio_high), "kv_ratio", number(t->kv_ratio),
-                     "shares", "high", number(t->high), "low", number(t->low),
-                     "pruned", number(t->pruned));
+    json_t *o = json_pack(
+        "{s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:{s:o, s:o, s:o}}", "windows",
+        (json_int_t) t->n, "skipped", (json_int_t) t->skipped, "perplexity",
+        number(t->perplexity), "ratio", number(t->ratio), "ratio_low",
+        number(t->ratio_low), "ratio_high", number(t->ratio_high), "kv_ratio",
+        number(t->kv_ratio), "shares", "high", number(t->high), "low",
+        number(t->low), "pruned", number(t->pruned));
+
+    if (t->with_kl) {
+        add_kl(o, t);
+    }
+    return o;
 }
 
 void

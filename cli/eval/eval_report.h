@@ -30,11 +30,21 @@ typedef struct {
     tr_paired_t diff; /* to policy 0 */
 } tr_eval_cell_t;
 
+/* A part of the windows of a text, positions [from, to). */
+typedef struct {
+    uint32_t from, to;
+    double perplexity, kl;
+} tr_eval_part_t;
+
 /* Of a text: windows instead of turns. */
 typedef struct {
     uint32_t n, skipped; /* windows measured; those that do not fit */
     double perplexity, ratio, ratio_low, ratio_high; /* ratio: to policy 0 */
     double kv_ratio, high, low, pruned;
+    /* with kl: divergence from policy 0, and its 95% interval over windows */
+    bool with_kl;
+    double kl, kl_low, kl_high;
+    tr_eval_part_t part[TR_EVAL_PARTS];
 } tr_eval_text_t;
 
 typedef struct {

@@ -87,6 +87,34 @@ number(const json_t *line, const char *name, double *out)
     return json_is_number(v) && isfinite(*out) && *out >= 0;
 }
 
+/* One number a part; false when they are there, but wrong. */
+static bool
+read_parts(const json_t *line, const char *name, double *out)
+{
+    const json_t *all = json_object_get(line, name);
+
+    for (uint32_t i = 0; i < TR_EVAL_PARTS && all != NULL; i++) {
+        const json_t *v = json_array_get(all, i);
+
+        out[i] = json_number_value(v);
+        if (!json_is_number(v) || !isfinite(out[i])) {
+            return false;
+        }
+    }
+    return all == NULL || json_array_size(all) == TR_EVAL_PARTS;
+}
+
+static json_t *
+parts_json(const double *x)
+{
+    json_t *all = json_array();
+
+    for (uint32_t i = 0; i < TR_EVAL_PARTS; i++) {
+        json_array_append_new(all, json_real(x[i]));
+    }
+    return all;
+}
+
 static bool
 read_record(const json_t *line, tr_eval_record_t *out)
 {
@@ -100,7 +128,9 @@ read_record(const json_t *line, tr_eval_record_t *out)
         || !number(line, "high", &out->high) || !number(line, "low", &out->low)
         || !number(line, "pruned", &out->pruned)
         || !number(line, "seconds", &out->seconds)
-        || !number(line, "nll", &out->nll) || prompt > UINT32_MAX
+        || !number(line, "nll", &out->nll)
+        || !read_parts(line, "nll_by", out->nll_by)
+        || !read_parts(line, "kl_by", out->kl_by) || prompt > UINT32_MAX
         || tokens > UINT32_MAX) {
         return false;
     }
@@ -233,6 +263,10 @@ tr_eval_results_set(tr_eval_results_t *r, uint32_t job, uint32_t policy,
                      "nll", record->nll, "reused", (json_int_t) record->reused);
     if (line != NULL && record->skipped) {
         json_object_set_new(line, "skipped", json_true());
+    }
+    if (line != NULL && j->kl && !record->skipped) {
+        json_object_set_new(line, "nll_by", parts_json(record->nll_by));
+        json_object_set_new(line, "kl_by", parts_json(record->kl_by));
     }
     if (line != NULL && reply != NULL && !record->right) {
         reply_len = reply_len < REPLY_BYTES_MAX ? reply_len : REPLY_BYTES_MAX;

@@ -17,6 +17,9 @@
 
 #include <tokenring/error.h>
 
+/* Parts of a window behind its prompt, by position, with --kl. */
+#define TR_EVAL_PARTS 4u
+
 typedef struct {
     bool done, right;
     bool skipped; /* does not fit the model's length: in no average */
@@ -26,14 +29,36 @@ typedef struct {
     double high, low, pruned;
     double seconds; /* of the answer's own steps; 0: not told apart */
     double nll;     /* perplexity: mean negative log-likelihood, nats */
+    /* of a job with `kl`, by part: the same, and the mean divergence of the
+     * first policy's distribution from this one's, nats */
+    double nll_by[TR_EVAL_PARTS], kl_by[TR_EVAL_PARTS];
 } tr_eval_record_t;
 
 /* A turn of a case, or a window of a text. */
 typedef struct {
     const char *family; /* borrowed */
     uint32_t difficulty, case_index, turn;
-    bool text; /* a window of a text: nll counts, not right */
+    bool text;         /* a window of a text: nll counts, not right */
+    bool kl;           /* the divergence is measured, too */
+    uint32_t from, to; /* with kl: positions behind the prompt, [from, to) */
 } tr_eval_job_t;
+
+/* In which part position `at` of [from, to) is; where each begins. */
+static inline uint32_t
+tr_eval_part(const tr_eval_job_t *j, uint32_t at)
+{
+    return (uint32_t) ((uint64_t) (at - j->from) * TR_EVAL_PARTS
+                       / (j->to - j->from));
+}
+
+static inline uint32_t
+tr_eval_part_from(const tr_eval_job_t *j, uint32_t part)
+{
+    return j->from
+           + (uint32_t) (((uint64_t) part * (j->to - j->from) + TR_EVAL_PARTS
+                          - 1)
+                         / TR_EVAL_PARTS);
+}
 
 typedef struct {
     uint32_t n_jobs, n_policies;

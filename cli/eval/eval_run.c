@@ -337,6 +337,7 @@ driver_free(driver_t *d)
     for (uint32_t i = 0; d->branches != NULL && i < d->n_branches; i++) {
         tr_branch_end(d, &d->branches[i]);
         free(d->branches[i].out);
+        free(d->branches[i].logits);
     }
     for (uint32_t i = 0; d->prefixes != NULL && i < d->n_prefixes; i++) {
         if (d->prefixes[i].open) {

@@ -24,7 +24,9 @@
  *
  * A text (perplexity): the first part of a window is the prompt, and the text
  * itself is the answer, token by token under the compressed cache.  The
- * likelihood of every token but the first counts.
+ * likelihood of every token but the first counts.  With `kl` the first policy's
+ * logits of a window are kept (eval_kl.c), the others' steps wait for them, and
+ * the divergence of each prediction counts, too.
  */
 #ifndef TR_EVAL_RUN_H
 #define TR_EVAL_RUN_H
@@ -61,6 +63,7 @@ typedef struct {
     uint32_t n_tasks;
     bool keep_turns;
     tr_eval_reuse_t reuse; /* not with keep_turns, nor of texts */
+    bool kl;               /* of texts: the divergence from the first policy */
     bool separate;         /* one policy a step, for tokens/s */
     uint32_t max_tokens;   /* of an answer whose case does not say */
     /* Every half second and at the end; NULL: none. */

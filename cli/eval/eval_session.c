@@ -188,12 +188,19 @@ hash_task(tr_eval_session_t *s, const tr_eval_options_t *o, uint32_t index)
             hash = tr_fnv1a_64(hash, &t->n_prompt, sizeof(t->n_prompt));
             hash = tr_fnv1a_64(hash, t->ids, t->n_ids * sizeof(*t->ids));
         }
+        if (t->c == NULL && o->kl) { /* what it is compared with */
+            hash = tr_fnv1a_64(hash, "kl", 2);
+            hash = hash_policy(hash, s->engine.policy[0]);
+        }
         r->jobs[job] = (tr_eval_job_t){
             .family = t->c != NULL ? t->c->family : "text",
             .difficulty = t->c != NULL ? t->c->difficulty : 0,
             .case_index = index,
             .turn = turn,
             .text = t->c == NULL,
+            .kl = t->c == NULL && o->kl,
+            .from = t->n_prompt,
+            .to = t->n_ids - (t->c == NULL),
         };
         for (uint32_t p = 0; p < r->n_policies; p++) {
             r->keys[(size_t) job * r->n_policies + p] = hash_policy(
@@ -288,12 +295,14 @@ run_all(tr_eval_session_t *s, const tr_eval_options_t *o, tr_error_t *err)
                                    : o->regenerate  ? TR_EVAL_REGENERATE
                                                     : TR_EVAL_NO_REUSE,
                           .separate = o->separate,
+                          .kl = o->kl,
                           .max_tokens = (uint32_t) o->max_tokens,
                           .progress = progress };
     tr_status_t rc = TR_OK;
 
     run.state.total = pending(s, wanted);
     while (rc == TR_OK && pending(s, wanted) != 0) {
+        wanted[0] = wanted[0] || o->kl; /* the others are compared with it */
         rc = tr_eval_engine_start(&s->engine, wanted, err);
         if (rc == TR_OK) {
             rc = tr_eval_run(&run, err);

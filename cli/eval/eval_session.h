@@ -15,7 +15,12 @@ typedef struct {
     int64_t threads, batch, limit, max_tokens;
     int64_t window, prefix, windows; /* of the text, in tokens; how many */
     bool keep_turns, shared_prefix, regenerate, separate, verbose;
+    bool kl; /* of the text */
 } tr_eval_options_t;
+
+/* Answers at once with `kl`: as many logits as one batch gives, with room for the
+ * prompts beside them (executor.h). */
+#define TR_KL_BATCH 200u
 
 #define TR_EVAL_DEFAULTS                               \
     {                                                  \
@@ -76,6 +81,10 @@ typedef struct {
 #define TR_EVAL_TEXT_OPTIONS(o)                                            \
     TR_EVAL_ROW("perplexity", 0, TR_OPTION_TEXT, &(o).text, "TEXT",        \
                 "measure how well a text file is predicted", 0, 0),        \
+        TR_EVAL_ROW("kl", 0, TR_OPTION_FLAG, &(o).kl, NULL,                \
+                    "--perplexity: also how far predictions are from the " \
+                    "first policy's (KL divergence), by position",         \
+                    0, 0),                                                 \
         TR_EVAL_ROW("window", 0, TR_OPTION_INT, &(o).window, "N",          \
                     "--perplexity: tokens of a window (default 1024)", 16, \
                     1 << 24),                                              \

@@ -130,6 +130,42 @@ tr_pairs_needed(double loss)
     return fmax(1, ceil(Z95 * Z95 * (1 - loss) / loss));
 }
 
+/* The largest, and log of the sum of exp(x - largest). */
+static double
+log_sum(const float *x, uint32_t n, double *largest)
+{
+    double sum = 0;
+
+    *largest = -INFINITY;
+    for (uint32_t i = 0; i < n; i++) {
+        *largest = fmax(*largest, x[i]);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        sum += exp(x[i] - *largest);
+    }
+    return sum > 0 ? log(sum) : NAN;
+}
+
+double
+tr_kl_divergence(const float *a, const float *b, uint32_t n)
+{
+    double top_a, top_b, log_a, log_b, sum = 0;
+
+    log_a = log_sum(a, n, &top_a);
+    log_b = log_sum(b, n, &top_b);
+    for (uint32_t i = 0; i < n; i++) {
+        double p = a[i] - top_a - log_a, q = b[i] - top_b - log_b;
+
+        if (isnan(p) || isnan(q)) {
+            return NAN;
+        }
+        if (p > -INFINITY) {
+            sum += exp(p) * (p - q);
+        }
+    }
+    return fmax(sum, 0); /* rounding */
+}
+
 static int
 ascending(const void *a, const void *b)
 {

@@ -48,6 +48,11 @@ double tr_pairs_needed(double loss);
 /* The Wilson interval of `right` of n (n > 0, need not be whole), 95%. */
 void tr_wilson(double right, double n, double *low, double *high);
 
+/* KL divergence in nats of softmax(b) from softmax(a), n logits each: the sum of
+ * a's probabilities times the difference of log-probabilities; never below 0.
+ * Logits of -inf in both count nothing; where b alone has one it is infinite. */
+double tr_kl_divergence(const float *a, const float *b, uint32_t n);
+
 /* 95% interval of the mean of n values, percentile bootstrap with a fixed
  * seed; NaN for n = 0. */
 void tr_bootstrap_mean(const double *x, uint32_t n, double *low, double *high);

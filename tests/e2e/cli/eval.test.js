@@ -229,6 +229,15 @@ test('eval: a text longer than a sliding window, and than the cache', async () =
   assert.deepEqual([full.windows, full.skipped], [1, 0]);
   assert.ok(full.perplexity > 1.01, `${full.perplexity}`);
   assert.ok(Math.abs(eight.ratio - 1) < 0.1, `${eight.ratio}`);
+  assert.equal(eight.kl, undefined);
+  const [table, , near] = await measure('-m', model, ...small, '--kl', '-p',
+    'full', '-p', 'uniform:levels=8/8');
+  assert.equal(near.ratio, eight.ratio);
+  assert.ok(near.kl > 0 && near.kl < 0.01, `${near.kl}`);
+  assert.deepEqual(near.parts.map((p) => [p.from, p.to]),
+    [[64, 80], [80, 96], [96, 112], [112, 127]]);
+  assert.match(table, / KL to 1 .* 64-79 .* ppl 112-126\n.*full .*\n.*8\/8 /);
+  assert.ok(table.includes(` ${near.parts[3].kl.toFixed(6)} `), table);
   const [, alone] = await measure('-m', model, ...small, '-p', 'full');
   assert.notEqual(alone.perplexity, full.perplexity, 'a longer window');
 
@@ -237,6 +246,14 @@ test('eval: a text longer than a sliding window, and than the cache', async () =
   assert.deepEqual([none.windows, none.skipped, none.perplexity], [0, 1, null]);
   assert.match(said, /1 windows are longer than the model or its cache/);
   assert.doesNotMatch(said, /nan/i);
+});
+
+test('eval: --kl compares predictions of a text', async () => {
+  for (const args of [['--kl'], ['--kl', '--perplexity', cases, '--batch', '201']]) {
+    const r = await start('eval', args).done;
+    assert.equal(r.status, 2, r.err);
+    assert.match(r.err, /--kl goes with --perplexity TEXT, .* at most 200/);
+  }
 });
 
 test('calibrate: alpha_high first, then alpha_low', async () => {

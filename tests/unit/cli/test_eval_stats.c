@@ -196,6 +196,33 @@ test_how_many_pairs_a_loss_needs(void **state)
     assert_true(isinf(tr_pairs_needed(0)));
 }
 
+static void
+test_divergence(void **state)
+{
+    const float even[] = { 3, 3, 3, 3 }, one[] = { -400, 500, -400, -400 };
+    const float a[] = { 0, 1, 2, -3 }, b[] = { 1, 0, 2.5f, 4 };
+    const float shifted[] = { 100, 101, 102, 97 };
+    const float none[] = { 0, 1, 2, -INFINITY }, bad[] = { 0, NAN, 2, 1 };
+    double za = 0, zb = 0, sum = 0;
+
+    (void) state;
+    near(tr_kl_divergence(even, even, 4), 0, 0);
+    near(tr_kl_divergence(a, shifted, 4), 0, 1e-12);
+    near(tr_kl_divergence(one, even, 4), log(4), 1e-12);
+    for (int i = 0; i < 4; i++) {
+        za += exp(a[i]);
+        zb += exp(b[i]);
+    }
+    for (int i = 0; i < 4; i++) {
+        sum += exp(a[i]) / za * log(exp(a[i]) / za / (exp(b[i]) / zb));
+    }
+    near(tr_kl_divergence(a, b, 4), sum, 1e-12);
+    assert_true(isinf(tr_kl_divergence(a, none, 4)));
+    near(tr_kl_divergence(none, none, 4), 0, 0);
+    assert_true(isnan(tr_kl_divergence(a, bad, 4)));
+    assert_true(isnan(tr_kl_divergence(bad, a, 4)));
+}
+
 int
 main(void)
 {
@@ -208,6 +235,7 @@ main(void)
         cmocka_unit_test(test_no_pairs_give_no_number),
         cmocka_unit_test(test_intervals_cover_the_truth),
         cmocka_unit_test(test_the_bootstrap_is_that_of_a_mean),
+        cmocka_unit_test(test_divergence),
         cmocka_unit_test(test_how_many_pairs_a_loss_needs),
     };
 
