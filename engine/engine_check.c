@@ -25,6 +25,7 @@
 #include "engine/model/model_tensors.h"
 #include "engine/model/safetensors.h"
 #include "engine/redis/redis_tls.h"
+#include "engine/store/store.h"
 
 /* ---- the host ----------------------------------------------------------- */
 
@@ -150,21 +151,37 @@ tr_engine_check_host(const tr_config_t *c, tr_error_t *err)
     if (rc == TR_OK && c->null_trace[0] != '\0') {
         rc = check_place("null_trace", c->null_trace, err);
     }
+    if (rc == TR_OK && c->cache_dir[0] != '\0') {
+        rc = tr_store_check(c->cache_dir, err);
+    }
     return rc;
 }
 
-/* The units make /run/tokenring when they start an engine. */
+/* Is path in a directory that the units make when they start an engine, and that
+ * is not there yet? */
+static bool
+is_made_later(const char *path, const char *dir, FILE *out)
+{
+    size_t n = strlen(dir);
+
+    if (strncmp(path, dir, n) != 0 || path[n] != '/'
+        || access(dir, F_OK) == 0) {
+        return false;
+    }
+    fprintf(out, "%s is not there: tokenring-engine.service makes it\n", dir);
+    return true;
+}
+
 static tr_status_t
 check_host(const tr_config_t *config, FILE *out, tr_error_t *err)
 {
-    static const char run[] = "/run/tokenring";
     tr_config_t c = *config;
 
-    if (strncmp(c.socket, run, sizeof(run) - 1) == 0
-        && c.socket[sizeof(run) - 1] == '/' && access(run, F_OK) != 0) {
-        fprintf(out, "%s is not there: tokenring-engine.service makes it\n",
-                run);
+    if (is_made_later(c.socket, "/run/tokenring", out)) {
         snprintf(c.socket, sizeof(c.socket), "/run/x");
+    }
+    if (is_made_later(c.cache_dir, "/var/cache/tokenring", out)) {
+        c.cache_dir[0] = '\0';
     }
     return tr_engine_check_host(&c, err);
 }

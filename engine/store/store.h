@@ -67,7 +67,10 @@ typedef struct {
     uint32_t *counts; /* [config.counts], likewise */
 } tr_store_item_t;
 
-/* *err names cache_dir and says what is wrong with it. */
+/* Could a store be opened in dir?  Makes and writes nothing.  *err names cache_dir
+ * and says what is wrong with it. */
+tr_status_t tr_store_check(const char *dir, tr_error_t *err);
+/* The same words, and those of what only opening finds. */
 tr_status_t tr_store_open(const tr_store_config_t *config, tr_store_t **out,
                           tr_error_t *err);
 /* What is under way is given up; NULL: nothing. */

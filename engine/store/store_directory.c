@@ -6,6 +6,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -82,10 +83,51 @@ read_key(tr_store_t *s, tr_error_t *err)
                                s->config.dir, TR_SIPHASH_BYTES);
 }
 
+/* Prompts are in its files: it is ours alone. */
+static tr_status_t
+judge(const char *dir, const struct stat *st, uid_t owner, tr_error_t *err)
+{
+    if (st->st_uid == owner && (st->st_mode & 077) == 0) {
+        return TR_OK;
+    }
+    return tr_error_set(err, TR_ERR_INVALID, "cache_dir",
+                        "cache_dir %s has owner %u and mode %04o, expected"
+                        " %u and 0700: prompts are in its files",
+                        dir, (unsigned) st->st_uid,
+                        (unsigned) (st->st_mode & 07777), (unsigned) owner);
+}
+
+tr_status_t
+tr_store_check(const char *dir, tr_error_t *err)
+{
+    const char *slash = strrchr(dir, '/');
+    char parent[PATH_MAX] = ".";
+    struct stat st;
+
+    if (stat(dir, &st) == 0) {
+        if (S_ISDIR(st.st_mode)) { /* root asks for engines of other users */
+            return judge(dir, &st, geteuid() == 0 ? st.st_uid : geteuid(), err);
+        }
+        return tr_error_set(err, TR_ERR_INVALID, "cache_dir",
+                            "cache_dir %s: expected a directory", dir);
+    }
+    if (slash != NULL) {
+        snprintf(parent, sizeof(parent), "%.*s",
+                 slash == dir ? 1 : (int) (slash - dir), dir);
+    }
+    if (errno == ENOENT && access(parent, W_OK | X_OK) == 0) {
+        return TR_OK;
+    }
+    return tr_error_set(err, TR_ERR_IO, "cache_dir",
+                        "cache_dir %s: cannot make it: %s", dir,
+                        strerror(errno));
+}
+
 tr_status_t
 store_directory_open(tr_store_t *s, tr_error_t *err)
 {
     struct stat st;
+    tr_status_t rc;
 
     if (getrandom(&s->run, sizeof(s->run), 0) != sizeof(s->run)) {
         return cannot(s, "no random numbers", err);
@@ -97,15 +139,8 @@ store_directory_open(tr_store_t *s, tr_error_t *err)
     if (s->dir < 0 || fstat(s->dir, &st) != 0) {
         return cannot(s, "cannot open it", err);
     }
-    if (st.st_uid != geteuid() || (st.st_mode & 077) != 0) {
-        return tr_error_set(err, TR_ERR_INVALID, "cache_dir",
-                            "cache_dir %s has owner %u and mode %04o, expected"
-                            " %u and 0700: prompts are in its files",
-                            s->config.dir, (unsigned) st.st_uid,
-                            (unsigned) (st.st_mode & 07777),
-                            (unsigned) geteuid());
-    }
-    return read_key(s, err);
+    rc = judge(s->config.dir, &st, geteuid(), err);
+    return rc == TR_OK ? read_key(s, err) : rc;
 }
 
 /* ---- room --------------------------------------------------------------- */

@@ -106,6 +106,12 @@ for (const [what, args, message] of [
     /pid "\/nonexistent\/pid": cannot write a file in \/nonexistent: No such/],
   ['a trace in no directory', ['--backend', 'null', '--null_trace',
     '/nonexistent/x'], /null_trace "\/nonexistent\/x": cannot write/],
+  ['a cache in no directory', ['--cache_dir', '/nonexistent/x'],
+    /cache_dir \/nonexistent\/x: cannot make it: No such file/],
+  ['a cache that others can read', ['--cache_dir', '/tmp'],
+    /cache_dir \/tmp has owner 0 and mode 1777, expected \d+ and 0700/],
+  ['a cache that is a file', ['--cache_dir', `${POCKET}/config.json`],
+    /cache_dir .*config\.json: expected a directory/],
   ['a socket below a file', ['--socket', `${POCKET}/config.json/s.sock`],
     /socket .*cannot write a file in .*config\.json: Not a directory/],
   ['a socket where a folder is', ['--socket', '/tmp'],
@@ -128,6 +134,11 @@ test('--check of an engine that systemd has not started yet', inTemp((dir) => {
   assert.equal(out.status, 0, out.text);
   assert.equal(/tokenring-engine\.service makes it/.test(out.text),
     !fs.existsSync('/run/tokenring'), out.text);
+  const cached = engine(dir, '--check', '--model', POCKET, '--socket', 's.sock',
+    '--cache_dir', '/var/cache/tokenring/main');
+  assert.equal(cached.status, 0, cached.text);
+  assert.equal(/cache\/tokenring is not there: tokenring-engine/
+    .test(cached.text), !fs.existsSync('/var/cache/tokenring'), cached.text);
 }));
 
 test('engine: no model at all', inTemp((dir) =>
@@ -154,6 +165,7 @@ for (const [what, text, message] of [
     ['max_model_len 100000', /max_model_len is 100000/],
     ['max_batch_tokens 4', /max_batch_tokens 4 is below/],
     ['kv_memory 9t', /kv_memory is 9437184 MiB/],
+    ['cache_dir /nonexistent/x', /cache_dir \/nonexistent\/x/],
     ['pid /nonexistent/pid', /pid "\/nonexistent\/pid"/],
     ['redis_password_file /nonexistent/p\nredis h', /cannot open/],
   ].map(([line, message]) => [`line and value of ${line.split('\n')[0]}`,
