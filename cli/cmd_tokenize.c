@@ -1,7 +1,7 @@
 /*
  * tokenring tokenize: lines in, ids out; with --decode, ids in, lines out.
  * With --json a line is a JSON string (so that it can hold newlines and NUL)
- * and ids are a JSON array.
+ * and ids are a JSON array.  Arguments are one text, or the ids of one.
  */
 #include <errno.h>
 #include <jansson.h>
@@ -43,10 +43,10 @@ static tr_option_t options[] = {
 };
 
 const tr_command_t tr_tokenize_command = {
-    "tokenring tokenize [options] -m DIR < LINES",
-    "Turns every line of standard input into token ids, one line each, or\n"
-    "back.",
-    "  echo 'Once upon a time' | tokenring tokenize -m models/pocket\n"
+    "tokenring tokenize [options] -m DIR [TEXT]",
+    "Turns a text into token ids, or back: the arguments, or every line of\n"
+    "standard input, one line each.",
+    "  tokenring tokenize -m models/pocket 'Once upon a time'\n"
     "  echo '[12, 345]' | tokenring tokenize -m models/pocket --decode --json",
     options
 };
@@ -224,38 +224,59 @@ decode_line(const char *line, size_t len, tr_error_t *err)
     return 0;
 }
 
+/* The lines of standard input, until one is wrong. */
 static int
-run(void)
+take_lines(tr_error_t *err)
 {
-    tr_error_t err = { 0 };
-    char *line = NULL;
+    char *line = NULL, why[sizeof(err->text)];
     size_t cap = 0, number = 0;
     ssize_t n;
     int rc = 0;
+
+    while (rc == 0 && (n = getline(&line, &cap, stdin)) != -1) {
+        number++;
+        if (n > 0 && line[n - 1] == '\n') {
+            line[--n] = '\0';
+        }
+        rc = (g.decode ? decode_line : encode_line)(line, (size_t) n, err);
+    }
+    if (rc != 0) {
+        snprintf(why, sizeof(why), "%s", err->text);
+        tr_error_set(err, TR_ERR_INVALID, "", "line %zu: %s", number, why);
+    } else if (ferror(stdin)) {
+        tr_error_set(err, TR_ERR_IO, "", "%s", strerror(errno));
+        rc = -1;
+    }
+    free(line);
+    return rc;
+}
+
+/* text: the arguments, of which a shell has taken the quotes; or NULL. */
+static int
+run(const char *text)
+{
+    tr_error_t err = { 0 };
+    int rc = -1;
 
     if (tr_tokenizer_load(g.dir, &g.tokenizer, &err) != TR_OK) {
         fprintf(stderr, "tokenring tokenize: %s\n", err.text);
         return 1;
     }
     g.scratch = tr_tokenizer_scratch_new(g.tokenizer);
-    while (rc == 0 && g.scratch != NULL
-           && (n = getline(&line, &cap, stdin)) != -1) {
-        number++;
-        if (n > 0 && line[n - 1] == '\n') {
-            line[--n] = '\0';
-        }
-        rc = (g.decode ? decode_line : encode_line)(line, (size_t) n, &err);
-        if (rc != 0) {
-            fflush(stdout);
-            fprintf(stderr, "tokenring tokenize: line %zu: %s\n", number,
-                    err.text);
-        }
+    if (g.scratch == NULL) {
+        tr_error_set(&err, TR_ERR_NOMEM, "", "out of memory");
+    } else if (text == NULL) {
+        rc = take_lines(&err);
+    } else {
+        rc = (g.decode ? decode_line : encode)(text, strlen(text), &err);
     }
-    if (fflush(stdout) != 0 || ferror(stdin) || g.scratch == NULL) {
-        fprintf(stderr, "tokenring tokenize: %s\n", strerror(errno));
+    if (fflush(stdout) != 0 && rc == 0) {
+        tr_error_set(&err, TR_ERR_IO, "", "%s", strerror(errno));
         rc = -1;
     }
-    free(line);
+    if (rc != 0) {
+        fprintf(stderr, "tokenring tokenize: %s\n", err.text);
+    }
     free(g.ids.data);
     free(g.text);
     tr_tokenizer_scratch_free(g.scratch);
@@ -266,19 +287,23 @@ run(void)
 int
 tr_cmd_tokenize(int argc, char **argv)
 {
+    char *text;
     int rc;
 
-    if (tr_options_only(&tr_tokenize_command, argc, argv, &rc) != 0) {
+    if (tr_options_and_text(&tr_tokenize_command, argc, argv, &text, &rc)
+        != 0) {
         return rc;
     }
     if (g.dir == NULL) {
-        return tr_usage_error(&tr_tokenize_command, "-m DIR is needed: where "
-                                                    "tokenizer.json is");
+        rc = tr_usage_error(&tr_tokenize_command, "-m DIR is needed: where "
+                                                  "tokenizer.json is");
+    } else if (g.decode && (g.special || g.parse_special)) {
+        rc = tr_usage_error(&tr_tokenize_command,
+                            "--special and --parse-special are "
+                            "for text to ids, not for --decode");
+    } else {
+        rc = run(text);
     }
-    if (g.decode && (g.special || g.parse_special)) {
-        return tr_usage_error(&tr_tokenize_command,
-                              "--special and --parse-special are "
-                              "for text to ids, not for --decode");
-    }
-    return run();
+    free(text);
+    return rc;
 }

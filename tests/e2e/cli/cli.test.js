@@ -302,6 +302,16 @@ test('tokenize: there and back', async () => {
   const back = await cli(['tokenize', '-m', POCKET, '--decode'], there.out);
   assert.equal(back.status, 0, back.err);
   assert.equal(back.out, `${lines.join('\n')}\n`);
+  const [first] = there.out.split('\n');
+  const text = await cli(['tokenize', 'Once', '-m', POCKET, 'upon a time']);
+  assert.deepEqual([text.status, text.out], [0, `${first}\n`], text.err);
+  const json = await cli(['tokenize', '-m', POCKET, '--json', lines[0]]);
+  assert.deepEqual(JSON.parse(json.out), first.split(' ').map(Number));
+  const ids = await cli(['tokenize', '-m', POCKET, '-d', ...first.split(' ')]);
+  assert.equal(ids.out, `${lines[0]}\n`, ids.err);
+  const bad = await cli(['tokenize', '-m', POCKET, '-d'], '5\nx\n');
+  assert.equal(bad.status, 1);
+  assert.match(bad.err, /^tokenring tokenize: line 2: "x": expected token ids/);
 });
 
 for (const name of ['ring', 'HTTP']) {
