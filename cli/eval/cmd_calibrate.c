@@ -5,11 +5,13 @@
  * searched, alpha_low is 0 (nothing is forgotten); then alpha_low is searched
  * with the alpha_high that was chosen.  Chosen is, of the values that lose no
  * more than the tolerance against full in any family, the one that takes least
- * memory.  Any setting of any policy is searched in the same way (a baseline's
+ * memory; with --memory, of those that fit in it, the one that loses least.  Any
+ * setting of any policy is searched in the same way (a baseline's
  * budget), so that all are calibrated with equal effort.
  *
  * What was found goes beside the model, where the engine looks for it
- * (engine/kv/policy/kv_policy_file.h).  Few cases cannot show that little is
+ * (engine/kv/policy/kv_policy_file.h).  All that was measured is a curve
+ * (calibrate_curve.h).  Few cases cannot show that little is
  * lost, so they are refused before anything is run.
  */
 #include <errno.h>
@@ -24,22 +26,28 @@
 #include "cli/cli.h"
 #include "engine/config/log.h"
 #include "engine/kv/policy/kv_policy_file.h"
+#include "calibrate_curve.h"
 #include "eval_report.h"
 #include "eval_session.h"
 #include "cli/terminal.h"
 
-#define SPEC_MAX 512u
+#define SPEC_MAX TR_CURVE_SPEC
 #define VALUES_MAX 32u
+#define BESIDE_MAX 8u
 #define REFERENCE "full"
+#define TEXT_WINDOWS_MIN 16u /* before a bootstrap over them says anything */
 
 static struct {
     tr_eval_options_t eval;
     tr_option_list_t search;
+    tr_option_list_t beside;
     const char *policy, *out, *json;
     json_t *stages;
-    double tolerance;
     bool write;
-} g = { .eval = TR_EVAL_DEFAULTS, .policy = "diffkv", .tolerance = 1 };
+} g = { .eval = TR_EVAL_DEFAULTS, .policy = "diffkv" };
+
+static tr_curve_goal_t goal = { .tolerance = 1 };
+static tr_curve_t curve;
 
 static tr_option_t options[] = {
     TR_EVAL_OPTIONS(g.eval),
@@ -51,10 +59,29 @@ static tr_option_t options[] = {
                 "those still to come have their first value (diffkv: "
                 "alpha_high, then alpha_low)",
                 0, 0),
-    TR_EVAL_ROW("tolerance", 0, TR_OPTION_NUMBER, &g.tolerance, "POINTS",
+    TR_EVAL_ROW("tolerance", 0, TR_OPTION_NUMBER, &goal.tolerance, "POINTS",
                 "most that may be lost in a family, in percentage points "
                 "(default 1)",
                 0.01, 100),
+    TR_EVAL_ROW("memory", 0, TR_OPTION_NUMBER, &goal.memory, "RATIO",
+                "what loses least in so much memory over 16 bits, as 0.3 "
+                "(default: the least memory within the tolerance)",
+                0.01, 2),
+    TR_EVAL_ROW("text", 0, TR_OPTION_TEXT, &g.eval.text, "FILE",
+                "a text: what is lost is the KL divergence of its tokens from "
+                "full, which tells apart what answers alike",
+                0, 0),
+    TR_EVAL_ROW("window", 0, TR_OPTION_INT, &g.eval.window, "N",
+                "--text: tokens of a window, half of them its prompt (default "
+                "1024)",
+                16, 1 << 24),
+    TR_EVAL_ROW("windows", 0, TR_OPTION_INT, &g.eval.windows, "N",
+                "--text: the first N windows only, at least 16",
+                TEXT_WINDOWS_MIN, 1e9),
+    TR_EVAL_ROW("beside", 0, TR_OPTION_LIST, &g.beside, "SPEC",
+                "a policy that is only measured, may be repeated (diffkv: "
+                "uniform:levels=4/2 and 8/4)",
+                0, 0),
     TR_EVAL_ROW("write", 0, TR_OPTION_FLAG, &g.write, NULL,
                 "write " TR_KV_POLICY_FILE " beside the model without asking",
                 0, 0),
@@ -70,10 +97,13 @@ const tr_command_t tr_calibrate_command = {
     "Searches the settings of a KV policy on cases (of the dev split): of "
     "those\n"
     "that lose no more than a tolerance against full in any family, the ones\n"
-    "that take least memory.  Prints the line for the engine's configuration, "
-    "and\nwrites " TR_KV_POLICY_FILE
-    " beside the model, where `kv_policy diffkv` finds it.",
+    "that take least memory; with --memory, of those that fit the ones that "
+    "lose\nleast.  Prints the curve of memory against answers and the line for "
+    "the engine's\nconfiguration, and writes " TR_KV_POLICY_FILE
+    " beside the model, where `kv_policy\ndiffkv` finds it.",
     "  tokenring calibrate -m models/pocket -c dev.jsonl --resume cal.jsonl\n"
+    "  tokenring calibrate -m models/pocket -c dev.jsonl --memory 0.3 --text "
+    "text.txt\n"
     "  tokenring calibrate -m models/pocket -c dev.jsonl -p snapkv "
     "-s budget=0.5,0.4,0.3,0.2",
     options
@@ -93,10 +123,10 @@ static uint32_t n_searches;
 
 /* Of what the last stage chose. */
 static struct {
-    bool found; /* every stage had a value within the tolerance */
+    bool found; /* it is within the tolerance, and fits */
     uint32_t layers, kv_heads, head_dim, cases;
-    double accuracy, kv_ratio, loss;
-} best = { .found = true };
+    tr_curve_point_t point;
+} best;
 
 /* ---- what to search ----------------------------------------------------- */
 
@@ -136,6 +166,8 @@ static int
 check_options(void)
 {
     size_t name = strcspn(g.policy, ":");
+    bool is_diffkv = name == strlen("diffkv")
+                     && memcmp(g.policy, "diffkv", name) == 0;
     int rc = 0;
 
     if (g.eval.dir == NULL) {
@@ -151,8 +183,23 @@ check_options(void)
                                   "are read again at every stage");
         }
     }
-    if (g.search.n == 0 && name == strlen("diffkv")
-        && memcmp(g.policy, "diffkv", name) == 0) {
+    g.eval.kl = g.eval.text != NULL;
+    g.eval.min_windows = TEXT_WINDOWS_MIN;
+    if (g.eval.kl && g.eval.batch > TR_KL_BATCH) {
+        return tr_usage_error(&tr_calibrate_command,
+                              "--text goes with a --batch of at most %u",
+                              TR_KL_BATCH);
+    }
+    if (g.beside.n > BESIDE_MAX) {
+        return tr_usage_error(&tr_calibrate_command,
+                              "--beside: %u policies, expected at most %u",
+                              g.beside.n, BESIDE_MAX);
+    }
+    if (g.beside.n == 0 && is_diffkv) {
+        g.beside.item[g.beside.n++] = "uniform:levels=4/2";
+        g.beside.item[g.beside.n++] = "uniform:levels=8/4";
+    }
+    if (g.search.n == 0 && is_diffkv) {
         g.search.item[g.search.n++] = "alpha_high=1,2,3,5,8,12,20,30";
         g.search.item[g.search.n++] = "alpha_low=0,0.0002,0.001,0.005,0.02,0."
                                       "04,0.06,0.08,0.1";
@@ -194,7 +241,7 @@ write_spec(uint32_t stage, uint32_t index, char *out)
 static tr_status_t
 refuse_few(const char *family, size_t n, tr_error_t *err)
 {
-    double needed = tr_pairs_needed(g.tolerance / 100);
+    double needed = tr_pairs_needed(goal.tolerance / 100);
 
     if ((double) n >= needed) {
         return TR_OK;
@@ -203,7 +250,7 @@ refuse_few(const char *family, size_t n, tr_error_t *err)
                         "the family %.60s has %zu cases: to say with 95%% that"
                         " no more than %g points are lost takes at least %.0f;"
                         " give more, or a larger --tolerance",
-                        family, n, g.tolerance, needed);
+                        family, n, goal.tolerance, needed);
 }
 
 /* Every family has cases enough for the tolerance. */
@@ -234,77 +281,54 @@ check_cases(tr_error_t *err)
 
 /* ---- a stage ------------------------------------------------------------ */
 
-/* The most that this policy loses in a family against policy 0, in points;
- * NaN when a family has no answers. */
-static double
-worst_loss(const tr_eval_results_t *r, uint32_t policy, const char **where)
+/* How a value of the search did, for who reads it while it runs. */
+static void
+tell(const search_t *search, uint32_t i, const tr_curve_point_t *p)
 {
-    tr_eval_family_t families[TR_EVAL_FAMILIES];
-    uint32_t n = tr_eval_families(r, families);
-    double worst = -INFINITY;
+    bool good = tr_curve_tolerated(p, &goal), fits = tr_curve_fits(p, &goal);
 
-    for (uint32_t i = 0; i < n; i++) {
-        tr_eval_cell_t c;
-        double loss;
-
-        tr_eval_summary(r, policy, families[i].name, 0, &c);
-        if (c.n == 0 && c.skipped != 0) {
-            continue;
-        }
-        loss = 0 - c.diff.diff * 100;
-        if (!(loss <= worst)) { /* NaN is worst of all */
-            worst = loss;
-            *where = families[i].name;
-        }
-        if (isnan(loss)) {
-            break;
-        }
-    }
-    return worst;
+    json_array_append_new(g.stages,
+                          json_pack("{s:s, s:s, s:f, s:f, s:f, s:s, s:b, s:b}",
+                                    "setting", search->key, "value",
+                                    search->value[i], "accuracy", p->accuracy,
+                                    "kv_ratio", p->kv_ratio, "most_lost_points",
+                                    p->lost, "family", p->family,
+                                    "within_tolerance", good, "fits", fits));
+    printf("%-14s %8.2f %8.3f  %+.2f in %-14s %s\n", search->value[i],
+           p->accuracy * 100, p->kv_ratio, p->lost, p->family,
+           !fits  ? "beyond the memory"
+           : good ? "within the tolerance"
+                  : "");
 }
 
-/* Of the values within the tolerance, the one of least memory; when there is
- * none, the one that loses least. */
+/* The best of the values; they and what was run beside them go to the curve. */
 static void
-choose(const tr_eval_session_t *s, search_t *search)
+choose(const tr_eval_session_t *s, search_t *search, const char *const *specs)
 {
-    double least = INFINITY, mildest = INFINITY;
-    bool found = false;
-
     printf("\n%-14s %8s %8s  %-24s %s\n", search->key, "right %", "kv_ratio",
            "most lost, points", "");
-    for (uint32_t i = 0; i < search->n; i++) {
-        const char *where = "-";
-        double loss = worst_loss(&s->results, i + 1, &where);
-        bool good = loss <= g.tolerance + 1e-9;
-        tr_eval_cell_t c;
+    for (uint32_t i = 0; i + 1 < s->results.n_policies; i++) {
+        tr_curve_point_t p = { .beside = i >= search->n };
 
-        tr_eval_overall(&s->results, i + 1, &c);
-        json_array_append_new(g.stages,
-                              json_pack("{s:s, s:s, s:f, s:f, s:f, s:s, s:b}",
-                                        "setting", search->key, "value",
-                                        search->value[i], "accuracy",
-                                        c.accuracy, "kv_ratio", c.kv_ratio,
-                                        "most_lost_points", loss, "family",
-                                        where, "within_tolerance", good));
-        printf("%-14s %8.2f %8.3f  %+.2f in %-14s %s\n", search->value[i],
-               c.accuracy * 100, c.kv_ratio, loss, where,
-               good ? "within the tolerance" : "");
-        if ((good && c.kv_ratio < least) || (!found && loss < mildest)) {
+        snprintf(p.spec, sizeof(p.spec), "%s", specs[i + 1]);
+        tr_curve_measure(&s->results, i + 1, &p);
+        tr_curve_add(&curve, &p);
+        if (p.beside) {
+            continue;
+        }
+        tell(search, i, &p);
+        if (i == 0 || tr_curve_better(&p, &best.point, &goal)) {
             search->chosen = i;
-            best.accuracy = c.accuracy;
-            best.kv_ratio = c.kv_ratio;
-            best.loss = loss;
+            best.point = p;
         }
-        if (good) {
-            least = fmin(least, c.kv_ratio);
-            found = true;
-        }
-        mildest = fmin(mildest, loss);
     }
-    best.found = best.found && found;
+    best.found = tr_curve_tolerated(&best.point, &goal)
+                 && tr_curve_fits(&best.point, &goal);
     printf("chosen: %s=%s%s\n", search->key, search->value[search->chosen],
-           found ? "" : ", although it loses more than the tolerance");
+           best.found ? ""
+           : tr_curve_fits(&best.point, &goal)
+               ? ", although it loses more than the tolerance"
+               : ", although it takes more than the memory");
 }
 
 /* 0, or the exit status. */
@@ -312,8 +336,9 @@ static int
 run_stage(uint32_t stage)
 {
     static char specs[VALUES_MAX][SPEC_MAX];
-    const char *list[VALUES_MAX + 1] = { REFERENCE };
+    const char *list[VALUES_MAX + BESIDE_MAX + 1] = { REFERENCE };
     search_t *search = &searches[stage];
+    uint32_t n = search->n + 1;
     tr_eval_session_t s = { 0 };
     tr_error_t err = { 0 };
     tr_status_t rc;
@@ -322,12 +347,15 @@ run_stage(uint32_t stage)
         write_spec(stage, i, specs[i]);
         list[i + 1] = specs[i];
     }
-    rc = tr_eval_session_run(&s, &g.eval, list, search->n + 1, &err);
+    for (uint32_t i = 0; i < g.beside.n && stage == 0; i++) {
+        list[n++] = g.beside.item[i];
+    }
+    rc = tr_eval_session_run(&s, &g.eval, list, n, &err);
     if (rc == TR_OK) {
         best.layers = s.engine.layers;
         best.kv_heads = s.engine.kv_heads;
         best.head_dim = s.engine.head_dim;
-        choose(&s, search);
+        choose(&s, search, list);
         fflush(stdout);
     } else {
         fprintf(stderr, "tokenring calibrate: %s\n", err.text);
@@ -365,17 +393,21 @@ write_beside(const char *spec)
     tr_status_t rc;
 
     if (!best.found) {
-        printf("It is not written beside the model, since it loses more than"
-               " the tolerance.\n");
+        printf("It is not written beside the model, since it %s.\n",
+               tr_curve_fits(&best.point, &goal)
+                   ? "loses more than the tolerance"
+                   : "takes more than the memory");
         return g.write;
     }
     if (!asked_to_write()) {
         return 0;
     }
-    how = json_pack("{s:s, s:I, s:f, s:f, s:f, s:f}", "version", TR_VERSION,
-                    "cases", (json_int_t) best.cases, "tolerance_points",
-                    g.tolerance, "right", best.accuracy, "kv_ratio",
-                    best.kv_ratio, "most_lost_points", best.loss);
+    how = json_pack("{s:s, s:I, s:f, s:f, s:f, s:f, s:f}", "version",
+                    TR_VERSION, "cases", (json_int_t) best.cases,
+                    "tolerance_points", goal.tolerance, "right",
+                    best.point.accuracy, "kv_ratio", best.point.kv_ratio,
+                    "most_lost_points", best.point.lost, "most_lost_points_95",
+                    best.point.lost_high);
     rc = tr_kv_policy_file_write(g.eval.dir, spec, best.layers, best.kv_heads,
                                  best.head_dim, how, &err);
     json_decref(how);
@@ -390,11 +422,14 @@ write_beside(const char *spec)
 static int
 write_json(const char *spec)
 {
-    json_t *root = json_pack("{s:s, s:s, s:I, s:f, s:b, s:O}", "model",
-                             g.eval.dir, "kv_policy", spec, "cases",
+    json_t *root = json_pack("{s:s, s:s, s:I, s:f, s:f, s:b, s:b, s:O, s:o}",
+                             "model", g.eval.dir, "kv_policy", spec, "cases",
                              (json_int_t) best.cases, "tolerance_points",
-                             g.tolerance, "within_tolerance", best.found,
-                             "tried", g.stages);
+                             goal.tolerance, "memory", goal.memory,
+                             "within_tolerance",
+                             tr_curve_tolerated(&best.point, &goal), "fits",
+                             tr_curve_fits(&best.point, &goal), "tried",
+                             g.stages, "curve", tr_curve_json(&curve, &goal));
     int rc = root != NULL
                  ? json_dump_file(root, g.json,
                                   JSON_INDENT(1) | JSON_REAL_PRECISION(6))
@@ -414,6 +449,12 @@ write_line(void)
     FILE *f;
 
     write_spec(n_searches, 0, spec);
+    tr_curve_print(&curve, &goal, stdout);
+    printf("\nOf %u cases: %+.2f points in %s, which loses most; with 95%% not "
+           "below %+.2f.\nThese cases chose it: other ones tell what it loses "
+           "(tokenring eval).\n",
+           best.cases, 0 - best.point.lost, best.point.family,
+           0 - best.point.lost_high);
     printf("\nkv_policy %s\n", spec);
     if (g.out != NULL) {
         f = fopen(g.out, "we");

@@ -45,6 +45,7 @@ cut_windows(tr_eval_session_t *s, const tr_eval_options_t *o,
             const tr_ids_t *head, const tr_ids_t *ids, tr_error_t *err)
 {
     uint32_t size = (uint32_t) o->window, body, at;
+    uint32_t least = o->min_windows > 1 ? o->min_windows : 1;
 
     size = size < s->engine.max_len ? size : s->engine.max_len;
     s->prefix = o->prefix ? (uint32_t) o->prefix : size / 2;
@@ -70,11 +71,12 @@ cut_windows(tr_eval_session_t *s, const tr_eval_options_t *o,
         memcpy(data + head->len, ids->data + at, body * sizeof(*data));
         s->windows[s->n_windows++] = (tr_ids_t){ data, size, size };
     }
-    if (s->n_windows == 0) {
-        return tr_error_set(err, TR_ERR_INVALID, "perplexity",
-                            "%.200s has %u tokens, expected at least the %u of "
-                            "a window (--window)",
-                            o->text, ids->len, body);
+    if (s->n_windows < least) {
+        return tr_error_set(err, TR_ERR_INVALID, "text",
+                            "%.200s has %u tokens, expected at least the %llu "
+                            "of %u windows (--window)",
+                            o->text, ids->len,
+                            (unsigned long long) body * least, least);
     }
     return TR_OK;
 }

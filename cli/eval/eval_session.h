@@ -14,6 +14,7 @@ typedef struct {
     const char *kv_memory, *resume, *text;
     int64_t threads, batch, limit, max_tokens;
     int64_t window, prefix, windows; /* of the text, in tokens; how many */
+    uint32_t min_windows;            /* fewer are an error */
     bool keep_turns, shared_prefix, regenerate, separate, verbose;
     bool kl; /* of the text */
 } tr_eval_options_t;

@@ -281,6 +281,33 @@ test('calibrate: alpha_high first, then alpha_low', async () => {
   assert.equal(tried.within_tolerance, true);
   assert.deepEqual(tried.tried.map((t) => `${t.setting}=${t.value}`),
     ['alpha_high=1', 'alpha_high=30', 'alpha_low=0', 'alpha_low=20']);
+  // The curve: all of it and the plain levels, in the order of memory.
+  const { curve } = tried;
+  assert.deepEqual(curve.map((c) => c.policy).sort(), [
+    'diffkv:alpha_high=1,alpha_low=0', 'diffkv:alpha_high=30,alpha_low=0',
+    'diffkv:alpha_high=30,alpha_low=20', 'uniform:levels=4/2',
+    'uniform:levels=8/4']);
+  assert.deepEqual(curve.map((c) => c.comparison), curve.map((c) =>
+    c.policy.startsWith('uniform')));
+  for (const [i, c] of curve.entries()) {
+    assert.ok(i === 0 || c.kv_ratio >= curve[i - 1].kv_ratio);
+    assert.ok(c.diff_low <= c.diff && c.diff <= c.diff_high
+      && c.most_lost_points < c.most_lost_high, JSON.stringify(c));
+    assert.ok(r.out.split('\n').some((line) => line.includes(c.policy)
+      && line.startsWith(`${c.kv_ratio.toFixed(3)} `.padStart(9))), r.out);
+  }
+  assert.match(r.out, /\nOf \d+ cases: .* not below -\d/);
+  // A memory that only dropping tokens goes below: what loses least in it.
+  const [low] = curve.filter((c) => c.policy.endsWith('low=20'));
+  r = await search('100', '--memory', `${low.kv_ratio + 1e-3}`);
+  assert.equal(read(conf), 'kv_policy diffkv:alpha_high=30,alpha_low=20\n');
+  assert.match(r.out, /chosen: alpha_high=30, although it takes more than the memory\n/);
+  assert.equal(json('tried.json').fits, true);
+  r = await start('calibrate', ['-s', 'alpha_high=1,30', '-s', 'alpha_low=0,20',
+    '--tolerance', '100', '--memory', '0.05', '--resume', file('search.jsonl'),
+    '--write']).done;
+  assert.equal(r.status, 1);
+  assert.match(r.out, /not written beside the model, since it takes more than the memory/);
   // Little may be lost: of what was found, the other.  It goes beside the model,
   // and the engine takes it from there.
   const model = file('model');
@@ -302,6 +329,28 @@ test('calibrate: alpha_high first, then alpha_low', async () => {
   const check = execFileSync(ENGINE, ['--check', '--model', model,
     '--kv_policy', 'diffkv'], { encoding: 'utf8' });
   assert.match(check, new RegExp(`${spec.slice(7)},.*, from kv_policy.json\n`));
+});
+
+// Likelihoods tell apart what answers alike.
+test('calibrate: in a memory, by the divergence of a text', async () => {
+  const text = file('long.txt');
+  const demo = read(path.join(ROOT, 'scripts/demo.txt'));
+  fs.writeFileSync(text, demo);
+  const args = ['-p', 'diffkv:window=16', '-s', 'alpha_high=1,30', '-s', 'alpha_low=0', '--tolerance',
+    '100', '--memory', '2', '--text', text, '--window', '64', '--beside',
+    'uniform:levels=8/8', '--json', file('kl.json')];
+  let r = await start('calibrate', args).done;
+  assert.equal(r.status, 0, r.err);
+  const { kv_policy: chosen, curve } = json('kl.json');
+  assert.equal(chosen, 'diffkv:window=16,alpha_high=1,alpha_low=0');
+  const kl = (name) => curve.find((c) => c.policy.includes(name)).kl;
+  assert.ok(kl('8/8') < kl('high=1,') && kl('high=1,') < kl('high=30,'),
+    JSON.stringify(curve));
+  assert.match(r.out, /KL to full, nats/);
+  fs.writeFileSync(text, demo.slice(0, 400));
+  r = await start('calibrate', args).done;
+  assert.equal(r.status, 1);
+  assert.match(r.err, /long\.txt has \d+ tokens, expected at least the \d+ of 16 windows/);
 });
 
 test('calibrate: too few cases to say anything', async () => {
