@@ -52,6 +52,11 @@ const CASES = {
     ignore_eos: true, max_tokens: 100 }),
   'text, logprobs': completion(long(12, 6), { logprobs: 3, max_tokens: 30 }),
 };
+// Others' prefixes, where they were compressed, give another answer than the
+// prompt computed anew; at 16 bits they do not, and are used.
+const asked = (name) => ({ ...CASES[name],
+  ...(CASES[name].kv_policy === 'full' ? {} : { kv_reuse: false }) });
+
 const WIDE = 'chat, wide';
 
 // Those that may move: with `full`, what follows is the same to the byte.
@@ -173,7 +178,8 @@ class Load {
 
   // Every case alone: both forms, both places.
   async learn() {
-    for (const [name, body] of Object.entries(CASES)) {
+    for (const name of Object.keys(CASES)) {
+      const body = asked(name);
       const whole = await stream(this.url(where(body), true),
         { ...body, stream: false }).finished;
       assert.equal(whole.status, 200, `${name}: ${whole.raw.slice(0, 300)}`);
@@ -259,7 +265,7 @@ class Load {
   }
 
   body(name, streamed, roll) {
-    return { ...CASES[name], stream: streamed,
+    return { ...asked(name), stream: streamed,
       ...(streamed && roll(2) ? { stream_options: { include_usage: true } }
         : {}) };
   }

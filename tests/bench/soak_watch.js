@@ -189,7 +189,7 @@ class Watch {
     });
     await back('no request in Redis', async () => {
       const keys = (await this.redis.command('KEYS', '*'))
-        .filter((k) => !/^tr:(engines$|(engine|card|metrics|requests):)/.test(k));
+        .filter((k) => !/^tr:(engines$|(engine|card|metrics|requests|usage):)/.test(k));
       return keys.length === 0 || keys.slice(0, 5);
     });
     const row = await this.sample();
