@@ -191,6 +191,11 @@ static const setting_t settings[] = {
     { "scheduling", KIND_CHOICE, AT(scheduling), "fair", 0, 0, "fair fifo",
       "who runs next: fair, the tenant that was served least; fifo, who came "
       "first" },
+    { "replay", KIND_CHOICE, AT(replay), "prefill", 0, 0, "prefill decode",
+      "how tokens of a request that comes from another engine are computed "
+      "where a policy compresses: prefill, at once, as after a preemption "
+      "without swap memory; decode, one by one, as they were there, which is "
+      "slower and gives the same answer on the CPU" },
     { "max_choices", KIND_NUMBER, AT(max_choices), "128", 1, 4096, NULL,
       "largest n of a request, and prompts times n" },
     { "max_queue", KIND_NUMBER, AT(max_queue), "1024", 1, 1u << 20, NULL,

@@ -80,6 +80,7 @@ typedef struct {
     uint32_t max_num_seqs;      /* sequences that run at once */
     uint32_t max_batch_tokens;  /* tokens of one step */
     char scheduling[8];         /* fair | fifo */
+    char replay[8];             /* prefill | decode */
     uint32_t max_choices;       /* n * prompts of a request */
     uint32_t max_queue;         /* requests that may wait */
     uint64_t max_body;          /* bytes of one request body */

@@ -100,6 +100,9 @@ uint64_t tr_kv_pages_for(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
  * prompts end and whatever its policy decides: uncompressed pages and the
  * largest compressed copy, old and new, fit. */
 uint32_t tr_kv_max_len(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy);
+/* Does a slot hold more than keys and values, so that it matters which of its
+ * tokens were the prompt, and which came one by one? */
+bool tr_kv_exact(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy);
 
 /* Is all known that was asked (kv_device.h)?  Always true on the CPU.  When it
  * is not, TR_AGAIN below may only mean that an answer has not come yet. */

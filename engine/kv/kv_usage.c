@@ -137,6 +137,14 @@ tr_kv_max_len(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy)
     return low;
 }
 
+bool
+tr_kv_exact(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy)
+{
+    const tr_kv_policy_t *p = policy != NULL ? policy : kv->usual;
+
+    return p->n_levels != 0 || p->scored || p->minmax;
+}
+
 /* Nobody keeps more than this level. */
 static bool
 tr_kv_level_full(const tr_kv_level_t *level)

@@ -68,8 +68,11 @@ typedef struct tr_sequence {
     uint32_t uncompressed_len;
     bool is_long; /* it has more tokens than the scheduler's long_from */
     bool exact;   /* a copy must stop where its source stands */
-    bool found;   /* what its prompt shares was counted */
-    bool looked;  /* it has asked for files with its prompt, or gave up */
+    /* Tokens of another engine that are computed one by one, as they were there:
+     * those in front of this one, behind the prompt.  0: all at once. */
+    uint32_t step_to;
+    bool found;  /* what its prompt shares was counted */
+    bool looked; /* it has asked for files with its prompt, or gave up */
     uint64_t look_until_us; /* when it gives up asking; 0: it was not put off */
     uint64_t offered;       /* scheduler turn in which siblings could copy it */
     uint64_t charge, copy;  /* pages (scheduler.h: prompt_pages, promised) */

@@ -130,9 +130,19 @@ tr_scheduler_fits(const tr_kv_cache_t *kv, const tr_request_t *r)
     return true;
 }
 
+/* Are the tokens that another engine sampled computed one by one?  Else they
+ * are a part of the prompt, which several choices then could not share. */
+static bool
+tr_scheduler_steps(const tr_scheduler_t *s, const tr_request_t *r)
+{
+    return r->migrations != 0 && (s->replay_decode || r->n > 1)
+           && tr_kv_exact(s->kv, r->kv_policy);
+}
+
 void
 tr_scheduler_add(tr_scheduler_t *s, tr_request_t *r)
 {
+    bool steps = tr_scheduler_steps(s, r);
     uint32_t n = 0, i;
 
     for (i = 0; i < r->n_sequences; i++) {
@@ -145,6 +155,8 @@ tr_scheduler_add(tr_scheduler_t *s, tr_request_t *r)
                              s->fair ? r->tier : 0, n);
     for (i = 0; i < r->n_sequences; i++) {
         r->sequences[i].order = s->next_order++;
+        r->sequences[i].exact = tr_kv_exact(s->kv, r->kv_policy);
+        r->sequences[i].step_to = steps ? r->sequences[i].len - 1 : 0;
         if (r->sequences[i].state != TR_SEQ_DONE) {
             tr_scheduler_insert(&s->waiting, &r->sequences[i]);
             tr_fair_wait(&r->sequences[i]);
@@ -199,6 +211,9 @@ tr_sequence_goal(const tr_sequence_t *q)
     if (q->computed < q->uncompressed_len && goal > q->uncompressed_len) {
         goal = q->uncompressed_len; /* then it is compressed */
     }
+    if (goal > q->prompt_len && q->computed < q->step_to) {
+        goal = q->computed < q->prompt_len ? q->prompt_len : q->computed + 1;
+    }
     if (goal >= q->prompt_len && tr_sequence_shares(q)) {
         goal = q->prompt_len - 1;
     }
@@ -218,7 +233,7 @@ tr_sequence_decodes(const tr_sequence_t *q)
 static bool
 tr_sequence_prefills(const tr_sequence_t *q)
 {
-    return q->computed < tr_sequence_goal(q)
+    return q->computed < tr_sequence_goal(q) && !tr_sequence_steps(q)
            && q->computed + 1 != tr_sequence_known(q) && !tr_sequence_paused(q);
 }
 
@@ -325,8 +340,8 @@ tr_scheduler_add_chunk(tr_scheduler_t *s, tr_sequence_t *q, uint32_t n)
 bool
 tr_scheduler_step(tr_scheduler_t *s, tr_sequence_t *q, uint32_t limit)
 {
-    if (s->n_tokens >= limit || !tr_scheduler_allowed(s, q)
-        || !tr_scheduler_room(s, q)) {
+    if (s->n_tokens >= limit || !tr_scheduler_room(s, q)
+        || (!tr_sequence_steps(q) && !tr_scheduler_allowed(s, q))) {
         return false;
     }
     tr_scheduler_add_chunk(s, q, 1);
@@ -348,7 +363,7 @@ tr_scheduler_wants(tr_scheduler_t *s, tr_sequence_t *q, uint32_t *prompts)
         s->offers++;
         return false;
     }
-    if (!tr_sequence_decodes(q)) {
+    if (!tr_sequence_decodes(q) && !tr_sequence_steps(q)) {
         *prompts += tr_sequence_prefills(q);
         return false;
     }
@@ -378,7 +393,7 @@ tr_scheduler_decodable(tr_scheduler_t *s, uint32_t *prompts)
     for (q = s->running.first; q != NULL; q = q->next) {
         if (tr_scheduler_wants(s, q, prompts)) {
             s->slots[n] = q->kv_slot;
-            s->lens[n] = tr_sequence_known(q);
+            s->lens[n] = q->computed + 1;
             s->scratch[n++] = q;
         }
     }

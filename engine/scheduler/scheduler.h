@@ -89,6 +89,11 @@
  * sequence that can run always advances, so the whole does.  Blocked sequences
  * also make way for waiting ones: a slow client must not hold memory that
  * others need.
+ *
+ * A request that comes from another engine has output and no cache, as if its
+ * cache had been lost here: prompt and output are recomputed as one prompt.  With
+ * replay_decode, and where several choices are to share a compressed prompt, the
+ * output is computed behind the prompt, a row a step, as it was there.
  */
 #ifndef TR_SCHEDULER_H
 #define TR_SCHEDULER_H
@@ -160,6 +165,8 @@ typedef struct {
     uint64_t prompt_pages_max;
     uint32_t long_from; /* executor.h; 0: sequences of any length are alike */
     bool fair;          /* else all requests are of one client */
+    bool replay_decode; /* what comes from another engine is computed token by
+                         * token */
 
     uint64_t prompt_pages; /* charged for prompts until they are compressed */
     uint64_t promised;     /* of these, for their copies: not taken yet */

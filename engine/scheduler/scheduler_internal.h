@@ -32,12 +32,22 @@ tr_sequence_paused(const tr_sequence_t *q)
 /* Only q's newest token is missing. */
 bool tr_sequence_decodes(const tr_sequence_t *q);
 
+/* Is the token behind what is computed one that another engine sampled, and
+ * that comes by itself here, as it did there? */
+static inline bool
+tr_sequence_steps(const tr_sequence_t *q)
+{
+    return q->computed >= q->prompt_len && q->computed < q->step_to;
+}
+
 /* What a policy that compresses takes at 16 bits first.  A sequence that comes
- * from another engine is computed as if its cache had been lost here. */
+ * from another engine is computed as if its cache had been lost here, unless its
+ * tokens come one by one. */
 static inline uint32_t
 tr_sequence_first_len(const tr_sequence_t *q)
 {
-    return q->len > q->prompt_len ? q->len - 1 : q->prompt_len;
+    return q->len > q->prompt_len && q->step_to == 0 ? q->len - 1
+                                                     : q->prompt_len;
 }
 
 /* How many tokens of q are to be computed before something else must happen. */

@@ -68,7 +68,10 @@ tr_scheduler_unique(const tr_scheduler_t *s, const tr_sequence_t *q)
 static void
 tr_scheduler_forget(tr_scheduler_t *s, tr_sequence_t *q)
 {
-    q->uncompressed_len = q->uncompressed_len != 0 ? q->computed : 0;
+    uint32_t n = tr_sequence_steps(q) ? q->len - 1 : q->computed;
+
+    q->step_to = 0;
+    q->uncompressed_len = q->uncompressed_len != 0 ? n : 0;
     s->recomputations++;
 }
 
@@ -219,7 +222,7 @@ tr_scheduler_victim(tr_scheduler_t *s, tr_sequence_t *q)
 bool
 tr_scheduler_reserve(tr_scheduler_t *s, tr_sequence_t *q)
 {
-    while (tr_kv_reserve(s->kv, q->kv_slot, tr_sequence_known(q)) != TR_OK) {
+    while (tr_kv_reserve(s->kv, q->kv_slot, q->computed + 1) != TR_OK) {
         tr_sequence_t *victim;
 
         if (tr_scheduler_unsure(s)) {
@@ -409,8 +412,6 @@ tr_scheduler_start(tr_scheduler_t *s, tr_sequence_t *q,
         return TR_AGAIN;
     }
     policy = tr_kv_slot_policy(s->kv, slot);
-    /* else a slot holds nothing but keys and values */
-    q->exact = policy->n_levels != 0 || policy->scored || policy->minmax;
     if (policy->n_levels != 0 && q->uncompressed_len == 0) {
         q->uncompressed_len = tr_sequence_first_len(q);
     }
