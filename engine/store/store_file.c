@@ -178,8 +178,9 @@ add_names(const tr_store_t *s, const store_lane_t *lane, const char *own)
 
         store_name(hash_at(lane, block), name);
         if (!main_name(s, name, theirs, &tokens)) {
-            if (wanted) {
-                (void) linkat(s->dir, own, s->dir, name, 0);
+            /* without it the file is found by fewer lengths, no more */
+            if (wanted && linkat(s->dir, own, s->dir, name, 0) != 0) {
+                continue;
             }
         } else if (tokens / TR_STORE_BLOCK <= last
                    && memcmp(theirs, hash_at(lane, tokens / TR_STORE_BLOCK),
