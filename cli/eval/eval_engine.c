@@ -13,6 +13,7 @@
 #include "engine/base/hash.h"
 #include "engine/config/log.h"
 #include "engine/model/model_config.h"
+#include "engine/model/centre.h"
 #include "engine/model/rotate.h"
 
 #include "eval_case.h"
@@ -71,6 +72,9 @@ hash_settings(uint64_t hash, const tr_config_t *c)
     }
     if (strcmp(c->kv_rotate, "off") != 0) {
         hash = tr_fnv1a_64(hash, c->kv_rotate, strlen(c->kv_rotate));
+    }
+    if (strcmp(c->kv_centre, "off") != 0) {
+        hash = tr_fnv1a_64(hash, "centred", 7);
     }
     return hash;
 }
@@ -212,10 +216,23 @@ add_policy(tr_eval_engine_t *e, const char *spec, bool reused, tr_error_t *err)
                                       "%.200s: no page fits its levels", spec);
 }
 
-/* kv_rotate auto is what an engine with these policies makes of it. */
+/* Has the model a layer whose keys can be centred? */
+static bool
+has_centre(const tr_recipe_t *r)
+{
+    for (uint32_t l = 0; l < r->layers; l++) {
+        if (tr_centre_fits(r, l)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* kv_rotate auto and kv_centre auto are what an engine with these policies makes
+ * of them. */
 static void
-resolve_rotation(tr_eval_engine_t *e, const tr_model_config_t *m,
-                 const char *const *specs, uint32_t n)
+resolve_basis(tr_eval_engine_t *e, const tr_model_config_t *m,
+              const char *const *specs, uint32_t n)
 {
     tr_config_t *c = &e->config;
     uint32_t bits = tr_rotate_bits(c->kv_rotate);
@@ -230,6 +247,9 @@ resolve_rotation(tr_eval_engine_t *e, const tr_model_config_t *m,
         bits = full ? 0 : tr_rotate_resolve(m, bits, packed, quantised);
         snprintf(c->kv_rotate, sizeof(c->kv_rotate), "%s",
                  tr_rotate_name(bits));
+    }
+    if (full || !has_centre(&m->recipe)) {
+        snprintf(c->kv_centre, sizeof(c->kv_centre), "off");
     }
 }
 
@@ -250,7 +270,7 @@ read_policies(tr_eval_engine_t *e, const char *const *specs, uint32_t n,
         tr_recipe_bound(&m.recipe);
     }
     if (rc == TR_OK) {
-        resolve_rotation(e, &m, specs, n);
+        resolve_basis(e, &m, specs, n);
         bound_by_rope(e, &m.recipe);
         e->layers = m.recipe.layers;
         e->kv_heads = m.recipe.kv_heads;

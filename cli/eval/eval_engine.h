@@ -30,8 +30,8 @@ typedef struct {
     tr_tokenizer_t *tokenizer;
     tr_tokenizer_scratch_t *scratch;
     tr_chat_template_t chat;
-    uint64_t model_hash; /* of the model's files, kv_equalise and kv_rotate,
-                          * for results' keys */
+    uint64_t model_hash; /* of the model's files, kv_equalise, kv_rotate and
+                          * kv_centre, for results' keys */
     uint32_t max_len;    /* of a sequence, as model and configuration say */
     uint32_t layers, kv_heads, head_dim;
 

@@ -167,6 +167,10 @@ static const setting_t settings[] = {
       "files, so that conversations survive a restart; empty: none" },
     { "cache_disk", KIND_SIZE, AT(cache_disk), "10g", M(1), G(1048576), NULL,
       "most bytes of these files; the ones used longest ago go" },
+    { "kv_centre", KIND_CHOICE, AT(kv_centre), "auto", 0, 0, "auto off",
+      "whether keys lose a fixed vector of each head, which the model's key "
+      "biases tell: the same results up to rounding, and less lost to codes of "
+      "few bits; auto: where a policy compresses" },
     { "kv_equalise", KIND_BOOL, AT(kv_equalise), "yes", 0, 0, NULL,
       "whether the weights of keys and values that stand out are scaled down "
       "at "

@@ -72,6 +72,7 @@ typedef struct {
     uint32_t kv_guard_every;    /* finish: of these one is compared; 0: none */
     bool kv_measures;           /* no setting: an engine that is opened to
                                  * measure policies (executor_cuda_choose.c) */
+    char kv_centre[8];          /* auto | off */
     char kv_rotate[8];          /* auto | off | k | v | kv */
     bool kv_equalise;           /* outlier channels, at load; default yes */
     double prefill_kv_fraction; /* of the pool, for prompts */

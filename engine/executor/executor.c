@@ -115,6 +115,12 @@ tr_executor_rotate(const tr_config_t *config)
     return bits == TR_ROTATE_AUTO && only_full(config) ? 0 : bits;
 }
 
+bool
+tr_executor_centre(const tr_config_t *config)
+{
+    return strcmp(config->kv_centre, "auto") == 0 && !only_full(config);
+}
+
 /* ---- policies ----------------------------------------------------------- */
 
 static tr_status_t

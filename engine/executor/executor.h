@@ -154,6 +154,8 @@ bool tr_executor_slides(const tr_config_t *config);
 
 /* kv_rotate as bits (rotate.h): auto is off where nothing is compressed. */
 uint32_t tr_executor_rotate(const tr_config_t *config);
+/* kv_centre (centre.h): auto is off where nothing is compressed. */
+bool tr_executor_centre(const tr_config_t *config);
 
 /* The model's card, and how long its sequences may be: the model's bound, or
  * the configured one when that is lower, or what about fits kv_memory bytes,

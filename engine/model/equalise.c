@@ -3,6 +3,8 @@
  */
 #include "equalise.h"
 
+#include "centre.h"
+
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -38,6 +40,7 @@ typedef struct {
     const layer_t *tensors;
     tr_equalise_t *e;
     uint32_t layer;
+    float *left;   /* [head_dim / 2] of key biases, by pair (centre.h) */
     float *gain;   /* [hidden] of the norm in front */
     float *size;   /* [kv_heads][head_dim] of keys or values, then of units */
     float *read;   /* [query_heads][head_dim] of what reads them */
@@ -117,13 +120,16 @@ gain_at(const work_t *w, const source_t *s, uint32_t i)
 }
 
 /* size[n] of what a projection and its bias give: about the root of the mean
- * square of each channel. */
+ * square of each channel.  left: NULL, or how much of the bias a pair keeps. */
 static void
 channel_sizes(const work_t *w, const source_t *weight, const source_t *bias,
-              uint32_t n, float *sizes)
+              const float *left, uint32_t n, float *sizes)
 {
+    uint32_t half = w->recipe->head_dim / 2;
+
     for (uint32_t i = 0; i < n; i++) {
-        sizes[i] = hypotf(row_norm(w, weight, i), element(w, bias, i));
+        sizes[i] = hypotf(row_norm(w, weight, i),
+                          element(w, bias, i) * (left ? left[i % half] : 1));
     }
 }
 
@@ -269,9 +275,9 @@ head_of(const work_t *w, int8_t *table, uint32_t head)
 /* Sizes of keys or queries of all n channels. */
 static void
 sizes(const work_t *w, const source_t *weight, const source_t *bias,
-      const source_t *norm, uint32_t n, float *size)
+      const float *left, const source_t *norm, uint32_t n, float *size)
 {
-    channel_sizes(w, weight, bias, n, size);
+    channel_sizes(w, weight, bias, left, n, size);
     if (norm->tensor != NULL) {
         normalise_sizes(w, norm, n, size);
     }
@@ -307,7 +313,8 @@ choose_keys(const work_t *w)
     uint32_t dim = w->recipe->head_dim, n = units(w), channel[2];
     bool have_read = false;
 
-    sizes(w, &l->k, &l->k_bias, &l->k_norm, w->recipe->kv_heads * dim, w->size);
+    sizes(w, &l->k, &l->k_bias, w->left, &l->k_norm, w->recipe->kv_heads * dim,
+          w->size);
     for (uint32_t h = 0; h < w->recipe->kv_heads; h++) {
         float *size = w->size + h * dim, middle, middle_read = 0;
         int8_t *e = head_of(w, w->e->key, h);
@@ -323,7 +330,7 @@ choose_keys(const work_t *w)
                 continue;
             }
             if (!have_read) { /* most layers of most models need none */
-                sizes(w, &l->q, &l->q_bias, &l->q_norm,
+                sizes(w, &l->q, &l->q_bias, NULL, &l->q_norm,
                       w->recipe->query_heads * dim, w->read);
                 have_read = true;
             }
@@ -401,7 +408,7 @@ choose_values(const work_t *w)
     uint32_t dim = w->recipe->head_dim;
     bool have_read = false;
 
-    channel_sizes(w, &w->tensors->v, &w->tensors->v_bias,
+    channel_sizes(w, &w->tensors->v, &w->tensors->v_bias, NULL,
                   w->recipe->kv_heads * dim, w->size);
     for (uint32_t h = 0; h < w->recipe->kv_heads; h++) {
         const float *size = w->size + h * dim, *read = NULL;
@@ -430,8 +437,25 @@ choose_values(const work_t *w)
 typedef struct {
     tr_equalise_t *e;
     const layer_t *layers;
+    bool centre;
     atomic_int failed; /* no memory */
 } job_t;
+
+/* How much of its bias each pair keeps: all of it where keys are not centred. */
+static void
+left_of(const job_t *job, uint32_t layer, float *left)
+{
+    const tr_recipe_t *r = job->e->recipe;
+    tr_centre_pair_t pair[TR_HEAD_DIM_MAX / 2];
+    bool centred = job->centre && tr_centre_fits(r, layer);
+
+    if (centred) {
+        tr_centre_pairs(r, layer, pair);
+    }
+    for (uint32_t i = 0; i < r->head_dim / 2; i++) {
+        left[i] = centred ? pair[i].left : 1;
+    }
+}
 
 static void
 choose_layers(void *arg, uint32_t first, uint32_t end, uint32_t worker)
@@ -442,6 +466,7 @@ choose_layers(void *arg, uint32_t first, uint32_t end, uint32_t worker)
     size_t read = (size_t) r->query_heads * r->head_dim;
     float *memory = malloc((r->hidden + heads + read + r->head_dim)
                            * sizeof(float));
+    float left[TR_HEAD_DIM_MAX / 2];
 
     (void) worker;
     if (memory == NULL) {
@@ -453,6 +478,7 @@ choose_layers(void *arg, uint32_t first, uint32_t end, uint32_t worker)
                      &job->layers[l],
                      job->e,
                      l,
+                     left,
                      memory,
                      memory + r->hidden,
                      memory + r->hidden + heads,
@@ -465,6 +491,7 @@ choose_layers(void *arg, uint32_t first, uint32_t end, uint32_t worker)
             || w.tensors->v.tensor == NULL || w.tensors->o.tensor == NULL) {
             continue; /* they stand in the files as no family has them yet */
         }
+        left_of(job, l, left);
         choose_keys(&w);
         if (r->layer[l].qk_norm == TR_QK_NORM_HEAD) {
             share_keys(&w);
@@ -563,13 +590,14 @@ sum_up(tr_equalise_t *e)
 
 tr_status_t
 tr_equalise_choose(const tr_model_config_t *c, const tr_safetensors_t *st,
-                   tr_stream_t stream, tr_equalise_t **out, tr_error_t *err)
+                   tr_stream_t stream, bool centre, tr_equalise_t **out,
+                   tr_error_t *err)
 {
     const tr_recipe_t *r = &c->recipe;
     size_t n = (size_t) r->layers * r->kv_heads * r->head_dim;
     tr_equalise_t *e = calloc(1, sizeof(*e) + 2 * n);
     layer_t *layers = calloc(r->layers, sizeof(*layers));
-    job_t job = { .e = e, .layers = layers };
+    job_t job = { .e = e, .layers = layers, .centre = centre };
     tr_status_t rc = TR_OK;
 
     if (e == NULL || layers == NULL) {

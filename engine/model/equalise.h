@@ -19,7 +19,8 @@
  *
  * What stands out is told by weights alone: the norm of a row of W diag(g), g
  * being the weights of the norm in front, with its bias, over the median of its
- * head.  Norms are not magnitudes, so what is within STANDS_OUT of the median
+ * head.  Of a bias of keys that are centred (centre.h) only what is left counts.
+ * Norms are not magnitudes, so what is within STANDS_OUT of the median
  * stays as it is (equalise.c).
  *
  * How far it moves: a code's error is as large as the head's spread, the root of
@@ -53,11 +54,13 @@ typedef struct {
 } tr_equalise_t;
 
 /* Reads what it needs of the files, layers side by side on the stream's threads,
- * and logs what moves.  c outlives the table.  TR_ERR_FORMAT: a tensor is
+ * and logs what moves.  centre: keys will be centred where they may be.  c
+ * outlives the table.  TR_ERR_FORMAT: a tensor is
  * missing or of another shape. */
 tr_status_t tr_equalise_choose(const tr_model_config_t *c,
                                const tr_safetensors_t *st, tr_stream_t stream,
-                               tr_equalise_t **out, tr_error_t *err);
+                               bool centre, tr_equalise_t **out,
+                               tr_error_t *err);
 void tr_equalise_free(tr_equalise_t *e); /* NULL is fine */
 
 /* Does anything of this tensor change?  e NULL: nothing does. */

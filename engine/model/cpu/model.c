@@ -189,6 +189,7 @@ tr_model_free(tr_model_t *m)
     }
     tr_thread_pool_free(m->stream.thread_pool);
     tr_equalise_free(m->equalise);
+    tr_centre_free(m->centre);
     tr_safetensors_close(m->files);
     free(m->layers);
     free(m);
@@ -270,8 +271,8 @@ add_product(const step_t *t, tr_part_t part, const float *input, size_t ld,
     return direct ? rc : rc | add_output(t, y, weight);
 }
 
-/* Keys go into the cache behind RoPE, and the basis that the engine keeps them
- * in (rotate.h); queries are turned alike. */
+/* Keys go into the cache behind RoPE, centred (centre.h), and in the basis that
+ * the engine keeps them in (rotate.h); queries are turned alike. */
 static int
 store(const step_t *t, const tr_kv_view_t *kv, const tr_rows_t *rows)
 {
@@ -284,13 +285,19 @@ store(const step_t *t, const tr_kv_view_t *kv, const tr_rows_t *rows)
     float *keys = m->qkv + (size_t) heads * dim;
     const float *values = keys + (size_t) c->kv_heads * dim;
     const float *turn = angles->of_rows; /* by kv_append */
+    const float *shift = tr_centre_shift(m->centre, t->l);
     int rc = k->rope(s, m->qkv, m->ld_qkv, t->n, heads, dim,
                      angles->of_queries);
 
-    if (m->rotate & TR_ROTATE_KEYS) {
+    if (shift != NULL || (m->rotate & TR_ROTATE_KEYS)) {
         rc |= k->rope(s, keys, m->ld_qkv, t->n, c->kv_heads, dim, turn);
-        rc |= k->hadamard(s, m->qkv, m->ld_qkv, t->n, heads + c->kv_heads, dim);
         turn = NULL;
+    }
+    if (shift != NULL) {
+        rc |= k->add_bias(s, keys, m->ld_qkv, t->n, shift, c->kv_heads * dim);
+    }
+    if (m->rotate & TR_ROTATE_KEYS) {
+        rc |= k->hadamard(s, m->qkv, m->ld_qkv, t->n, heads + c->kv_heads, dim);
     }
     return rc | k->kv_append(s, kv, t->l, rows, keys, values, m->ld_qkv, turn);
 }

@@ -15,6 +15,7 @@
 #include <tokenring/error.h>
 
 #include "engine/kv/kv_guard.h"
+#include "engine/model/centre.h"
 #include "engine/model/equalise.h"
 #include "engine/model/model_config.h"
 #include "engine/model/rotate.h"
@@ -58,6 +59,7 @@ typedef struct tr_model {
     uint32_t *reach;         /* [layers] */
     const float **sinks;     /* [layers], NULL where there are none */
     tr_equalise_t *equalise; /* what the weights have taken, or NULL */
+    tr_centre_t *centre;     /* what keys lose, or NULL */
     uint32_t rotate;         /* bits (rotate.h) */
     uint8_t *weights;        /* the arena behind weights and frequencies */
     size_t weights_size;
@@ -94,6 +96,7 @@ typedef struct {
         quantise;    /* cpu_weights: what the other matrices become, or NONE */
     bool mapped;     /* matrices of 16 bits may stay in the files */
     bool equalise;   /* kv_equalise; weights of files alone */
+    bool centre;     /* kv_centre; biases of files alone */
     uint32_t rotate; /* kv_rotate: bits (rotate.h) */
     bool slides;     /* all of the cache is uncompressed, so that layers may
                       * see a part of it; else tr_recipe_bound */

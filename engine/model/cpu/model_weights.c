@@ -531,8 +531,12 @@ prepare(loader_t *l, const tr_model_options_t *options)
         tr_model_tensors_cost(&m->config, l->st, &m->cost);
     }
     if (rc == TR_OK && l->st != NULL && options->equalise) {
-        rc = tr_equalise_choose(&m->config, l->st, m->stream, &m->equalise,
-                                l->err);
+        rc = tr_equalise_choose(&m->config, l->st, m->stream, options->centre,
+                                &m->equalise, l->err);
+    }
+    if (rc == TR_OK && l->st != NULL && options->centre) {
+        rc = tr_centre_choose(&m->config, l->st, m->equalise, &m->centre,
+                              l->err);
     }
     rc = rc == TR_OK ? choose_types(l) : rc;
     if (rc == TR_OK) {

@@ -628,7 +628,7 @@ tr_model_cuda_load(tr_model_cuda_t *m, const tr_model_cuda_options_t *options,
     if (rc == TR_OK && l.st != NULL && options->equalise) {
         rc = tr_equalise_choose(&m->config, l.st,
                                 (tr_stream_t){ COPY_THREADS, l.thread_pool },
-                                &m->equalise, err);
+                                false, &m->equalise, err);
     }
     if (rc == TR_OK && l.st != NULL && options->packed
         && (m->type == TR_BF16 || strcmp(options->dtype, "auto") == 0)) {

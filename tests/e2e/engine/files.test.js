@@ -85,6 +85,10 @@ for (const kv_policy of ['full', 'diffkv', 'uniform']) {
         for (const file of files(dir)) {
           assert.equal(fs.statSync(file).mode & 0o777, 0o600);
         }
+        // Keys that are not centred are no part of centred ones.
+        await restart(stack, 'SIGKILL', { kv_centre: 'off' });
+        const other = await ask(stack, messages.slice(0, -1));
+        assert.equal(other.cached > 0, kv_policy === 'full');
       } finally {
         await stack.stop();
         await steady.stop();

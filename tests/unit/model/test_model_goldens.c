@@ -11,8 +11,9 @@
  * continuation follows while its margin is above. */
 #define TOLERANCE 4e-4
 #define MARGIN 1e-3
-/* In another basis (rotate.h) pages of 16 bits, whose rounding the goldens have,
- * round otherwise; a head that is turned wrongly is off by a tenth and more. */
+/* In another basis (rotate.h, centre.h) pages of 16 bits, whose rounding the
+ * goldens have, round otherwise; a head that is turned wrongly is off by a tenth
+ * and more. */
 #define ROTATED_TOLERANCE 5e-3
 
 static uint64_t rng;
@@ -153,10 +154,19 @@ one_model(const char *name, const char *isa)
     print_message("%s: worst error %.2g\n", what, worst);
     fixture_close(&fixture);
     tolerance = ROTATED_TOLERANCE;
-    fixture_open_with(&fixture, dir, "auto", isa, 2, GOLDEN_LEN, true,
-                      TR_ROTATE_KEYS | TR_ROTATE_VALUES);
+    fixture_open_options(&fixture,
+                         (tr_model_options_t){ .dir = dir,
+                                               .load_format = "auto",
+                                               .equalise = true,
+                                               .centre = true,
+                                               .rotate = TR_ROTATE_KEYS
+                                                         | TR_ROTATE_VALUES,
+                                               .kernels = tr_kernels_cpu(isa),
+                                               .threads = 2 },
+                         GOLDEN_LEN);
     worst = alone(&fixture, &prompts[0], true, what);
-    print_message("%s: rotated %.2g\n", what, worst);
+    print_message("%s: rotated, %u layers centred, %.2g\n", what,
+                  fixture.model->centre->layers, worst);
     fixture_close(&fixture);
     tolerance = TOLERANCE;
     json_decref(root);
