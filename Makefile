@@ -54,7 +54,9 @@
 # targets use their own).  Compiling never needs the network; `make deps`
 # installs what is missing.
 
+# By one name, whoever gives it: what a file was made of (*.d) is known by name.
 B        ?= build
+override B := $(patsubst $(CURDIR)/%,%,$(B))
 # Through ccache where there is one (CCACHE= for none), unless CC was given.
 ifeq ($(origin CCACHE),undefined)
 CCACHE   := $(if $(shell command -v ccache 2>/dev/null),ccache)

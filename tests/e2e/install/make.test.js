@@ -23,6 +23,8 @@ function run(command, args, options = {}) {
 }
 
 const make = (args, options) => run('make', [`B=${BUILD}`, ...args], options);
+// As make names it.
+const B = BUILD.replace(`${ROOT}/`, '');
 const there = (command) => run('sh', ['-c', `command -v ${command}`]).status === 0;
 const tracked = (...patterns) => run('git', ['ls-files', ...patterns])
   .text.split('\n').filter(Boolean);
@@ -71,7 +73,7 @@ test('ccache is used where it is found, unless CC is given', () => {
       { mode: 0o755 });
     const PATH = `${dir}:${process.env.PATH}`;
     const compiler = (...args) => {
-      const { text } = make(['-Bn', 'V=1', ...args, `${BUILD}/obj/cli/sse.o`],
+      const { text } = make(['-Bn', 'V=1', ...args, `${B}/obj/cli/sse.o`],
         { env: { PATH } });
       return /^(.*?) -std=/m.exec(text)[1];
     };
@@ -83,10 +85,22 @@ test('ccache is used where it is found, unless CC is given', () => {
   }
 });
 
+// What a file was made of is known by its name: with two, make would miss changes.
+test('the build directory has one name, whoever gives it', () => {
+  for (const [given, name] of [['build', 'build'], [`${ROOT}/build`, 'build'],
+    [`${ROOT}/build-x`, 'build-x'], ['/tmp/build', '/tmp/build']]) {
+    for (const [args, env] of [[[`B=${given}`], {}], [[], { B: given }]]) {
+      const { text } = run('make', ['-s', '--eval=name: ; @echo $B', 'name',
+        ...args], { env });
+      assert.equal(text.trim(), name, `${given} ${args}`);
+    }
+  }
+});
+
 test('kernels are optimised with CFLAGS of one\'s own, except for a debugger', () => {
   const flags = (...args) => {
     const { text } = make(['-Bn', 'V=1', 'CC=gcc', ...args,
-      `${BUILD}/obj/kernels/kv_layout.o`], { unset: ['CFLAGS'] });
+      `${B}/obj/kernels/kv_layout.o`], { unset: ['CFLAGS'] });
     return /^gcc .*$/m.exec(text)[0];
   };
   assert.match(flags(), / -O2 -g1 -O3 -g0 /);
