@@ -38,26 +38,30 @@ const charts = {
   inter: new Lines($('chart-inter'), $('keys-inter'), latency, f.duration, f.tickTime),
   e2e: new Lines($('chart-e2e'), $('keys-e2e'), latency, f.duration, f.tickTime),
 };
-let shown = null;
+let shown = null;         // what is drawn
+let recent = null;        // its last seconds, one by one: the figures of now
 
 function drawFigures() {
   const engines = fleet.sorted().filter((e) => (!picked || e.name === picked)
     && (!model || e.model === model));
-  shown = series(engines, fleet.bounds, fleet.now, span,
-    span > 600 ? SPARSE : 1);
-  const s = shown;
-  pool.show(s);
+  const drawn = (seconds, step) =>
+    series(engines, fleet.bounds, fleet.now, seconds, step);
+  shown = drawn(span, span > 600 ? SPARSE : 1);
+  recent = span > 600 ? drawn(SPARSE, 1) : shown;
+  pool.show(shown, recent);
   drawKv();
-  views.strip(s, fleet);
-  charts.requests.show(s.x, [s.running, s.waiting]);
-  charts.tokens.show(s.x, [s.tokensOut, s.tokensIn]);
+  views.strip(recent, fleet);
+  const show = (chart, of) => chart.show(shown.x, of(shown), of(recent));
+  show(charts.requests, (s) => [s.running, s.waiting]);
+  show(charts.tokens, (s) => [s.tokensOut, s.tokensIn]);
   for (const key of ['ttft', 'inter', 'e2e']) {
-    charts[key].show(s.x, [s[key].p50, s[key].p95, s[key].p99]);
+    show(charts[key], (s) => [s[key].p50, s[key].p95, s[key].p99]);
   }
 }
 
 function drawKv() {
-  if (shown) views.kv(shown, pool, picked ? `of ${picked}` : model ? `of ${model}` : '');
+  if (!shown) return;
+  views.kv(shown, recent, pool, picked ? `of ${picked}` : model ? `of ${model}` : '');
 }
 
 pool.onHover = drawKv;

@@ -99,11 +99,12 @@ class Chart {
     if (this.plot) this.plot.redraw(false, true);
   }
 
-  // Data for an index that the pointer is at, else the last.
-  pick(values) {
-    return this.hover !== null && values[this.hover] !== undefined
+  // Data for an index that the pointer is at, else the last of `recent`, which has
+  // a point for every second.
+  pick(values, recent) {
+    return this.hover !== null && values && values[this.hover] !== undefined
       ? (values[this.hover] === null ? NaN : values[this.hover])
-      : latest(values);
+      : latest(recent || []);
   }
 
   get at() {
@@ -121,6 +122,7 @@ export class Lines extends Chart {
     this.format = format;
     this.axisFormat = axisFormat || format;
     this.values = lines.map(() => []);
+    this.recent = this.values;
     this.onHover = () => this.legend();
   }
 
@@ -143,8 +145,9 @@ export class Lines extends Chart {
     };
   }
 
-  show(x, values) {
+  show(x, values, recent) {
     this.values = values;
+    this.recent = recent;
     const data = [x, ...values];
     if (!this.plot) {
       this.build(this.options(), data);
@@ -161,11 +164,12 @@ export class Lines extends Chart {
       return make('span', { class: 'key' }, swatch,
         make('span', { class: 'key-name' }, l.name), make('b', {}));
     }, (row, l) => {
+      const i = this.lines.indexOf(l);
       setText(row.lastElementChild,
-        this.format(this.pick(this.values[this.lines.indexOf(l)])));
+        this.format(this.pick(this.values[i], this.recent[i])));
     });
     this.el.setAttribute('aria-label', this.lines.map((l, i) =>
-      `${l.name} ${this.format(latest(this.values[i]))}`).join(', '));
+      `${l.name} ${this.format(latest(this.recent[i]))}`).join(', '));
   }
 }
 
@@ -179,7 +183,7 @@ export class Pool extends Chart {
     this.marks = [];
   }
 
-  show(s) {
+  show(s, recent) {
     const names = [...s.order].reverse();   // the coarsest at the bottom
     const layers = names.map((n) => ({ name: n, values: s.levels.get(n) }));
     // Free to whoever wants it, and so on top of what is held.
@@ -202,9 +206,10 @@ export class Pool extends Chart {
     const data = [s.x, ...stacked, s.full, pool];
     const shape = layers.map((l) => l.name).join(' ');
     this.marks = [
-      { value: latest(s.full), colour: 'accent', name: 'FP16 needs' },
-      { value: latest(pool), colour: 'ink-2', name: 'pool' },
-      { value: latest(s.held), colour: 'line-strong', name: 'held' },
+      { value: latest(recent.full), colour: 'accent', name: 'FP16 needs' },
+      { value: this.poolFits ? latest(recent.pool) : NaN, colour: 'ink-2',
+        name: 'pool' },
+      { value: latest(recent.held), colour: 'line-strong', name: 'held' },
     ];
     if (!this.plot || shape !== this.shape) {
       this.shape = shape;

@@ -44,14 +44,16 @@ function setBadge(el, state) {
 
 // ---- the KV cache -----------------------------------------------------------
 
-export function kv(s, chart, scope) {
-  const held = chart.pick(s.held);
-  const full = chart.pick(s.full);
-  const pool = chart.pick(s.pool);
-  const tokens = chart.pick(s.kvTokens);
+// shown: what is drawn; recent: its last seconds, for the figures of now.
+export function kv(shown, recent, chart, scope) {
+  const pick = (of) => chart.pick(of(shown), of(recent));
+  const held = pick((s) => s.held);
+  const full = pick((s) => s.full);
+  const pool = pick((s) => s.pool);
+  const tokens = pick((s) => s.kvTokens);
   // Over all requests since the engines' start: what runs now swings with every
   // prompt that is not compressed yet.
-  const { since } = s;
+  const { since } = recent;
   const ratio = since.held > 0 && since.full > 0 ? since.full / since.held
     : held > 0 && full > 0 ? full / held : NaN;
   setText($('kv-scope'), scope);
@@ -70,15 +72,15 @@ export function kv(s, chart, scope) {
     ? `Over ${f.count(since.requests)} request${since.requests === 1 ? '' : 's'}`
       + ' since start.' : '');
   setText($('saving-note'), note);
-  const items = s.order.map((name) => ({ name, colour: levelColour(name),
-    pages: chart.pick(s.levelPages.get(name)),
-    bytes: chart.pick(s.levels.get(name)) }));
-  const cached = chart.pick(s.cached);
+  const items = shown.order.map((name) => ({ name, colour: levelColour(name),
+    pages: pick((s) => s.levelPages.get(name)),
+    bytes: pick((s) => s.levels.get(name)) }));
+  const cached = pick((s) => s.cached);
   if (cached > 0) {
     items.push({ name: 'prefixes', colour: 'var(--kept)', pages: NaN,
       bytes: cached });
   }
-  const swapped = chart.pick(s.swapped);
+  const swapped = pick((s) => s.swapped);
   if (swapped > 0) {
     items.push({ name: 'swapped out', colour: 'var(--swap)', pages: NaN,
       bytes: swapped });

@@ -310,6 +310,14 @@ test('an hour of the past, and what has gone in it', with_fleet(
           .map((tr) => tr.children[2].textContent))]), ['gpu-c']);
       await page.locator('#model').selectOption('');
       await when(page, () => document.querySelectorAll('.engine').length === 3);
+      // The figures of now are those of this second, not of the last ten.
+      const pool = () => page.evaluate(() => parseFloat(/pool's (.*)/.exec(
+        document.getElementById('kv-time').textContent)[1]));
+      const both = await pool();
+      feed.fleet.engines[2].alive = false;
+      await when(page, () =>
+        document.querySelectorAll('.engine[data-state="gone"]').length === 2);
+      assert.ok(await pool() < both, `${await pool()} of ${both} GiB`);
       assert.deepEqual(page.complaints, []);
     } finally {
       await browser.stop();
