@@ -48,7 +48,7 @@ typedef struct {
     bool late;
     tr_sampled_t *out; /* with sample; NULL by complete: not wanted any
                                   * more */
-    /* NULL, or [width]: in the place of a token, what the final norm gives for
+    /* NULL (also by complete, as out), or [width]: in the place of a token, what the final norm gives for
      * the last position, with sample; with pool_mean the sum over all
      * positions, which begins at position 0 */
     float *pooled;

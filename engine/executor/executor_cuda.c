@@ -159,7 +159,7 @@ lay_memory(tr_executor_cuda_t *x, uint8_t *base)
     size_t rows = x->max_rows, seqs = x->max_seqs, at = 0;
     tr_cuda_upload_t l;
 
-    tr_cuda_lay_upload(x->max_rows, x->max_seqs, x->max_rows, &l);
+    tr_cuda_lay_upload(x->max_rows, x->max_seqs, x->max_rows, x->max_rows, &l);
 #define TAKE(field, bytes)                             \
     do {                                               \
         x->field = base ? (void *) (base + at) : NULL; \
@@ -170,6 +170,7 @@ lay_memory(tr_executor_cuda_t *x, uint8_t *base)
     TAKE(bar, seqs * TR_CUDA_BAR_MAX * sizeof(*x->bar));
     TAKE(sampled, rows * sizeof(*x->sampled));
     TAKE(top, rows * TR_CUDA_TOP_MAX * sizeof(*x->top));
+    TAKE(pooled, seqs * x->base.width * sizeof(*x->pooled));
     TAKE(late,
          tr_cuda_lay_masks(&x->masks, x->base.vocab, x->max_rows, x->max_seqs));
 #undef TAKE
@@ -183,19 +184,21 @@ take_slot(tr_executor_cuda_t *x, tr_cuda_slot_t *t)
     size_t rows = x->max_rows, seqs = x->max_seqs;
     tr_cuda_upload_t l;
 
-    tr_cuda_lay_upload(x->max_rows, x->max_seqs, x->max_rows, &l);
+    tr_cuda_lay_upload(x->max_rows, x->max_seqs, x->max_rows, x->max_rows, &l);
     t->upload = cuda->pin(l.size);
     t->bias = cuda->pin(seqs * TR_LOGIT_BIAS_MAX * sizeof(*t->bias));
     t->bar = cuda->pin(seqs * TR_CUDA_BAR_MAX * sizeof(*t->bar));
     t->sampled = cuda->pin(rows * sizeof(*t->sampled));
     t->top = cuda->pin(rows * TR_CUDA_TOP_MAX * sizeof(*t->top));
+    t->pooled = cuda->pin(seqs * x->base.width * sizeof(*t->pooled));
     t->wants = calloc(rows, sizeof(*t->wants));
+    t->pools = calloc(seqs, sizeof(*t->pools));
     t->status = calloc(seqs, sizeof(*t->status));
     t->stalled = calloc(seqs, sizeof(*t->stalled));
     return t->upload != NULL && t->bias != NULL && t->bar != NULL
-           && t->sampled != NULL && t->top != NULL && t->wants != NULL
-           && t->status != NULL && t->stalled != NULL
-           && cuda->event_open(&t->begun) == 0
+           && t->sampled != NULL && t->top != NULL && t->pooled != NULL
+           && t->wants != NULL && t->pools != NULL && t->status != NULL
+           && t->stalled != NULL && cuda->event_open(&t->begun) == 0
            && cuda->event_open(&t->done) == 0;
 }
 
@@ -442,7 +445,8 @@ open_graphs(tr_executor_cuda_t *x, tr_error_t *err)
 static void
 free_slot(const tr_executor_cuda_t *x, tr_cuda_slot_t *t)
 {
-    void *const pinned[] = { t->upload, t->bias, t->bar, t->sampled, t->top };
+    void *const pinned[] = { t->upload,  t->bias, t->bar,
+                             t->sampled, t->top,  t->pooled };
 
     for (size_t i = 0; i < sizeof(pinned) / sizeof(pinned[0]); i++) {
         if (pinned[i] != NULL) {
@@ -456,6 +460,7 @@ free_slot(const tr_executor_cuda_t *x, tr_cuda_slot_t *t)
         x->cuda->event_close(t->done);
     }
     free(t->wants);
+    free(t->pools);
     free(t->status);
     free(t->stalled);
 }
@@ -541,6 +546,7 @@ open_parts(tr_executor_cuda_t *x, const tr_config_t *config, tr_error_t *err)
     }
     if (rc == TR_OK) {
         x->base.weights = x->model->cost;
+        x->base.width = x->model->config.recipe.hidden;
         rc = tr_executor_describe(&x->base, "cuda", &x->model->config, config,
                                   cache_memory(x, config), err);
     }

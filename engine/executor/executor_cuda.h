@@ -33,9 +33,10 @@
  * the end of a chat's turn. */
 #define TR_CUDA_BAR_MAX (TR_STOP_TOKENS_MAX + TR_EOS_MAX + 1)
 
-/* Offsets in an upload of so many rows, sequences and samples. */
+/* Offsets in an upload of so many rows, sequences, samples and pooled rows. */
 typedef struct {
     size_t token, row_slot, row_pos, row_long, seq_row, path, gather, sampling;
+    size_t pool, pool_first;
     size_t size;
 } tr_cuda_upload_t;
 
@@ -49,16 +50,18 @@ typedef struct {
 } tr_cuda_want_t;
 
 typedef struct {
-    uint8_t *upload; /* pinned, as are the next four */
+    uint8_t *upload; /* pinned, as are the next five */
     tr_cuda_bias_t *bias;
     int32_t *bar;
     tr_cuda_sampled_t *sampled; /* [max_rows] */
     tr_cuda_top_t *top;         /* [max_rows][TR_CUDA_TOP_MAX] */
+    float *pooled;              /* [max_seqs][width] */
     void *begun, *done;         /* events */
     tr_cuda_want_t *wants;      /* [max_rows] */
     tr_status_t *status;        /* [max_seqs] what submit says of an item */
     bool *stalled;              /* [max_seqs] */
-    uint32_t n_wants, n_bias, n_bar;
+    uint32_t *pools;            /* [max_seqs] whose vector: items */
+    uint32_t n_wants, n_bias, n_bar, n_pools, n_pool_rows;
     uint32_t n_late;         /* rows that are still to be sampled */
     uint32_t n_rows, n_seqs; /* of the launches, with padding */
     bool top_wanted, graph, failed;
@@ -90,12 +93,13 @@ typedef struct {
     tr_model_cuda_t *model;
     uint32_t max_rows, max_seqs;
 
-    uint8_t *memory; /* of the device, behind the next six */
+    uint8_t *memory; /* of the device, behind the next seven */
     uint8_t *upload;
     tr_cuda_bias_t *bias;
     int32_t *bar;
     tr_cuda_sampled_t *sampled;
     tr_cuda_top_t *top;
+    float *pooled; /* [max_seqs][width] */
     uint8_t *late; /* as masks.pinned */
 
     float *logits; /* pinned, [vocab]; NULL until an item wants some */
@@ -121,10 +125,11 @@ typedef struct {
     uint8_t *row_long, *path;
     uint32_t *gather;
     tr_cuda_sampling_t *sampling;
+    uint32_t *pool, *pool_first;
 } tr_cuda_arrays_t;
 
 void tr_cuda_lay_upload(uint32_t rows, uint32_t seqs, uint32_t samples,
-                        tr_cuda_upload_t *out);
+                        uint32_t pools, tr_cuda_upload_t *out);
 tr_cuda_arrays_t tr_cuda_arrays(uint8_t *base, const tr_cuda_upload_t *l);
 
 /* A batch that breaks the contract would overrun the buffers. */
@@ -140,6 +145,8 @@ size_t tr_cuda_gather_masks(tr_cuda_masks_t *m, const tr_cuda_slot_t *t,
                             const tr_batch_t *batch);
 /* Rows whose logits are wanted. */
 uint32_t tr_cuda_count_samples(const tr_batch_t *batch);
+/* Rows that are part of a vector. */
+uint32_t tr_cuda_count_pools(const tr_batch_t *batch);
 /* Fills the slot's pinned memory and x->rows, with padding up to so many
  * sequences and samples; returns which paths of attention there are. */
 uint32_t tr_cuda_flatten(tr_executor_cuda_t *x, tr_cuda_slot_t *t,

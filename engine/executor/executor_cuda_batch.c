@@ -9,7 +9,7 @@
 
 void
 tr_cuda_lay_upload(uint32_t rows, uint32_t seqs, uint32_t samples,
-                   tr_cuda_upload_t *out)
+                   uint32_t pools, tr_cuda_upload_t *out)
 {
     size_t at = 0;
 
@@ -26,6 +26,8 @@ tr_cuda_lay_upload(uint32_t rows, uint32_t seqs, uint32_t samples,
     TAKE(path, seqs);
     TAKE(gather, samples * sizeof(uint32_t));
     TAKE(sampling, samples * sizeof(tr_cuda_sampling_t));
+    TAKE(pool, pools * sizeof(uint32_t));
+    TAKE(pool_first, pools == 0 ? 0 : (seqs + (size_t) 1) * sizeof(uint32_t));
 #undef TAKE
     out->size = at;
 }
@@ -41,7 +43,9 @@ tr_cuda_arrays(uint8_t *base, const tr_cuda_upload_t *l)
         .seq_row = (uint32_t *) (base + l->seq_row),
         .path = base + l->path,
         .gather = (uint32_t *) (base + l->gather),
-        .sampling = (tr_cuda_sampling_t *) (base + l->sampling)
+        .sampling = (tr_cuda_sampling_t *) (base + l->sampling),
+        .pool = (uint32_t *) (base + l->pool),
+        .pool_first = (uint32_t *) (base + l->pool_first)
     };
 }
 
@@ -70,7 +74,7 @@ int
 tr_cuda_bucket(const tr_executor_cuda_t *x, const tr_batch_t *batch)
 {
     for (uint32_t i = 0; i < batch->n_items; i++) {
-        if (batch->items[i].n != 1) {
+        if (batch->items[i].n != 1 || batch->items[i].pooled != NULL) {
             return -1;
         }
     }
@@ -162,7 +166,8 @@ add_row(tr_executor_cuda_t *x, tr_cuda_slot_t *t, tr_cuda_arrays_t *a,
         const tr_batch_item_t *item, uint32_t i, uint32_t index, uint32_t row)
 {
     int32_t token = item->tokens != NULL ? item->tokens[index] : -1;
-    bool sample = item->sample && index + 1 == item->n;
+    bool last = item->sample && index + 1 == item->n;
+    bool sample = last && item->pooled == NULL;
     bool score = item->scores != NULL && !sample;
 
     if (item->tokens != NULL
@@ -178,6 +183,20 @@ add_row(tr_executor_cuda_t *x, tr_cuda_slot_t *t, tr_cuda_arrays_t *a,
         make_sampling(t, item, i, index, score, &a->sampling[t->n_wants]);
         a->gather[t->n_wants] = row;
         t->wants[t->n_wants++] = (tr_cuda_want_t){ i, index, score };
+    }
+    if (item->pooled != NULL && (item->pool_mean || last)) {
+        a->pool[t->n_pool_rows++] = row;
+    }
+}
+
+/* The item whose rows were added last has a vector. */
+static void
+end_pool(tr_cuda_slot_t *t, tr_cuda_arrays_t *a, uint32_t i, uint32_t from)
+{
+    if (t->n_pool_rows != from) {
+        a->pool_first[t->n_pools] = from;
+        t->pools[t->n_pools++] = i;
+        a->pool_first[t->n_pools] = t->n_pool_rows;
     }
 }
 
@@ -217,7 +236,24 @@ tr_cuda_count_samples(const tr_batch_t *batch)
     for (uint32_t i = 0; i < batch->n_items; i++) {
         const tr_batch_item_t *item = &batch->items[i];
 
-        n += item->scores != NULL ? item->n : item->sample;
+        n += item->scores != NULL
+                 ? item->n
+                 : (uint32_t) (item->sample && item->pooled == NULL);
+    }
+    return n;
+}
+
+uint32_t
+tr_cuda_count_pools(const tr_batch_t *batch)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < batch->n_items; i++) {
+        const tr_batch_item_t *item = &batch->items[i];
+
+        if (item->pooled != NULL) {
+            n += item->pool_mean ? item->n : item->sample;
+        }
     }
     return n;
 }
@@ -231,10 +267,12 @@ tr_cuda_flatten(tr_executor_cuda_t *x, tr_cuda_slot_t *t,
     uint32_t row = 0, paths = 0, i;
 
     t->n_wants = t->n_bias = t->n_bar = t->n_late = 0;
+    t->n_pools = t->n_pool_rows = 0;
     t->top_wanted = false;
     for (i = 0; i < batch->n_items; i++) {
         const tr_batch_item_t *item = &batch->items[i];
         uint32_t base = tr_kv_device_base(x->base.kv, item->kv_slot);
+        uint32_t pooled = t->n_pool_rows;
 
         t->status[i] = TR_OK;
         x->rows[i] = (tr_kv_device_row_t){ item->kv_slot, item->pos, item->n };
@@ -246,6 +284,7 @@ tr_cuda_flatten(tr_executor_cuda_t *x, tr_cuda_slot_t *t,
         for (uint32_t k = 0; k < item->n; k++) {
             add_row(x, t, &a, item, i, k, row++);
         }
+        end_pool(t, &a, i, pooled);
     }
     for (; i < n_seqs; i++) {
         add_padding(x, &a, i, row++);

@@ -36,6 +36,9 @@ point_step(const tr_executor_cuda_t *x, const tr_cuda_upload_t *l,
     step->bar = x->bar;
     step->sampled = x->sampled;
     step->top = x->top;
+    step->pool = a.pool;
+    step->pool_first = a.pool_first;
+    step->pooled = x->pooled;
 }
 
 static int
@@ -67,7 +70,7 @@ tr_executor_cuda_launch(tr_executor_cuda_t *x, uint32_t bucket)
                             .paths = x->decode_paths };
     tr_cuda_upload_t l;
 
-    tr_cuda_lay_upload(bucket, bucket, bucket, &l);
+    tr_cuda_lay_upload(bucket, bucket, bucket, 0, &l);
     return launch_step(x, &l, &step);
 }
 
@@ -101,6 +104,11 @@ download(tr_executor_cuda_t *x, const tr_cuda_slot_t *t)
     if (rc == 0 && t->top_wanted) {
         rc = x->cuda->send(&x->stream, t->top, x->top,
                            n * TR_CUDA_TOP_MAX * sizeof(*t->top));
+    }
+    if (rc == 0 && t->n_pools != 0) {
+        rc = x->cuda->copy(&x->stream, t->pooled, x->pooled,
+                           (size_t) t->n_pools * x->base.width
+                               * sizeof(*t->pooled));
     }
     return rc;
 }
@@ -251,9 +259,12 @@ tr_executor_cuda_submit(tr_executor_t *e, const tr_batch_t *batch)
             step.n_rows += batch->items[i].n;
         }
         step.n_samples = tr_cuda_count_samples(batch);
+        step.n_pool_rows = tr_cuda_count_pools(batch);
     }
-    tr_cuda_lay_upload(step.n_rows, step.n_seqs, step.n_samples, &l);
+    tr_cuda_lay_upload(step.n_rows, step.n_seqs, step.n_samples,
+                       step.n_pool_rows, &l);
     step.paths = tr_cuda_flatten(x, t, batch, &l, step.n_seqs, step.n_samples);
+    step.n_pools = t->n_pools;
     step.host_path = tr_cuda_arrays(t->upload, &l).path;
     return start(x, t, b, &l, &step);
 }
@@ -278,7 +289,7 @@ launch_late(tr_executor_cuda_t *x, const tr_cuda_slot_t *t,
     tr_cuda_upload_t l;
     int rc;
 
-    tr_cuda_lay_upload(t->n_rows, t->n_seqs, t->n_wants, &l);
+    tr_cuda_lay_upload(t->n_rows, t->n_seqs, t->n_wants, 0, &l);
     point_step(x, &l, &step);
     x->model->failed = NULL;
     rc = cuda->copy(&m->stream, x->late, m->pinned, bytes);
@@ -361,6 +372,25 @@ take_logits(tr_executor_cuda_t *x, const tr_cuda_slot_t *t, uint32_t k,
     return TR_OK;
 }
 
+/* Vectors, and parts of means. */
+static void
+take_pooled(const tr_cuda_slot_t *t, const tr_batch_t *batch, uint32_t width)
+{
+    for (uint32_t k = 0; k < t->n_pools; k++) {
+        const tr_batch_item_t *item = &batch->items[t->pools[k]];
+        const float *sum = t->pooled + (size_t) k * width;
+
+        if (item->status != TR_OK || item->pooled == NULL) {
+            continue;
+        }
+        for (uint32_t i = 0; i < width; i++) {
+            item->pooled[i] = item->pool_mean && item->pos != 0
+                                  ? item->pooled[i] + sum[i]
+                                  : sum[i];
+        }
+    }
+}
+
 static void
 take_results(tr_executor_cuda_t *x, const tr_cuda_slot_t *t,
              const tr_batch_t *batch)
@@ -435,6 +465,7 @@ tr_executor_cuda_complete(tr_executor_t *e, const tr_batch_t *batch)
     }
     count_time(x, t);
     take_results(x, t, batch);
+    take_pooled(t, batch, x->base.width);
     return TR_OK;
 }
 
@@ -453,7 +484,7 @@ tr_executor_cuda_idle(tr_executor_cuda_t *x, uint32_t bucket)
     while (x->bucket[b] != bucket) {
         b++;
     }
-    tr_cuda_lay_upload(bucket, bucket, bucket, &l);
+    tr_cuda_lay_upload(bucket, bucket, bucket, 0, &l);
     tr_cuda_flatten(x, t, &none, &l, bucket, bucket);
     x->direct = true;
     start(x, t, b, &l, &step);

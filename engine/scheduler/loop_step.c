@@ -270,6 +270,7 @@ tr_loop_complete_batch(tr_loop_t *l)
     for (i = 0; i < f->batch.n_items; i++) {
         if (chunks[i].sequence == NULL) {
             f->items[i].out = f->items[i].scores = NULL;
+            f->items[i].pooled = NULL;
         }
     }
     rc = l->executor->complete(l->executor, &f->batch);

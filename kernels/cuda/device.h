@@ -352,12 +352,28 @@ typedef struct {
     void *out;              /* [rows][ldo] of T */
     size_t ldo;
     tr_dtype_t type;
+    bool full; /* out is FP32 */
 } tr_cuda_norm_t;
 
 /* hidden += scale * (delta + bias), or with post_weight scale * rmsnorm(delta +
  * bias) * post_weight; out = hidden / sqrt(mean(hidden^2) + eps) * weight.  With
  * gather, delta is of the gathered row. */
 int tr_cuda_norm(const tr_cuda_stream_t *s, const tr_cuda_norm_t *a);
+
+/* Sums of rows that come piece by piece: item i has rows [first[i], first[i + 1])
+ * of all, and x has `rows` of them, from `at` on. */
+typedef struct {
+    uint32_t items, n, at, rows;
+    const float *x; /* [rows][ldx] */
+    size_t ldx;
+    const uint32_t *first; /* [items + 1] */
+    float *out;            /* [items][ldo] */
+    size_t ldo;
+} tr_cuda_pool_t;
+
+/* out of each item that has rows in x: their sum, in their order, on top of what
+ * is there, unless its first row is among them. */
+int tr_cuda_pool(const tr_cuda_stream_t *s, const tr_cuda_pool_t *a);
 
 typedef struct {
     uint32_t rows, heads, kv_heads, head_dim;
@@ -695,7 +711,7 @@ size_t tr_cuda_kv_swap_work(const tr_kv_view_t *kv);
 /* ---- the table ----------------------------------------------------------- */
 
 /* Changes with the order or the signature of any entry. */
-#define TR_DEVICE_VERSION 16u
+#define TR_DEVICE_VERSION 17u
 
 /* All entries, in the order of the table. */
 /* clang-format off */
@@ -710,7 +726,7 @@ size_t tr_cuda_kv_swap_work(const tr_kv_view_t *kv);
     F(matmul_open) F(matmul_close) F(matmul_choose) F(matmul)              \
     F(small_gemm) F(small_gemm_fits) F(small_gemm_parts) F(unpack)         \
     F(embed) F(rope_angles) F(norm) F(row_norm) F(act_mul) F(scale_cap)    \
-    F(fill_random)                                                         \
+    F(pool) F(fill_random)                                                 \
     F(convert) F(select) F(sample) F(sample_work)                          \
     F(route) F(order) F(experts) F(sum_experts)                            \
     F(decode_work) F(decode_plan) F(decode) F(decode_score)                \

@@ -242,7 +242,7 @@ attend_all(fixture_t *b, void *arg)
     tr_rows_t rows;
     int rc;
 
-    tr_cuda_lay_upload(n, n, n, &l);
+    tr_cuda_lay_upload(n, n, n, 0, &l);
     a = tr_cuda_arrays(x->upload, &l);
     rows = (tr_rows_t){ .n_rows = n,
                         .n_seqs = n,

@@ -78,7 +78,7 @@ bench() {
 }
 
 if wanted tests; then
-    for test in model_cuda model_cuda_goldens executor_cuda; do
+    for test in model_cuda model_cuda_goldens executor_cuda executor_pooled; do
         if timeout 240 "$dir/tests/test_$test" >"$out/test_$test.log" 2>&1; then
             say "ok      $test"
         else

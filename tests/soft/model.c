@@ -41,6 +41,18 @@ tr_cuda_norm(const tr_cuda_stream_t *s, const tr_cuda_norm_t *a)
 }
 
 static void
+pool(void *args)
+{
+    must(tr_ref_pool(args), "pool");
+}
+
+int
+tr_cuda_pool(const tr_cuda_stream_t *s, const tr_cuda_pool_t *a)
+{
+    return soft_launch(s, "pool", pool, a, sizeof(*a));
+}
+
+static void
 qkv(void *args)
 {
     must(tr_ref_qkv(args), "qkv");

@@ -148,7 +148,7 @@ static void
 layout_logits(tr_model_cuda_t *m, uint8_t *base, size_t *at)
 {
     m->ld_logits = tr_pad(m->config.recipe.vocab, 8);
-    TAKE(logits, tr_cuda_matmul_rows(m->logit_rows) * m->ld_logits * 4);
+    TAKE(logits, tr_model_cuda_logits(m) * 4);
     TAKE(history.token, (size_t) m->slots * m->max_len * sizeof(int32_t));
     m->history.len = m->max_len;
     for (int path = 0; path < TR_ATTENTION_PATHS; path++) {

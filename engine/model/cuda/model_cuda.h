@@ -188,6 +188,12 @@ typedef struct {
     const uint32_t *mask;
     tr_cuda_sampled_t *sampled; /* [n_samples] */
     tr_cuda_top_t *top;         /* [n_samples][TR_CUDA_TOP_MAX] */
+    /* vectors: sums of what the final norm gives for these rows; not of a step
+     * that is captured */
+    uint32_t n_pool_rows, n_pools;
+    const uint32_t *pool; /* [n_pool_rows] rows, those of a vector together */
+    const uint32_t *pool_first; /* [n_pools + 1] where they begin in pool */
+    float *pooled;              /* [n_pools][hidden] */
     tr_kv_guard_keep_t keep;    /* queries for the guard, n = 0: none; not of a
                                  * step that is captured */
 } tr_cuda_step_t;
@@ -265,6 +271,15 @@ tr_model_cuda_table(const tr_model_cuda_t *m, uint32_t layer)
     uint8_t table = m->config.recipe.layer[layer].rope;
 
     return &m->rope[table == TR_ROPE_NONE ? TR_CUDA_ANGLES_NONE : table];
+}
+
+/* How many numbers the memory of logits has: at least a row of hidden, too. */
+static inline size_t
+tr_model_cuda_logits(const tr_model_cuda_t *m)
+{
+    size_t n = tr_cuda_matmul_rows(m->logit_rows) * m->ld_logits;
+
+    return n > m->ld_hidden ? n : m->ld_hidden;
 }
 
 /* What attention of every layer reads and writes. */

@@ -428,20 +428,60 @@ score(tr_model_cuda_t *m, const run_t *r)
     }
 }
 
-/* Logits of n rows, which step->gather lists from `at` on.  The last layer's part
- * of the residual is added on the way. */
+/* Of n rows that are listed.  The last layer's part of the residual is added on
+ * the way. */
+static tr_cuda_norm_t
+final_norm(tr_model_cuda_t *m, const uint32_t *gather, uint32_t n)
+{
+    tr_cuda_norm_t last = norm_args(m, n, m->small_gemm ? NULL : m->delta,
+                                    m->root.part[TR_PART_FINAL_NORM]);
+
+    last.gather = gather;
+    if (!m->small_gemm) {
+        last.post_weight = m->layers[m->config.recipe.layers - 1]
+                               .part[TR_PART_POST_MLP_NORM];
+    }
+    return last;
+}
+
+/* Vectors of the step.  The rows pass, in FP32 and as many at a time as fit,
+ * through the memory of logits, of which there are none yet. */
+static bool
+pool(tr_model_cuda_t *m, const tr_cuda_step_t *s)
+{
+    uint32_t width = m->config.recipe.hidden, fit, n;
+    tr_cuda_pool_t a = { .items = s->n_pools,
+                         .n = width,
+                         .x = m->logits,
+                         .ldx = m->ld_hidden,
+                         .first = s->pool_first,
+                         .out = s->pooled,
+                         .ldo = width };
+
+    fit = (uint32_t) (tr_model_cuda_logits(m) / m->ld_hidden);
+    for (; a.at < s->n_pool_rows && m->failed == NULL; a.at += n) {
+        tr_cuda_norm_t last;
+
+        n = s->n_pool_rows - a.at < fit ? s->n_pool_rows - a.at : fit;
+        a.rows = n;
+        last = final_norm(m, s->pool + a.at, n);
+        last.out = m->logits;
+        last.full = true;
+        if (launched(m, m->cuda->norm(m->stream, &last), "norm")) {
+            launched(m, m->cuda->pool(m->stream, &a), "pool");
+        }
+    }
+    return m->failed == NULL;
+}
+
+/* Logits of n rows, which step->gather lists from `at` on. */
 static bool
 make_logits(tr_model_cuda_t *m, const tr_cuda_step_t *s, uint32_t at,
             uint32_t n)
 {
     const tr_recipe_t *c = &m->config.recipe;
-    tr_cuda_norm_t last = norm_args(m, n, m->small_gemm ? NULL : m->delta,
-                                    m->root.part[TR_PART_FINAL_NORM]);
+    tr_cuda_norm_t last = final_norm(m, s->gather + at, n);
 
-    last.gather = s->gather + at;
-    if (!m->small_gemm) {
-        last.post_weight = m->layers[c->layers - 1].part[TR_PART_POST_MLP_NORM];
-    }
     return launched(m, m->cuda->norm(m->stream, &last), "norm")
            && tr_model_cuda_multiply(m, m->stream, TR_PART_EMBED, 0, m->normed,
                                      m->ld_hidden, n, m->logits, m->ld_logits)
@@ -486,13 +526,14 @@ sample(tr_model_cuda_t *m, const int32_t *seq_slot, const tr_cuda_step_t *s,
     return launched(m, m->cuda->sample(m->stream, &a), "sample");
 }
 
-/* Logits of the rows that are sampled, and their tokens. */
+/* Vectors; logits of the rows that are sampled, and their tokens. */
 static bool
 finish(tr_model_cuda_t *m, const int32_t *seq_slot, const run_t *r)
 {
     const tr_cuda_step_t *s = r->step;
     bool scored = (s->paths & 1u << TR_ATTENTION_DECODE) == 0;
 
+    pool(m, s);
     for (uint32_t at = 0; at < s->n_samples && m->failed == NULL;
          at += m->logit_rows) {
         uint32_t n = piece_of(m, s, at);

@@ -104,7 +104,7 @@ static __global__ void __launch_bounds__(MOST,
 }
 
 /* Norms that norm_row has not. */
-template <tr_dtype_t T>
+template <tr_dtype_t T, tr_dtype_t OUT>
 static __global__ void __launch_bounds__(NORM_THREADS_MAX)
     norm_post_kernel(const __grid_constant__ tr_cuda_norm_t a, bool wide)
 {
@@ -113,7 +113,7 @@ static __global__ void __launch_bounds__(NORM_THREADS_MAX)
 
     launch_wait();
     launch_next();
-    norm_row_post(&a, T, wide, b, meet, blockIdx.x);
+    norm_row_post(&a, T, OUT, wide, b, meet, blockIdx.x);
 }
 
 template <tr_dtype_t T>
@@ -124,10 +124,10 @@ norm_launch(const tr_cuda_stream_t *s, const tr_cuda_norm_t *a)
     bool wide = norm_wide(a);
 
     if (!norm_plain(a)) {
-        return launch_plain(s, norm_post_kernel<T>, dim3(a->rows),
-                            threads < NORM_THREADS_MAX ? threads
-                                                       : NORM_THREADS_MAX,
-                            *a, wide);
+        return launch_plain(
+            s, a->full ? norm_post_kernel<T, TR_F32> : norm_post_kernel<T, T>,
+            dim3(a->rows),
+            threads < NORM_THREADS_MAX ? threads : NORM_THREADS_MAX, *a, wide);
     }
     if (threads > NORM_THREADS_MAX) {
         return launch_plain(s, norm_kernel<T, NORM_THREADS_MAX, false>,
@@ -153,6 +153,29 @@ tr_cuda_norm(const tr_cuda_stream_t *s, const tr_cuda_norm_t *a)
     }
     return a->type == TR_F16 ? norm_launch<TR_F16>(s, a)
                              : norm_launch<TR_BF16>(s, a);
+}
+
+/* ---- pooling ------------------------------------------------------------ */
+
+static __global__ void __launch_bounds__(THREADS)
+    pool_kernel(const __grid_constant__ tr_cuda_pool_t a)
+{
+    launch_wait();
+    launch_next();
+    pool_one(&a, blockIdx.y, blockIdx.x * THREADS + threadIdx.x);
+}
+
+extern "C" int
+tr_cuda_pool(const tr_cuda_stream_t *s, const tr_cuda_pool_t *a)
+{
+    if (a->n == 0 || a->ldx < a->n || a->ldo < a->n || a->items > 65535) {
+        return TR_KERNEL_BADARG;
+    }
+    if (a->items == 0 || a->rows == 0) {
+        return TR_KERNEL_OK;
+    }
+    return launch_plain(s, pool_kernel, dim3(blocks_of(a->n), a->items),
+                        THREADS, *a);
 }
 
 /* ---- queries, keys, values ---------------------------------------------- */

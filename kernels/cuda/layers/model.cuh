@@ -127,6 +127,7 @@ norm_load(const tr_cuda_norm_t *a, tr_dtype_t type, bool wide, size_t row,
     return h;
 }
 
+/* type: of out. */
 TR_DEVICE void
 norm_store(const tr_cuda_norm_t *a, tr_dtype_t type, bool wide, uint32_t r,
            uint32_t i, uint32_t n, const eight_t *weight, float scale,
@@ -189,7 +190,7 @@ norm_row(const tr_cuda_norm_t *a, tr_dtype_t type, bool wide, bool once,
 TR_HD bool
 norm_plain(const tr_cuda_norm_t *a)
 {
-    return a->weight != NULL
+    return a->weight != NULL && !a->full
            && (a->delta == NULL || (a->post_weight == NULL && a->scale == 1));
 }
 
@@ -255,11 +256,11 @@ post_sum(const tr_cuda_norm_t *a, tr_dtype_t type, bool wide, size_t row,
 }
 
 /* norm_row for all that device.h allows: what is added may be normalised and
- * scaled, out may be hidden as it is.  A row comes from the L1 cache when it is
+ * scaled, out may be hidden as it is, or FP32.  A row comes from the L1 cache when it is
  * read again. */
 TR_DEVICE void
-norm_row_post(const tr_cuda_norm_t *a, tr_dtype_t type, bool wide, block_t b,
-              uint64_t *meet, uint32_t r)
+norm_row_post(const tr_cuda_norm_t *a, tr_dtype_t type, tr_dtype_t out,
+              bool wide, block_t b, uint64_t *meet, uint32_t r)
 {
     size_t row = a->gather == NULL ? r : a->gather[r];
     bool enters = a->gather == NULL && a->delta != NULL;
@@ -278,7 +279,7 @@ norm_row_post(const tr_cuda_norm_t *a, tr_dtype_t type, bool wide, block_t b,
             sum += h.x[j] * h.x[j];
         }
         if (a->weight == NULL) {
-            eight_store(a->out, r * a->ldo + i, n, type, wide, &h);
+            eight_store(a->out, r * a->ldo + i, n, out, wide, &h);
         }
     }
     if (a->weight == NULL) {
@@ -294,8 +295,30 @@ norm_row_post(const tr_cuda_norm_t *a, tr_dtype_t type, bool wide, block_t b,
                                         wide)
                            : post_sum(a, type, wide, row, i, n, by);
 
-        norm_store(a, type, wide, r, i, n, &w, scale, &h);
+        norm_store(a, out, wide, r, i, n, &w, scale, &h);
     }
+}
+
+/* ---- pooling: reads 4 bytes an element ------------------------------------ */
+
+/* Number i of an item. */
+TR_DEVICE void
+pool_one(const tr_cuda_pool_t *a, uint32_t item, uint32_t i)
+{
+    uint32_t begin = a->first[item], end = a->first[item + 1];
+    uint32_t from = begin < a->at ? a->at : begin;
+    uint32_t to = end > a->at + a->rows ? a->at + a->rows : end;
+    float *out = a->out + item * a->ldo + i;
+    float sum = 0;
+
+    if (i >= a->n || from >= to) {
+        return;
+    }
+    sum = from == begin ? 0 : *out;
+    for (uint32_t r = from; r < to; r++) {
+        sum += a->x[(r - a->at) * a->ldx + i];
+    }
+    *out = sum;
 }
 
 /* ---- queries, keys, values: reads and writes 2 bytes an element ---------- */

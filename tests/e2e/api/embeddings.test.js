@@ -1,7 +1,8 @@
 'use strict';
 //
 // /v1/embeddings: what the final norm of models/pocket gives, whose embeddings
-// are tied: so a vector times that matrix must give golden.json's logits.
+// are tied: so a vector times that matrix must give golden.json's logits; and the
+// same over the software device (tests/soft), or on a GPU (TR_CUDA_LIBRARY).
 
 const { test, before, after } = require('node:test');
 const assert = require('node:assert/strict');
@@ -10,11 +11,15 @@ const os = require('node:os');
 const path = require('node:path');
 const OpenAI = require('openai');
 const { OpenAIEmbeddings } = require('@langchain/openai');
-const { Stack, POCKET } = require('../lib/stack');
+const { Stack, BUILD, POCKET } = require('../lib/stack');
 const { post } = require('../lib/http');
 
 const golden = JSON.parse(fs.readFileSync(path.join(POCKET, 'golden.json')));
 const WIDTH = 384;
+const LIBRARY = process.env.TR_CUDA_LIBRARY;
+const GPU = { backend: 'cuda', dtype: 'f16', kv_memory: '64m',
+  cuda_library: LIBRARY && LIBRARY !== 'soft' ? LIBRARY
+    : path.join(BUILD, 'tests/libtokenring_soft.so') };
 let last, mean, client;
 
 before(async () => {
@@ -114,6 +119,28 @@ test('base64, dimensions, usage, and clients', async () => {
     configuration: { baseURL: `${last.url}/v1` } });
   const docs = await chain.embedDocuments(['Hello', 'x']);
   assert.deepEqual(docs[0].map(Math.fround), full.map(Math.fround));
+});
+
+test('on a device', async () => {
+  const vectors = golden.prompts.map((p) => p.ids);
+  for (const stack of [last, mean]) {
+    const want = await embed(stack, vectors);
+    const gpu = await Stack.start({ engine: { ...GPU, max_batch_tokens: 64,
+      max_num_seqs: 4, embedding_pooling: stack === last ? 'last' : 'mean' } });
+    try {
+      const chat = post(`${gpu.url}/v1/chat/completions`, { max_tokens: 8,
+        messages: [{ role: 'user', content: 'Hello!' }] });
+      (await embed(gpu, vectors)).forEach((v, i) => {
+        const off = Math.hypot(...v.map((x, k) => x - want[i][k]));
+        assert.ok(off < 0.004 * Math.hypot(...want[i]), `prompt ${i}: ${off}`);
+      });
+      assert.equal((await chat).status, 200);
+      await gpu.freed();
+      assert.deepEqual(gpu.complaints(), []);
+    } finally {
+      await gpu.stop();
+    }
+  }
 });
 
 test('beside chats, and more than there are places', async () => {

@@ -159,8 +159,31 @@ tr_ref_norm(const tr_cuda_norm_t *a)
             if (a->gather == NULL) {
                 a->hidden[row * a->ldh + i] = x;
             }
-            tr_float_store(a->out, r * a->ldo + i, a->type,
+            tr_float_store(a->out, r * a->ldo + i, a->full ? TR_F32 : a->type,
                            a->weight == NULL ? x : x * scale * a->weight[i]);
+        }
+    }
+    return TR_KERNEL_OK;
+}
+
+int
+tr_ref_pool(const tr_cuda_pool_t *a)
+{
+    if (a->n == 0 || a->ldx < a->n || a->ldo < a->n || a->items > 65535) {
+        return TR_KERNEL_BADARG;
+    }
+    for (uint32_t item = 0; item < a->items; item++) {
+        float *out = a->out + item * a->ldo;
+
+        for (uint32_t r = a->first[item]; r < a->first[item + 1]; r++) {
+            if (r < a->at || r >= a->at + a->rows) {
+                continue;
+            }
+            for (uint32_t i = 0; i < a->n; i++) {
+                float x = a->x[(r - a->at) * a->ldx + i];
+
+                out[i] = r == a->first[item] ? x : out[i] + x;
+            }
         }
     }
     return TR_KERNEL_OK;

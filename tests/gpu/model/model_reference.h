@@ -19,6 +19,7 @@ extern "C" {
 int tr_ref_embed(const tr_cuda_embed_t *a);
 int tr_ref_rope_angles(const tr_cuda_angles_t *a);
 int tr_ref_norm(const tr_cuda_norm_t *a);
+int tr_ref_pool(const tr_cuda_pool_t *a);
 int tr_ref_qkv(const tr_cuda_qkv_t *a);
 int tr_ref_row_norm(const tr_cuda_qkv_t *a);
 int tr_ref_act_mul(tr_act_t act, const void *x, size_t ldx, uint32_t rows,
