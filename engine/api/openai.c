@@ -64,6 +64,15 @@ tr_openai_check_bytes(tr_openai_call_t *c, uint64_t bytes)
                                  : TR_OK;
 }
 
+tr_status_t
+tr_openai_needs_items(tr_openai_call_t *c, const char *param)
+{
+    return tr_error_set(c->err, TR_ERR_UNSUPPORTED, param,
+                        "'%s' needs a gateway that is as new as this engine; "
+                        "the one that sent this request is older.",
+                        param);
+}
+
 /* A tokenizer may know tokens that the model has no embedding for. */
 static tr_status_t
 check_vocabulary(tr_openai_call_t *c)

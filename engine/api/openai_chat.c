@@ -275,7 +275,7 @@ encode(tr_openai_call_t *c, tr_chat_input_t *in)
                                         &c->prompts[0], c->err);
     }
     tr_jinja_render_free(render);
-    if (c->r->tools.n != 0 || tr_dialect_reasons(d)) {
+    if (!c->r->plain && (c->r->tools.n != 0 || tr_dialect_reasons(d))) {
         c->r->dialect = d;
     }
     return rc;

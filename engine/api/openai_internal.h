@@ -64,6 +64,9 @@ tr_openai_choices(const tr_openai_t *api, const tr_request_t *r)
 tr_status_t tr_openai_too_long(tr_openai_call_t *c, const char *at_least,
                                uint64_t tokens);
 
+/* Refuses a field whose answer the request's gateway could not tell. */
+tr_status_t tr_openai_needs_items(tr_openai_call_t *c, const char *param);
+
 /* Refuses a text of so many bytes that cannot fit in whatever tokens. */
 tr_status_t tr_openai_check_bytes(tr_openai_call_t *c, uint64_t bytes);
 

@@ -64,6 +64,9 @@ set_budget(tr_openai_call_t *c, int64_t budget, const char *param)
     if (end == NULL) {
         return TR_OK; /* it does not reason */
     }
+    if (c->r->plain) {
+        return tr_openai_needs_items(c, param);
+    }
     n = strlen(end);
     tags = malloc(n);
     if (tags == NULL) {
@@ -191,6 +194,10 @@ tr_openai_read_reasoning(tr_openai_call_t *c)
                                   c->err);
 
     c->r->hide_reasoning = !include;
+    if (rc == TR_OK && !include && c->r->plain
+        && tr_dialect_reasons(c->api->dialect)) {
+        rc = tr_openai_needs_items(c, "include_reasoning");
+    }
     if (rc == TR_OK) {
         rc = read_budget(c);
     }

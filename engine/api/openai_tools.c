@@ -391,6 +391,9 @@ tr_openai_read_tools(tr_openai_call_t *c, tr_chat_input_t *in)
     if (rc != TR_OK || json_array_size(tools) == 0) {
         return rc;
     }
+    if (c->r->plain) {
+        return tr_openai_needs_items(c, "tools");
+    }
     if (tr_dialect_name(c->api->dialect) == NULL) {
         return tr_error_set(c->err, TR_ERR_INVALID, "tools",
                             "This model's chat template has no tool format "

@@ -387,6 +387,7 @@ make_request(tr_connection_t *c, uint64_t id, const tr_wire_submit_t *head)
     memcpy(r->request_id, head->request_id, head->request_id_len);
     r->endpoint = head->endpoint;
     r->submit_flags = head->flags;
+    r->plain = !(c->features & TR_FEATURE_ITEMS);
     r->tenant = head->tenant;
     r->share = head->share < TR_SUBMIT_SHARE_MAX ? head->share
                                                  : TR_SUBMIT_SHARE_MAX;
@@ -419,6 +420,13 @@ first_part(tr_connection_t *c, const tr_record_t *rec, const uint8_t *payload)
     if (head.replay_len != 0 && !(c->features & TR_FEATURE_REPLAY)) {
         return tr_connection_violation(c, "a replay block, which its hello did "
                                           "not speak of");
+    }
+    if (head.endpoint > TR_ENDPOINT_COMPLETIONS
+        && !(c->features & TR_FEATURE_ITEMS)) {
+        return tr_connection_violation(c,
+                                       "endpoint %u, which its hello did "
+                                       "not speak of",
+                                       head.endpoint);
     }
     head.flags = kept_flags(&head);
     r = make_request(c, rec->id, &head);

@@ -143,6 +143,7 @@ struct tr_request {
     char request_id[TR_REQUEST_ID_MAX + 1];
     uint16_t endpoint; /* enum tr_endpoint */
     uint16_t submit_flags;
+    bool plain;              /* its worker knows no ITEMs */
     uint64_t tenant;         /* of the SUBMIT: whose it is, 0: nobody's */
     uint32_t share;          /* of its tenant, 0: 1 */
     uint8_t plan_tier, tier; /* enum tr_tier: of its tenant's plan; in which

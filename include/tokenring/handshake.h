@@ -26,12 +26,16 @@
 #define TR_FEATURE_REPLAY 0x02u /* SUBMIT may have a replay block */
 #define TR_FEATURE_ALLOW 0x04u  /* TR_SUBMIT_METERED: allowances bind */
 #define TR_FEATURE_PING 0x08u   /* the pulse (channel.h) is answered */
+/* ITEM, RESULT, ECHO, FINISH's tail, and endpoints beyond chat and completions.
+ * For a worker without it, an engine parses no reasoning and refuses tools; an
+ * engine without it gets no other endpoint's requests, and none that moves. */
+#define TR_FEATURE_ITEMS 0x10u
 /* SUBMIT may name the model that was read in the body, and the engine compares;
  * no gateway sends one yet. */
 #define TR_FEATURE_MODEL 0x20u
 #define TR_FEATURES                                                          \
     (TR_FEATURE_IDS | TR_FEATURE_REPLAY | TR_FEATURE_ALLOW | TR_FEATURE_PING \
-     | TR_FEATURE_MODEL)
+     | TR_FEATURE_ITEMS | TR_FEATURE_MODEL)
 
 enum tr_connection_role { TR_ROLE_WORKER = 1, TR_ROLE_CLI = 2 };
 

@@ -183,8 +183,10 @@ ngx_http_tokenring_takes(ngx_http_tokenring_ctx_t *ctx,
 {
     const char  *why;
 
-    if (ctx->moving && conn->state == NGX_HTTP_TOKENRING_READY
-        && !ngx_http_tokenring_move_fits(ctx, conn))
+    if (conn->state == NGX_HTTP_TOKENRING_READY
+        && ((ctx->endpoint > TR_ENDPOINT_COMPLETIONS
+             && !(conn->features & TR_FEATURE_ITEMS))
+            || (ctx->moving && !ngx_http_tokenring_move_fits(ctx, conn))))
     {
         return 0;
     }

@@ -408,6 +408,7 @@ ngx_http_tokenring_move_fits(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_conn_t *conn)
 {
     return (conn->features & TR_FEATURE_REPLAY)
+           && (conn->features & TR_FEATURE_ITEMS)
            && ngx_memcmp(conn->card.model_id, ctx->model_id, TR_MODEL_ID) == 0
            && conn->card.max_model_len >= ctx->max_model_len
            && (!ctx->conf->migrate_strict

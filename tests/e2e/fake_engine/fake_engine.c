@@ -2,7 +2,7 @@
  * An engine that does what a test asks: correct, slow, dead or hostile.
  *
  *     fake_engine SOCKET [--refuse | --mute | --full | --draining | --stalled |
- *                         --stuck | --restart]
+ *                         --stuck | --plain | --restart]
  *
  * It speaks the channel (include/tokenring) and computes nothing.  What happens
  * to a request is in its body, which is searched, not parsed:
@@ -34,8 +34,8 @@
  *                  hostile_flood also ends the process, 20 s later at most
  *
  * On the command line: --refuse answers every HELLO with another version,
- * --mute never answers, --stuck has a step loop that answers no ping, --restart
- * begins anew when it has died, the others show that state on the status page.
+ * --mute never answers, --stuck has a step loop that answers no ping, --plain
+ * knows no ITEMs, --restart begins anew when it has died, the others show that state on the status page.
  * One thread, no allocation after a channel is made; it ends on SIGTERM.
  */
 #include "fake_engine.h"
@@ -54,7 +54,7 @@ static fake_channel_t channels[CHANNELS];
 static tr_status_page_t *page;
 static int status_fd;
 static uint8_t *scratch;
-static bool refuse, mute, stuck;
+static bool refuse, mute, stuck, plain;
 static uint32_t refused;     /* replays, since one was accepted */
 static bool left;            /* one request of "leaves" has its error */
 static volatile pid_t child; /* of --restart */
@@ -453,6 +453,9 @@ channel_hello(fake_channel_t *c)
         channel_close(c);
         return;
     }
+    if (plain) {
+        welcome.features[0] &= ~TR_FEATURE_ITEMS;
+    }
     if (tr_channel_create(SLOTS, hello.request_ring, hello.response_ring,
                           page->generation, &c->map, &memfd)
         != TR_OK) {
@@ -643,7 +646,7 @@ main(int argc, char **argv)
     if (argc < 2) {
         fprintf(stderr, "usage: fake_engine SOCKET [--refuse | --mute | "
                         "--full | --draining | --stalled | --stuck | "
-                        "--restart]\n");
+                        "--plain | --restart]\n");
         return 2;
     }
     signal(SIGTERM, on_signal);
@@ -654,6 +657,7 @@ main(int argc, char **argv)
     refuse = strcmp(mode, "--refuse") == 0;
     mute = strcmp(mode, "--mute") == 0;
     stuck = strcmp(mode, "--stuck") == 0;
+    plain = strcmp(mode, "--plain") == 0;
     if (strcmp(mode, "--draining") == 0) {
         state = TR_ENGINE_DRAINING;
     }

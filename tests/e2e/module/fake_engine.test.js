@@ -653,6 +653,21 @@ for (const [mode, status, code, reason] of [
   });
 }
 
+// Where no engine has them, requests of other endpoints have none.
+test('an engine that is older: other endpoints get 503, chats go on', async () => {
+  await restartEngine('--plain');
+  const messages = (body) => post(`${stack.url}/v1/messages`, body);
+  await until(async () => (await post(url, { fake: 'tokens' })).status === 200
+    && (await messages({ max_tokens: 2 })).status === 503, 'the older engine');
+  const r = await messages({ max_tokens: 2 });
+  assert.deepEqual([r.json().type, r.json().error.type], ['error', 'overloaded_error']);
+  assert.match(r.text, /engine/);
+  await restartEngine();
+  await until(async () => (await messages({ fake: 'tokens' })).status !== 503,
+    'the newer one');
+  await works();
+});
+
 test('a stream that worker_shutdown_timeout cuts is logged as it was', async () => {
   const s = stream(url, { fake: 'tokens', count: 100000, ms: 20, stream: true },
     { headers: { 'X-Mark': 'shutdown' } });

@@ -112,6 +112,71 @@ test_unknown_endpoint(void **state)
     fixture_stop(&fixture);
 }
 
+/* A gateway of the release before this one: no tools, no reasoning told apart,
+ * and no other endpoints. */
+static void
+test_older_gateway(void **state)
+{
+    static const char *const bodies[] = {
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],"
+        "\"max_tokens\":2}",
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],"
+        "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]}",
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],"
+        "\"thinking_token_budget\":5}",
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],"
+        "\"include_reasoning\":false}"
+    };
+    static const char *const params[] = { NULL, "tools",
+                                          "thinking_token_budget",
+                                          "include_reasoning" };
+    tr_wire_submit_t head = { .endpoint = TR_ENDPOINT_CHAT,
+                              .body_len = TR_BODY_UNKNOWN };
+    tr_wire_bytes_t param, message, model, policy;
+    tr_wire_accepted_t accepted;
+    tr_wire_error_t error;
+    uint8_t payload[1024];
+    fixture_t fixture;
+    tr_record_t rec;
+    uint32_t i;
+    raw_t r;
+
+    (void) state;
+    fixture_start(&fixture, NULL);
+    raw_open_with(&r, &fixture, 0, TR_FEATURES & ~TR_FEATURE_ITEMS);
+    for (i = 0; i < 4; i++) {
+        memcpy(payload, &head, sizeof(head));
+        memcpy(payload + sizeof(head), bodies[i], strlen(bodies[i]));
+        raw_put(&r, TR_RECORD_SUBMIT, 0, TR_ID(i, 1), payload,
+                sizeof(head) + strlen(bodies[i]));
+        rec = raw_next(&r);
+        assert_true(rec.id == TR_ID(i, 1));
+        if (params[i] == NULL) {
+            assert_int_equal(rec.type, TR_RECORD_ACCEPTED);
+            assert_int_equal(tr_wire_accepted_parse(r.buf, rec.length,
+                                                    &accepted, &model, &policy),
+                             TR_OK);
+            assert_false(accepted.flags & TR_ACCEPTED_ITEMS);
+            assert_int_equal(raw_end(&r, TR_ID(i, 1)), TR_FINISH_LENGTH);
+            continue;
+        }
+        assert_int_equal(rec.type, TR_RECORD_ERROR);
+        assert_int_equal(tr_wire_error_parse(r.buf, rec.length, &error, &param,
+                                             &message),
+                         TR_OK);
+        assert_int_equal(error.status, TR_ERR_UNSUPPORTED);
+        assert_int_equal(param.len, strlen(params[i]));
+        assert_memory_equal(param.data, params[i], param.len);
+    }
+    head.endpoint = TR_ENDPOINT_MESSAGES;
+    raw_put(&r, TR_RECORD_SUBMIT, TR_FLAG_MORE, TR_ID(0, 2), &head,
+            sizeof(head));
+    raw_expect_hangup(r.sock);
+    raw_close(&r);
+    fixture_check_alive(&fixture);
+    fixture_stop(&fixture);
+}
+
 /* The model that the gateway read comes ahead of the body, in any pieces, and
  * must be the one that the engine reads there, if it reads one. */
 static void
@@ -511,6 +576,7 @@ main(void)
         cmocka_unit_test(test_accepted),
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_unknown_endpoint),
+        cmocka_unit_test(test_older_gateway),
         cmocka_unit_test(test_routed_model),
         cmocka_unit_test(test_replay_is_checked),
         cmocka_unit_test(test_replay_is_counted),
