@@ -131,6 +131,12 @@ load_model(tr_engine_t *e, tr_error_t *err)
     if (rc != TR_OK) {
         return rc;
     }
+    if (c->reasoning_end[0] != '\0') {
+        rc = tr_dialect_end_thoughts(e->dialect, c->reasoning_end, err);
+    }
+    if (rc != TR_OK) {
+        return rc;
+    }
     tr_log(TR_LEVEL_INFO, "dialect tools=%s reasoning=%s",
            tr_dialect_name(e->dialect) ? tr_dialect_name(e->dialect) : "none",
            tr_dialect_reasons(e->dialect) ? "yes" : "no");

@@ -83,6 +83,10 @@ static const setting_t settings[] = {
     { "reasoning_effort_budgets", KIND_TEXT, AT(effort_budgets), "", 0, 0, NULL,
       "tokens of reasoning for a reasoning_effort that the chat template does "
       "not read, as low=1024 high=16384; empty: such efforts are refused" },
+    { "reasoning_end", KIND_TEXT, AT(reasoning_end), "", 0, 0, NULL,
+      "what a model says where its budget of reasoning is spent, a text that "
+      "ends with the mark that closes reasoning, \\n being a line feed; empty: "
+      "the mark" },
     { "tool_dialect", KIND_TEXT, AT(tool_dialect), "auto", 0, 0, NULL,
       "how the model writes tool calls: auto finds out by its chat template; a "
       "name (docs/tools.md), or none: requests with tools are refused" },

@@ -41,6 +41,7 @@ typedef struct {
     char generation_config[16];  /* vllm | openai */
     char chat_template[32];      /* auto | llama3 | chatml | ... */
     char effort_budgets[256];    /* as EFFORT=TOKENS, separated by blanks */
+    char reasoning_end[1024];    /* tr_dialect_end_thoughts; empty: the mark */
     char tool_dialect[32];       /* auto | hermes | ... | none (dialect.h) */
     char embedding_pooling[8];   /* auto | last | mean | none (embedding.h) */
     char socket[TR_CONFIG_PATH]; /* Unix socket path */

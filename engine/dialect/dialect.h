@@ -133,7 +133,14 @@ tr_status_t tr_dialect_hold(const tr_dialect_t *d, const json_t *tools,
 /* The tree with reasoning before any other answer that is held, NULL: nothing
  * stands before it.  Borrowed. */
 const char *tr_dialect_around(const tr_dialect_t *d, bool inside);
-/* The text that closes reasoning, NULL: it knows none.  Borrowed. */
+/* Where a budget is spent, reasoning is closed with this text (\n: a line feed),
+ * which ends with the mark that closes it and has it nowhere else: the setting
+ * reasoning_end.  Else TR_ERR_INVALID, as where nothing closes it.  Before d is
+ * used. */
+tr_status_t tr_dialect_end_thoughts(tr_dialect_t *d, const char *text,
+                                    tr_error_t *err);
+/* The text that closes reasoning: the mark, or what it was set to.  NULL: it
+ * knows none.  Borrowed. */
 const char *tr_dialect_thought_end(const tr_dialect_t *d);
 
 /* ---- one choice ---------------------------------------------------------- */

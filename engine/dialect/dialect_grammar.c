@@ -128,6 +128,43 @@ tr_dialect_thought_end(const tr_dialect_t *d)
     return d != NULL ? d->thought_end : NULL;
 }
 
+tr_status_t
+tr_dialect_end_thoughts(tr_dialect_t *d, const char *text, tr_error_t *err)
+{
+    const char *mark = d->thought_end;
+    char *out, *at, *found;
+
+    if (mark == NULL) {
+        return tr_error_set(err, TR_ERR_INVALID, "reasoning_end",
+                            "reasoning_end is set, but nothing closes this "
+                            "model's reasoning");
+    }
+    out = strdup(text);
+    if (out == NULL) {
+        return tr_error_set(err, TR_ERR_NOMEM, "reasoning_end",
+                            "out of memory");
+    }
+    for (at = out; *text != '\0'; text++) {
+        bool lf = text[0] == '\\' && text[1] == 'n';
+
+        *at++ = lf ? '\n' : *text;
+        text += lf;
+    }
+    *at = '\0';
+    found = strstr(out, mark);
+    if (found == NULL || found[strlen(mark)] != '\0') {
+        free(out);
+        return tr_error_set(err, TR_ERR_INVALID, "reasoning_end",
+                            "reasoning_end: expected a text that ends with "
+                            "%s, which closes this model's reasoning, and "
+                            "has it nowhere else",
+                            mark);
+    }
+    free(d->thought_end);
+    d->thought_end = out;
+    return TR_OK;
+}
+
 /* ---- arguments */
 
 typedef struct {

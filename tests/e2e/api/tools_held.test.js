@@ -221,6 +221,38 @@ test('thinking_token_budget closes reasoning exactly there', async () => {
   assert.equal(bad.json().error.param, 'thinking_token_budget');
 });
 
+// the mark's place is taken by a text that ends with it
+test('reasoning_end stands where a budget is spent', async () => {
+  const end = '\nThat must do.\n</think>';
+  const ends = await scripted([`\n${thought}`, thought, thought], { engine: {
+    reasoning_end: `"${end.replaceAll('\n', '\\n')}"` } });
+  try {
+    const closing = (await post(`${ends.url}/v1/tokenize`, { prompt: end,
+      add_special_tokens: false })).json().count;
+    const schema = { type: 'json_schema', json_schema: { name: 'c',
+      strict: true, schema: city } };
+    for (const [budget, more] of [[4, {}], [0, {}],
+      [3, { response_format: schema }]]) {
+      const r = await post(`${ends.url}/v1/chat/completions`, {
+        messages: ask, thinking_token_budget: budget, max_tokens: 60,
+        chat_template_kwargs: { enable_thinking: true }, ...more });
+      assert.equal(r.status, 200, r.text);
+      const { choices: [{ message }], usage } = r.json();
+      assert.ok(message.reasoning_content.endsWith('That must do.'), r.text);
+      assert.equal(usage.completion_tokens_details.reasoning_tokens,
+        budget + closing);
+      assert.match(message.content, more.response_format ? /^\{/ : /ten|one/);
+    }
+  } finally {
+    await ends.stop();
+  }
+  for (const text of ['That must do.', '</think> and more',
+    '</think> </think>']) {
+    await assert.rejects(Stack.start({ engine: {
+      reasoning_end: `"${text}"` } }), /reasoning_end: expected/);
+  }
+});
+
 says(thought, 'Hm.\n</think>\n\nMild.', thought, thought, thought);
 test('reasoning_effort as a budget, in every API', async () => {
   const closing = (await post(`${stack.url}/v1/tokenize`, {
