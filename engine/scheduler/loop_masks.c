@@ -81,6 +81,20 @@ tr_loop_may_mask(const tr_chunk_t *chunk)
                        || q->thoughts + q->ahead >= r->thought_budget)));
 }
 
+/* How often a grammar leaves no choice says what jumping over such tokens would
+ * bring. */
+static void
+tr_loop_count_mask(tr_loop_t *l, const uint32_t *mask)
+{
+    uint32_t i, n = 0;
+
+    for (i = 0; i < l->mask_words && n < 2; i++) {
+        n += (uint32_t) __builtin_popcount(mask[i]);
+    }
+    tr_loop_count(&l->counters->masks, 1);
+    tr_loop_count(&l->counters->masks_single, n == 1);
+}
+
 static void
 tr_loop_mask_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 {
@@ -109,6 +123,7 @@ tr_loop_mask_rows(void *arg, uint32_t first, uint32_t end, uint32_t worker)
                                                mask);
         if (a->batch->refused[i] == TR_OK) {
             a->batch->items[i].mask = mask;
+            tr_loop_count_mask(l, mask);
         }
     }
 }

@@ -175,6 +175,8 @@ typedef struct {
     _Atomic uint64_t weights_file_bytes, weights_bytes;
     char weights_format[TR_STATUS_FORMAT]; /* "MXFP4 4.25 bits", of the files;
                                             * tr_status_weights_format */
+    /* masks of grammars; of these, with one token alone */
+    _Atomic uint64_t masks, masks_single;
 } tr_status_counters_t;
 
 #define TR_STATUS_FRESH_TOKENS 16u

@@ -256,6 +256,16 @@ static ngx_http_tokenring_family_t  ngx_http_tokenring_families[] = {
       ngx_http_tokenring_sample_counter,
       ngx_http_tokenring_counter(generation_tokens) },
 
+    { "tokenring_grammar_masks_total", "counter",
+      "Tokens chosen among those that a schema or grammar allowed.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(masks) },
+
+    { "tokenring_grammar_masks_single_total", "counter",
+      "Of these, tokens that were the only one allowed.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(masks_single) },
+
     { "tokenring_replayed_tokens_total", "counter",
       "Tokens of requests that came from another engine.",
       ngx_http_tokenring_sample_counter,

@@ -136,6 +136,28 @@ test('each kind gives what it says, in every choice and in a stream',
     }
   });
 
+test('/metrics counts masks, and those that leave no choice', async () => {
+  const masks = async () => {
+    const m = await stack.metrics();
+    return ['tokenring_grammar_masks_total',
+      'tokenring_grammar_masks_single_total'].map((name) => m.value(name));
+  };
+  const took = async (fields) => {
+    const [all, single] = await masks();
+    const r = await chat({ temperature: 0, max_tokens: 12, ...fields });
+    assert.equal(r.status, 200, r.text);
+    const [all2, single2] = await masks();
+    return [all2 - all, single2 - single, r.json().usage.completion_tokens];
+  };
+  assert.deepEqual((await took({})).slice(0, 2), [0, 0]);
+  const [free, chosen, tokens] = await took({ guided_regex: '[a-z ]{200}' });
+  assert.deepEqual([free, chosen], [tokens, 0]);
+  // no token of the vocabulary has two of these
+  const [all, forced, n] = await took({ guided_choice: ['\u{1f60b}'.repeat(9)] });
+  assert.equal(all, n);
+  assert.equal(forced, n);
+});
+
 test('json_object is an object; the end comes even before min_tokens',
   async () => {
     let finished = 0;
