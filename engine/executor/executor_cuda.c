@@ -81,6 +81,7 @@ open_model(tr_executor_cuda_t *x, const tr_config_t *config, tr_error_t *err)
         .packed = strcmp(config->weights_format, "auto") == 0,
         .dummy_seed = config->dummy_seed,
         .equalise = config->kv_equalise,
+        .centre = tr_executor_centre(config),
         .rotate = tr_executor_rotate(config),
         .slides = tr_executor_slides(config),
         .cuda = x->cuda,

@@ -386,16 +386,17 @@ typedef struct {
     const float *q_norm, *k_norm; /* [head_dim] or NULL, both or none */
     float eps;
     const float *angles; /* [rows][2][head_dim / 2] of queries */
-    /* key_angles rotate keys, too; then R queries and keys
-     * (kernels/hadamard.h) */
-    bool hadamard;
-    const float *key_angles; /* with hadamard, as angles */
-    bool early; /* tr_cuda_kv_append: the launch before it lets it begin */
+    /* as angles: keys are turned, too, and then get key_shift, [kv_heads *
+     * head_dim] (engine/model/centre.h); NULL: they are not, and do not */
+    const float *key_angles, *key_shift;
+    bool hadamard; /* with key_angles: in the end R takes queries and keys
+                    * (kernels/hadamard.h) */
+    bool early;    /* tr_cuda_kv_append: the launch before it lets it begin */
 } tr_cuda_qkv_t;
 
 /* In place: bias, then the norms, then queries are rotated, in FP32 between.
  * Keys stay as they are before RoPE (tr_cuda_kv_append rotates them), unless
- * `hadamard` is set.  head_dim: a multiple of 16 up to TR_HEAD_DIM_MAX; with
+ * there are key_angles.  head_dim: a multiple of 16 up to TR_HEAD_DIM_MAX; with
  * hadamard a power of two. */
 int tr_cuda_qkv(const tr_cuda_stream_t *s, const tr_cuda_qkv_t *a);
 

@@ -463,6 +463,7 @@ tr_model_cuda_free(tr_model_cuda_t *m)
         m->cuda->release(m->weights);
     }
     tr_equalise_free(m->equalise);
+    tr_centre_free(m->centre);
     free(m->layers);
     free(m);
 }

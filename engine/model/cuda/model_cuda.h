@@ -19,6 +19,7 @@
 
 #include "engine/kv/kv_guard.h"
 #include "engine/kv/policy/kv_policy.h"
+#include "engine/model/centre.h"
 #include "engine/model/equalise.h"
 #include "engine/model/model_config.h"
 #include "engine/model/model_tensors.h"
@@ -79,6 +80,9 @@ typedef struct {
     const float **sinks;     /* [layers]; NULL: none has any */
     tr_equalise_t *equalise; /* host: what the weights have taken, or
                                     * NULL */
+    tr_centre_t *centre;     /* host: what keys lose, or NULL */
+    float *key_shift;        /* its table, [layers][kv_heads][head_dim]; NULL:
+                              * they lose nothing */
     uint32_t rotate;         /* bits (rotate.h) */
     size_t largest_packed;   /* bytes of the largest packed matrix in 16 bits;
                               * 0: none is packed */
@@ -125,6 +129,7 @@ typedef struct {
                   * so, where there are kernels */
     uint64_t dummy_seed;
     bool equalise;   /* kv_equalise; weights of files alone */
+    bool centre;     /* kv_centre; biases of files alone */
     uint32_t rotate; /* kv_rotate: bits (rotate.h) */
     bool slides;     /* all of the cache is uncompressed, so that layers may
                       * see a part of it; else tr_recipe_bound */

@@ -348,6 +348,10 @@ append(tr_model_cuda_t *m, const run_t *r, uint32_t l)
     size_t q = (size_t) c->query_heads * c->head_dim;
     size_t kv = (size_t) c->kv_heads * c->head_dim;
     bool hadamard = (m->rotate & TR_ROTATE_KEYS) != 0;
+    const float *shift = tr_centre_shift(m->centre, l) != NULL
+                             ? m->key_shift + l * kv
+                             : NULL;
+    bool keys_too = hadamard || shift != NULL; /* turned as queries are */
     bool by_row = c->layer[l].qk_norm == TR_QK_NORM_ROW;
     tr_cuda_qkv_t heads = { .rows = n,
                             .heads = c->query_heads,
@@ -361,14 +365,15 @@ append(tr_model_cuda_t *m, const run_t *r, uint32_t l)
                             .k_norm = w[TR_PART_K_NORM],
                             .eps = c->norm_eps,
                             .angles = angles->of_queries,
+                            .key_angles = keys_too ? angles->of_rows : NULL,
+                            .key_shift = shift,
                             .hadamard = hadamard,
-                            .key_angles = hadamard ? angles->of_rows : NULL,
                             .early = m->small_gemm && l > 0 && !by_row };
     tr_cuda_keys_t keys = { .k = (uint8_t *) m->qkv + 2 * q,
                             .v = (uint8_t *) m->qkv + 2 * (q + kv),
                             .ld = m->ld_qkv,
                             .type = m->type,
-                            .angles = hadamard ? NULL : angles->of_rows,
+                            .angles = keys_too ? NULL : angles->of_rows,
                             .moved = true,
                             .heads = &heads };
 

@@ -108,6 +108,11 @@ layout(tr_model_cuda_t *m, uint8_t *base)
     if (has_sinks(r)) {
         take(base, &at, r->layers * sizeof(*m->sinks), (void **) &m->sinks);
     }
+    if (m->centre != NULL && m->centre->layers != 0) {
+        take(base, &at,
+             (size_t) r->layers * r->kv_heads * r->head_dim * sizeof(float),
+             (void **) &m->key_shift);
+    }
     return at;
 }
 
@@ -516,6 +521,29 @@ load_layers(loader_t *l)
                 r->layers * sizeof(*sinks) / sizeof(float));
 }
 
+/* What keys lose, layer by layer. */
+static tr_status_t
+load_shift(loader_t *l)
+{
+    const tr_recipe_t *r = &l->m->config.recipe;
+    size_t n = (size_t) r->kv_heads * r->head_dim;
+    tr_status_t rc = TR_OK;
+
+    for (uint32_t i = 0; rc == TR_OK && i < r->layers; i++) {
+        const float *shift = tr_centre_shift(l->m->centre, i);
+        float *stage = shift != NULL ? (float *) next_stage(l) : NULL;
+
+        if (shift != NULL && stage == NULL) {
+            return failed(l);
+        }
+        if (shift != NULL) {
+            memcpy(stage, shift, n * sizeof(float));
+            rc = send(l, l->m->key_shift + i * n, TR_F32, TR_F32, n);
+        }
+    }
+    return rc;
+}
+
 static tr_status_t
 load_all(loader_t *l)
 {
@@ -527,6 +555,7 @@ load_all(loader_t *l)
         rc = l->m->rope[i].used ? load_table(l, i) : rc;
     }
     rc = rc == TR_OK ? load_layers(l) : rc;
+    rc = rc == TR_OK ? load_shift(l) : rc;
     while (rc == TR_OK && tr_model_tensor_next(&l->m->config, &at, &t)) {
         rc = is_packed(l, &t)            ? load_packed(l, &t, at)
              : t.part < TR_PART_MATRICES ? load_matrix(l, &t)
@@ -628,7 +657,10 @@ tr_model_cuda_load(tr_model_cuda_t *m, const tr_model_cuda_options_t *options,
     if (rc == TR_OK && l.st != NULL && options->equalise) {
         rc = tr_equalise_choose(&m->config, l.st,
                                 (tr_stream_t){ COPY_THREADS, l.thread_pool },
-                                false, &m->equalise, err);
+                                options->centre, &m->equalise, err);
+    }
+    if (rc == TR_OK && l.st != NULL && options->centre) {
+        rc = tr_centre_choose(&m->config, l.st, m->equalise, &m->centre, err);
     }
     if (rc == TR_OK && l.st != NULL && options->packed
         && (m->type == TR_BF16 || strcmp(options->dtype, "auto") == 0)) {

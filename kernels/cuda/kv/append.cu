@@ -107,9 +107,12 @@ heads_fast(const append_args_t *a, const tr_cuda_qkv_t *h)
            && h->k_norm == NULL && a->in.k == k && a->in.v == k + kv
            && (uintptr_t) h->qkv % 8 == 0 && (uintptr_t) h->bias % 16 == 0
            && (uintptr_t) h->angles % 16 == 0
-           && (h->hadamard ? a->in.angles == NULL && a->layout[0].minmax == 0
-                                 && h->key_angles == h->angles
-                           : a->in.angles != NULL);
+           && (uintptr_t) h->key_shift % 16 == 0
+           && (h->key_angles == NULL
+                   ? a->in.angles != NULL && !h->hadamard
+                         && h->key_shift == NULL
+                   : a->in.angles == NULL && a->layout[0].minmax == 0
+                         && h->key_angles == h->angles);
 }
 
 /* The heads before their append, or with it. */

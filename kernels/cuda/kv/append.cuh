@@ -81,7 +81,7 @@ row_load(const append_t *t)
 {
     uint32_t dim = t->a->kv.head_dim, lanes = t->w.lanes;
 
-    if (t->side == KEY && t->a->heads.hadamard) {
+    if (t->side == KEY && t->a->heads.keys) {
         heads_key(t, t->smem->x + t->w.lane * 4);
         lanes_sync(t->w);
         return;

@@ -18,8 +18,10 @@ typedef struct {
     void *q; /* in.type, rows of in.ld */
     const float *q_bias, *k_bias, *v_bias;
     const float *angles;
-    uint32_t n;    /* query heads of a row; 0: none are rotated */
-    bool hadamard; /* keys are, too, and then by R; in.angles is NULL */
+    const float *k_shift; /* with `keys`: what they are given then */
+    uint32_t n;           /* query heads of a row; 0: none are rotated */
+    bool keys;            /* are, too; in.angles is NULL */
+    bool hadamard;        /* with `keys`: then R takes both */
 } append_heads_t;
 
 typedef struct {

@@ -129,7 +129,7 @@ fast_token(const append_t *t, place_t p)
     bool uncompressed = t->pos >= t->seq->base;
     float x[4];
 
-    if (t->side == KEY && a->heads.hadamard) {
+    if (t->side == KEY && a->heads.keys) {
         heads_key(t, x);
     } else if (t->side == KEY && a->in.angles == NULL) {
         four_load(t, a->in.k, NULL, t->w.lane * 4, x);

@@ -47,9 +47,14 @@ heads_of(const tr_cuda_qkv_t *h)
     const float *bias = h->bias;
     size_t q = (size_t) h->heads * h->head_dim;
     size_t kv = (size_t) h->kv_heads * h->head_dim;
-    append_heads_t out = { h->qkv,    NULL,     NULL,       NULL,
-                           h->angles, h->heads, h->hadamard };
+    append_heads_t out = {};
 
+    out.q = h->qkv;
+    out.angles = h->angles;
+    out.k_shift = h->key_shift;
+    out.n = h->heads;
+    out.keys = h->key_angles != NULL;
+    out.hadamard = h->hadamard;
     if (bias != NULL) {
         out.q_bias = bias;
         out.k_bias = bias + q;
@@ -85,13 +90,14 @@ four_rotate(warp_t w, const float *cosine, const float *sine, float *x)
 }
 
 /* Four neighbours of the row's key as tr_cuda_qkv leaves them with
- * `hadamard`. */
+ * key_angles. */
 TR_DEVICE void
 heads_key(const append_t *t, float *x)
 {
     const tr_cuda_keys_t *in = &t->a->in;
     const append_heads_t *h = &t->a->heads;
-    size_t at = t->row * in->ld + t->kv_head * FAST_DIM + t->w.lane * 4;
+    uint32_t first = t->kv_head * FAST_DIM + t->w.lane * 4;
+    size_t at = t->row * in->ld + first;
     const float *angles = h->angles + (size_t) t->row * FAST_DIM
                           + t->w.lane * 4 % (FAST_DIM / 2);
     float4 c = *(const float4 *) angles;
@@ -100,10 +106,15 @@ heads_key(const append_t *t, float *x)
 
     four_open(*(const uint2 *) ((const uint16_t *) in->k + at), in->type, x);
     if (h->k_bias != NULL) {
-        four_add(x, h->k_bias + t->kv_head * FAST_DIM + t->w.lane * 4);
+        four_add(x, h->k_bias + first);
     }
     four_rotate(t->w, cosine, sine, x);
-    four_hadamard(t->w, x);
+    if (h->k_shift != NULL) {
+        four_add(x, h->k_shift + first);
+    }
+    if (h->hadamard) {
+        four_hadamard(t->w, x);
+    }
 #pragma unroll
     for (uint32_t e = 0; e < 4; e++) {
         x[e] = rounded(x[e], in->type);

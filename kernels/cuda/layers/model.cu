@@ -206,9 +206,8 @@ tr_cuda_qkv(const tr_cuda_stream_t *s, const tr_cuda_qkv_t *a)
         || a->ld < ((size_t) a->heads + 2 * (size_t) a->kv_heads) * a->head_dim
         || !tr_dtype_is_short(a->type)
         || (a->q_norm == NULL) != (a->k_norm == NULL)
-        || (a->hadamard
-            && (!tr_hadamard_has(a->head_dim) || a->key_angles == NULL))
-        || end > INT32_MAX) {
+        || (a->key_angles == NULL && (a->hadamard || a->key_shift != NULL))
+        || (a->hadamard && !tr_hadamard_has(a->head_dim)) || end > INT32_MAX) {
         return TR_KERNEL_BADARG;
     }
     if (end == 0) {

@@ -328,16 +328,18 @@ qkv_wide(const tr_cuda_qkv_t *a)
 {
     return is_wide(a->qkv) && is_wide(a->ld, 2) && is_wide(a->bias)
            && is_wide(a->q_norm) && is_wide(a->k_norm) && is_wide(a->angles)
-           && is_wide(a->key_angles);
+           && is_wide(a->key_angles) && is_wide(a->key_shift);
 }
 
 /* Heads that change: values only by a bias, keys by that or a norm. */
 TR_HD uint32_t
 qkv_heads(const tr_cuda_qkv_t *a)
 {
-    return a->bias != NULL                    ? a->heads + 2 * a->kv_heads
-           : a->k_norm != NULL || a->hadamard ? a->heads + a->kv_heads
-                                              : a->heads;
+    bool keys = a->k_norm != NULL || a->key_angles != NULL;
+
+    return a->bias != NULL ? a->heads + 2 * a->kv_heads
+           : keys          ? a->heads + a->kv_heads
+                           : a->heads;
 }
 
 /* Lanes of a head, each with eight pairs; a power of two. */
@@ -432,6 +434,19 @@ qkv_open(const tr_cuda_qkv_t *a, bool wide, warp_t w, uint32_t first,
     }
 }
 
+/* What keys are given behind RoPE. */
+TR_DEVICE void
+qkv_shift(const tr_cuda_qkv_t *a, bool wide, const qkv_item_t *q, eight_t *lo,
+          eight_t *hi)
+{
+    uint32_t at = (q->h - a->heads) * a->head_dim + q->pair;
+    eight_t u = eight_load(a->key_shift, at, 8, TR_F32, wide);
+    eight_t v = eight_load(a->key_shift, at + a->head_dim / 2, 8, TR_F32, wide);
+
+    eight_add(lo, &u);
+    eight_add(hi, &v);
+}
+
 /* All lanes of the warp come. */
 TR_DEVICE void
 qkv_item(const tr_cuda_qkv_t *a, tr_dtype_t type, bool wide, warp_t w,
@@ -445,7 +460,8 @@ qkv_item(const tr_cuda_qkv_t *a, tr_dtype_t type, bool wide, warp_t w,
     bool key = q->h >= a->heads && q->h < a->heads + a->kv_heads;
     const float *angles = (key ? a->key_angles : a->angles)
                           + (size_t) q->r * a->head_dim + q->pair;
-    bool turns = q->there && (q->h < a->heads || (key && a->hadamard));
+    bool turns = q->there
+                 && (q->h < a->heads || (key && a->key_angles != NULL));
     eight_t lo = {}, hi = {}, c = {}, s = {};
     float sum = 0;
 
@@ -477,6 +493,9 @@ qkv_item(const tr_cuda_qkv_t *a, tr_dtype_t type, bool wide, warp_t w,
     }
     if (turns) {
         qkv_rotate(&c, &s, &lo, &hi);
+    }
+    if (turns && key && a->key_shift != NULL) {
+        qkv_shift(a, wide, q, &lo, &hi);
     }
     if (a->hadamard) { /* all lanes come */
         eight_t u = lo, v = hi;

@@ -45,7 +45,8 @@ side_in(float *x, uint32_t n, const float *bias, tr_dtype_t type, uint16_t *out)
 
 /* A query or a key of a row as tr_cuda_qkv leaves it; x: the product's. */
 static void
-rotate(const tr_cuda_qkv_t *h, float *x, const float *bias, const float *angles)
+rotate(const tr_cuda_qkv_t *h, float *x, const float *bias, const float *angles,
+       const float *shift)
 {
     uint32_t half = h->head_dim / 2;
 
@@ -55,6 +56,9 @@ rotate(const tr_cuda_qkv_t *h, float *x, const float *bias, const float *angles)
 
         x[i] = u * angles[i] - v * angles[half + i];
         x[half + i] = v * angles[i] + u * angles[half + i];
+    }
+    for (uint32_t i = 0; shift != NULL && i < h->head_dim; i++) {
+        x[i] += shift[i];
     }
     if (h->hadamard) {
         tr_hadamard(x, 1, h->head_dim);
@@ -70,16 +74,16 @@ query_in(const tr_cuda_qkv_t *h, float *x, const float *bias,
         tr_float_store(out, i, h->type, x[i]);
         x[i] = tr_float_load(out, i, h->type);
     }
-    rotate(h, x, bias, angles);
+    rotate(h, x, bias, angles, NULL);
     for (uint32_t i = 0; i < h->head_dim; i++) {
         tr_float_store(want, i, h->type, x[i]);
     }
 }
 
-/* A row's keys, which R takes with them. */
+/* A row's keys, which are turned with them. */
 static void
 keys_in(const tr_cuda_qkv_t *h, float *x, const float *bias,
-        const float *angles, uint16_t *out)
+        const float *angles, const float *shift, uint16_t *out)
 {
     uint32_t n = h->kv_heads * h->head_dim;
 
@@ -87,11 +91,30 @@ keys_in(const tr_cuda_qkv_t *h, float *x, const float *bias,
         tr_float_store(out, i, h->type, x[i]);
     }
     for (uint32_t i = 0; i < n; i += h->head_dim) {
-        rotate(h, x + i, bias == NULL ? NULL : bias + i, angles);
+        rotate(h, x + i, bias == NULL ? NULL : bias + i, angles,
+               shift == NULL ? NULL : shift + i);
     }
     for (uint32_t i = 0; i < n; i++) {
         x[i] = rounded(x[i], h->type);
     }
+}
+
+/* [n] numbers, or NULL; *there: the same for the device. */
+static float *
+maybe(uint32_t n, bool have, const float **there)
+{
+    float *x = have ? room(n * 4ul) : NULL, *to;
+
+    *there = NULL;
+    if (have) {
+        for (uint32_t i = 0; i < n; i++) {
+            x[i] = (float) random_normal();
+        }
+        to = fixture_room(n * 4ul);
+        fixture_put(to, x, n * 4ul);
+        *there = to;
+    }
+    return x;
 }
 
 void
@@ -101,9 +124,9 @@ fixture_heads(fixture_t *b, uint32_t rows, fixture_input_t *in)
     tr_cuda_qkv_t *h = &in->heads;
     tr_dtype_t type = in->other.type;
     uint32_t q, all;
-    float *bias = NULL, *x;
+    float *bias, *shift, *x;
     uint16_t *out;
-    void *there = NULL;
+    bool keys;
 
     h->heads = 1 + random_below(HEADS_MAX);
     h->kv_heads = b->host.kv_heads;
@@ -112,22 +135,16 @@ fixture_heads(fixture_t *b, uint32_t rows, fixture_input_t *in)
     h->angles = in->there;
     in->other.angles = in->there;
     h->hadamard = tr_hadamard_has(dim) && random_below(2);
-    h->key_angles = h->hadamard ? in->there : NULL;
+    keys = h->hadamard || random_below(3) == 0;
+    h->key_angles = keys ? in->there : NULL;
     q = h->heads * dim;
     all = q + 2 * n;
     h->ld = all + random_below(3) * 8;
     x = room(all * 4ul);
     out = room(rows * h->ld * 2);
     in->want = room(rows * (size_t) q * 2);
-    if (random_below(2)) {
-        bias = room(all * 4ul);
-        for (uint32_t i = 0; i < all; i++) {
-            bias[i] = (float) random_normal();
-        }
-        there = fixture_room(all * 4ul);
-        fixture_put(there, bias, all * 4ul);
-    }
-    h->bias = there;
+    bias = maybe(all, random_below(2), &h->bias);
+    shift = maybe(n, keys && random_below(2), &h->key_shift);
     for (uint32_t r = 0; r < rows; r++) {
         uint16_t *row = out + r * h->ld;
 
@@ -139,9 +156,9 @@ fixture_heads(fixture_t *b, uint32_t rows, fixture_input_t *in)
                      in->angles + (size_t) r * dim, row + i,
                      in->want + r * (size_t) q + i);
         }
-        if (h->hadamard) {
+        if (keys) {
             keys_in(h, in->k + r * in->ld, bias == NULL ? NULL : bias + q,
-                    in->angles + (size_t) r * dim, row + q);
+                    in->angles + (size_t) r * dim, shift, row + q);
         } else {
             side_in(in->k + r * in->ld, n, bias == NULL ? NULL : bias + q, type,
                     row + q);
@@ -157,10 +174,11 @@ fixture_heads(fixture_t *b, uint32_t rows, fixture_input_t *in)
     in->other.v = (uint16_t *) h->qkv + q + n;
     in->other.ld = h->ld;
     in->other.heads = h;
-    if (h->hadamard) {
+    if (keys) {
         in->other.angles = NULL;
     }
     free(bias);
+    free(shift);
     free(out);
     free(x);
 }
@@ -178,8 +196,10 @@ fixture_heads_same(const fixture_input_t *in)
         same = memcmp(got + r * h->ld, in->want + r * q, q * 2) == 0;
     }
     if (!same) {
-        printf("queries differ: rows %u, heads %u, bias %d, hadamard %d\n",
-               h->rows, h->heads, h->bias != NULL, h->hadamard);
+        printf("queries differ: rows %u, heads %u, bias %d, keys %d, shift %d, "
+               "hadamard %d\n",
+               h->rows, h->heads, h->bias != NULL, h->key_angles != NULL,
+               h->key_shift != NULL, h->hadamard);
     }
     free(got);
     return same;

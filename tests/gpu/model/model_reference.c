@@ -195,8 +195,9 @@ shape_head(const tr_cuda_qkv_t *a, uint32_t r, uint32_t h)
 {
     uint32_t dim = a->head_dim, half = dim / 2;
     bool query = h < a->heads, value = h >= a->heads + a->kv_heads;
-    const float *angles = query ? a->angles : a->key_angles;
-    const float *cosine = angles + (size_t) r * dim, *sine = cosine + half;
+    const float *angles = query ? a->angles : value ? NULL : a->key_angles;
+    const float *shift = query || value ? NULL : a->key_shift;
+    const float *cosine = angles == NULL ? NULL : angles + (size_t) r * dim;
     const float *weight = query ? a->q_norm : value ? NULL : a->k_norm;
     size_t at = r * a->ld + (size_t) h * dim;
     float x[TR_HEAD_DIM_MAX], scale;
@@ -211,11 +212,14 @@ shape_head(const tr_cuda_qkv_t *a, uint32_t r, uint32_t h)
             x[i] = x[i] * scale * weight[i];
         }
     }
-    for (uint32_t i = 0; (query || (a->hadamard && !value)) && i < half; i++) {
-        float u = x[i], v = x[half + i];
+    for (uint32_t i = 0; cosine != NULL && i < half; i++) {
+        float u = x[i], v = x[half + i], c = cosine[i], s = cosine[half + i];
 
-        x[i] = u * cosine[i] - v * sine[i];
-        x[half + i] = v * cosine[i] + u * sine[i];
+        x[i] = u * c - v * s;
+        x[half + i] = v * c + u * s;
+    }
+    for (uint32_t i = 0; shift != NULL && i < dim; i++) {
+        x[i] += shift[(h - a->heads) * dim + i];
     }
     if (a->hadamard && !value) {
         tr_hadamard(x, 1, dim);
@@ -234,8 +238,8 @@ tr_ref_qkv(const tr_cuda_qkv_t *a)
         || a->heads == 0 || a->ld < (size_t) all * a->head_dim
         || !tr_dtype_is_short(a->type)
         || (a->q_norm == NULL) != (a->k_norm == NULL)
-        || (a->hadamard
-            && (!tr_hadamard_has(a->head_dim) || a->key_angles == NULL))) {
+        || (a->key_angles == NULL && (a->hadamard || a->key_shift != NULL))
+        || (a->hadamard && !tr_hadamard_has(a->head_dim))) {
         return TR_KERNEL_BADARG;
     }
     for (uint32_t r = 0; r < a->rows; r++) {

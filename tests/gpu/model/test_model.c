@@ -414,9 +414,10 @@ check_qkv(void)
                         .hadamard = tr_hadamard_has(dim) && random_below(2) };
     uint32_t n = (a.heads + 2 * a.kv_heads) * dim;
     bool odd = random_below(4) == 0, bias = random_below(2), ok;
-    bool norm = random_below(2);
+    bool norm = random_below(2), keys = a.hadamard || random_below(2);
+    bool shift = keys && random_below(2);
     double scale = any_scale();
-    array_t x, b, q, k, angles, turns;
+    array_t x, b, q, k, angles, turns, c;
 
     a.ld = any_distance(n);
     x = numbers(rows, n, a.ld, a.type, scale, odd);
@@ -425,10 +426,12 @@ check_qkv(void)
     k = numbers(1, dim, dim, TR_F32, 1, odd);
     angles = numbers(rows, dim, dim, TR_F32, 0.7, odd);
     turns = numbers(rows, dim, dim, TR_F32, 0.7, odd);
+    c = numbers(1, n, n, TR_F32, scale, odd);
 #define QKV(of)                                                       \
     a.qkv = of(&x), a.bias = bias ? of(&b) : NULL,                    \
     a.q_norm = norm ? of(&q) : NULL, a.k_norm = norm ? of(&k) : NULL, \
-    a.angles = of(&angles), a.key_angles = a.hadamard ? of(&turns) : NULL
+    a.angles = of(&angles), a.key_angles = keys ? of(&turns) : NULL,  \
+    a.key_shift = shift ? of(&c) : NULL
     QKV(array_there);
     side_launch(&side, tr_cuda_qkv(&side.stream, &a), "qkv");
     QKV(array_host);
@@ -436,8 +439,8 @@ check_qkv(void)
     ok = rows_close(&x, rows, a.ld, a.type, 1e-5, "qkv");
     if (!ok) {
         printf("heads %u, KV heads %u, head_dim %u, bias %d, norm %d, "
-               "hadamard %d\n",
-               a.heads, a.kv_heads, dim, bias, norm, a.hadamard);
+               "keys %d, shift %d, hadamard %d\n",
+               a.heads, a.kv_heads, dim, bias, norm, keys, shift, a.hadamard);
     }
     array_free(&x);
     array_free(&b);
@@ -445,6 +448,7 @@ check_qkv(void)
     array_free(&k);
     array_free(&angles);
     array_free(&turns);
+    array_free(&c);
     return ok;
 }
 

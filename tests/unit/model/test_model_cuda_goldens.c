@@ -11,6 +11,8 @@
 #include "tests/unit/fixtures/golden_fixture.h"
 #include "tests/unit/fixtures/model_cuda_fixture.h"
 
+#include "kernels/hadamard.h"
+
 #define F16_TOLERANCE 1e-2
 #define BF16_TOLERANCE 5e-2
 #define ROTATED_TOLERANCE 2e-2
@@ -97,7 +99,7 @@ one_prompt(model_cuda_t *b, const golden_t *p, double tolerance,
 }
 
 static void
-one_model(const char *name, const char *dtype, uint32_t rotate,
+one_model(const char *name, const char *dtype, uint32_t rotate, bool centre,
           double tolerance)
 {
     char dir[300], what[400];
@@ -107,9 +109,10 @@ one_model(const char *name, const char *dtype, uint32_t rotate,
     bool few;
 
     snprintf(dir, sizeof(dir), MODELS "/%s", name);
-    snprintf(what, sizeof(what), "%s, %s, rotate %u", name, dtype, rotate);
+    snprintf(what, sizeof(what), "%s, %s, rotate %u%s", name, dtype, rotate,
+             centre ? ", centred" : "");
     root = golden_load(dir, prompts);
-    model_cuda_open(&b, dir, dtype, true, rotate);
+    model_cuda_open_packed(&b, dir, dtype, true, rotate, true, centre);
     /* between two experts that are nearly as good BF16 may choose otherwise, and
      * long prompts have such */
     few = b.model->config.recipe.moe.route.experts != 0
@@ -146,10 +149,11 @@ every_way(const char *name)
     if (refused(name)) {
         return false;
     }
-    one_model(name, "f16", 0, F16_TOLERANCE);
-    one_model(name, "bf16", 0, BF16_TOLERANCE);
-    one_model(name, "f16", TR_ROTATE_KEYS | TR_ROTATE_VALUES,
+    one_model(name, "f16", 0, false, F16_TOLERANCE);
+    one_model(name, "bf16", 0, false, BF16_TOLERANCE);
+    one_model(name, "f16", TR_ROTATE_KEYS | TR_ROTATE_VALUES, true,
               ROTATED_TOLERANCE);
+    one_model(name, "f16", 0, true, ROTATED_TOLERANCE);
     return true;
 }
 
@@ -162,11 +166,86 @@ test_goldens(void **state)
     assert_true(sure >= (getenv("TR_TEST_MODEL") ? 1 : 1000));
 }
 
+/* The first key of each layer's KV heads, in slot 1. */
+static void
+first_keys(model_cuda_t *b, float *out)
+{
+    const tr_kv_view_t *v = &b->manager.view;
+    int32_t *page = b->cuda->pin(sizeof(*page));
+    uint16_t *key = b->cuda->pin(2ul * TR_HEAD_DIM_MAX);
+
+    assert_true(page != NULL && key != NULL);
+    for (uint32_t l = 0; l < v->layers; l++) {
+        for (uint32_t h = 0; h < v->kv_heads; h++) {
+            model_cuda_ok(b, b->cuda->copy(&b->stream, page,
+                                           tr_kv_table(v, 1, l, h),
+                                           sizeof(*page)));
+            model_cuda_ok(b, b->cuda->stream_wait(&b->stream));
+            model_cuda_ok(b, b->cuda->copy(&b->stream, key,
+                                           b->pool + *page * v->page_bytes,
+                                           2ul * v->head_dim));
+            model_cuda_ok(b, b->cuda->stream_wait(&b->stream));
+            for (uint32_t d = 0; d < v->head_dim; d++) {
+                *out++ = tr_float_from_half(key[d]);
+            }
+        }
+    }
+    b->cuda->unpin(page);
+    b->cuda->unpin(key);
+}
+
+/* Centred keys are less by what centre.h says, in front of the rotation. */
+static void
+test_centred(void **state)
+{
+    static float keys[2][1024];
+    golden_t prompts[GOLDEN_PROMPTS];
+    const char *dir = MODELS "/qwen2";
+    json_t *root = golden_load(dir, prompts);
+
+    (void) state;
+    for (uint32_t rotate = 0; rotate <= TR_ROTATE_KEYS; rotate++) {
+        float *got = keys[1], *plain = keys[0];
+
+        for (int centre = 0; centre < 2; centre++) {
+            const tr_recipe_t *r;
+            model_cuda_t b;
+
+            model_cuda_open_packed(&b, dir, "f16", true, rotate, true, centre);
+            r = &b.model->config.recipe;
+            model_cuda_slot(&b, 1, 5);
+            model_cuda_run(&b, 1, 0, 5, prompts[0].ids, path_of(&b, 5));
+            first_keys(&b, keys[centre]);
+            for (uint32_t l = 0; centre && l < r->layers; l++) {
+                const float *shift = tr_centre_shift(b.model->centre, l);
+
+                assert_non_null(shift);
+                for (uint32_t h = 0; h < r->kv_heads; h++) {
+                    float x[TR_HEAD_DIM_MAX];
+
+                    memcpy(x, shift + h * r->head_dim,
+                           r->head_dim * sizeof(float));
+                    if (rotate != 0) {
+                        tr_hadamard(x, 1, r->head_dim);
+                    }
+                    for (uint32_t d = 0; d < r->head_dim; d++) {
+                        assert_true(fabsf(*got++ - *plain++ - x[d]) <= 0.05f);
+                    }
+                }
+            }
+            model_cuda_slot_close(&b, 1);
+            model_cuda_close(&b);
+        }
+    }
+    json_decref(root);
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_goldens),
+        cmocka_unit_test(test_centred),
     };
 
     rng = rng_seed();

@@ -303,13 +303,13 @@ one_case(const case_t *c)
     for (size_t i = 0; i < 256; i++) {
         tokens[i] = (int32_t) rng_below(&rng, VOCAB);
     }
-    model_cuda_open_packed(&b, dir, "bf16", true, 0, false);
+    model_cuda_open_packed(&b, dir, "bf16", true, 0, false, false);
     check_forms(&(case_t){ .form = { TR_WEIGHT_16, false, 0 } }, b.model);
     expanded = b.model->weights_size;
     logits(&b, tokens, want);
     model_cuda_close(&b);
     for (int fused = 0; fused < 2; fused++) {
-        model_cuda_open_packed(&b, dir, "auto", fused, 0, true);
+        model_cuda_open_packed(&b, dir, "auto", fused, 0, true, false);
         check_forms(c, b.model);
         if (c->form.format != TR_WEIGHT_16) {
             assert_int_equal(b.model->type, TR_BF16);
@@ -340,10 +340,11 @@ test_expanded(void **state)
     (void) state;
     c.form = (tr_weight_form_t){ TR_WEIGHT_16, false, 0 };
     write_model(&c);
-    model_cuda_open_packed(&b, dir, "f16", true, 0, true);
+    model_cuda_open_packed(&b, dir, "f16", true, 0, true, false);
     check_forms(&c, b.model);
     model_cuda_close(&b);
-    model_cuda_open_packed(&b, dir, "bf16", true, TR_ROTATE_VALUES, true);
+    model_cuda_open_packed(&b, dir, "bf16", true, TR_ROTATE_VALUES, true,
+                           false);
     for (uint32_t l = 0; l < LAYERS; l++) {
         const tr_weight_form_t *f = b.model->layers[l].form;
 
