@@ -255,7 +255,7 @@ say_policies(const tr_executor_t *e, FILE *out)
         fprintf(out, "kv policy: %s, from %s%s\n", p->policy->spec,
                 tr_kv_source_name(p->source),
                 tr_kv_policy_uncalibrated(p->policy, p->source)
-                    ? " (cautious; tokenring calibrate finds better ones)"
+                    ? " (tokenring calibrate finds the model's own)"
                     : "");
     }
 }

@@ -243,7 +243,7 @@ describe_policy(const tr_executor_t *e, uint32_t i, const tr_config_t *config)
                                                : "cannot");
     if (tr_kv_policy_uncalibrated(p->policy, p->source)) {
         tr_log(TR_LEVEL_NOTICE,
-               "kv policy %s has cautious thresholds, since the model has "
+               "kv policy %s has the default thresholds, since the model has "
                "no " TR_KV_POLICY_FILE
                " for it: tokenring calibrate -m %s -c CASES"
                " makes one",

@@ -19,7 +19,14 @@
  */
 #include "kv_policy_internal.h"
 
+#include <math.h>
+
 #include "engine/config/log.h"
+
+/* alpha_high where it is not given: what models that were tuned to have outliers
+ * bear with two levels (docs/benchmarks.md).  Of three it is below alpha_top. */
+#define ALPHA_HIGH 8
+#define ALPHA_HIGH_OF_THREE 1
 
 /* How much reaches a threshold depends on the text.  For the model in
  * models/pocket (groups of three query heads) 0.85 of all tokens reach alpha 1,
@@ -56,7 +63,7 @@ diffkv_init(tr_kv_policy_t *p, uint32_t head_dim)
     p->window = 64;
     p->scored = true;
     p->alpha_top = 4;
-    p->alpha_high = 1;
+    p->alpha_high = NAN; /* not given (diffkv_check) */
     p->alpha_low = 0;
 }
 
@@ -66,6 +73,9 @@ diffkv_check(tr_kv_policy_t *p, uint32_t head_dim, tr_error_t *err)
     char text[TR_KV_ALPHA_TEXT];
     tr_status_t rc;
 
+    if (isnan(p->alpha_high)) {
+        p->alpha_high = p->n_levels > 2 ? ALPHA_HIGH_OF_THREE : ALPHA_HIGH;
+    }
     if (!tr_kv_alpha_fit(p, p->alpha_high, p->alpha_low, text)) {
         return tr_error_set(err, TR_ERR_INVALID, "kv_policy",
                             "KV policy diffkv: %s", text);
