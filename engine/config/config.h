@@ -23,7 +23,7 @@
 #define TR_CONFIG_UIDS 32
 #define TR_CONFIG_SETTINGS 128 /* at most */
 
-/* Where the value of a setting was read; file NULL: in none. */
+/* Where the value of a setting was read; file NULL: not in a file. */
 typedef struct {
     const char *file; /* borrowed */
     unsigned line;
@@ -37,7 +37,7 @@ typedef struct {
                              * one */
     char load_format[16];    /* auto | copy | dummy */
     char backend[16];        /* cpu | cuda | null */
-    char ignore_config[512]; /* keys of config.json without effect */
+    char ignore_config[512]; /* keys of config.json to ignore */
     char generation_config[16];  /* vllm | openai */
     char chat_template[32];      /* auto | llama3 | chatml | ... */
     char effort_budgets[256];    /* as EFFORT=TOKENS, separated by blanks */
@@ -133,14 +133,14 @@ tr_status_t tr_config_file(tr_config_t *c, const char *path, tr_error_t *err);
 /* One setting; `where` prefixes the error ("engine.conf:12", "--threads"). */
 tr_status_t tr_config_set(tr_config_t *c, const char *where, const char *key,
                           const char *value, tr_error_t *err);
-/* Puts file and line before an error of later, of tr_config_finish or a start,
- * whose param is a setting that was read in a file. */
+/* An error that is found later, by tr_config_finish or while the engine starts,
+ * names a setting as its param: puts before it the file and line that set it. */
 void tr_config_locate(const tr_config_t *c, tr_error_t *err);
 /* Cross-checks and derived defaults, after all was read. */
 tr_status_t tr_config_finish(tr_config_t *c, tr_error_t *err);
 
-/* The tokens that `budgets` (effort_budgets, or NULL) has for an effort, -1:
- * none. */
+/* The number of tokens that `budgets` (effort_budgets, or NULL) gives an effort;
+ * -1: it has no such effort. */
 int64_t tr_config_effort_budget(const char *budgets, const char *effort);
 /* Prints the table of settings with defaults and one sentence each. */
 void tr_config_help(void);

@@ -7,13 +7,17 @@
  * the detokeniser; nothing is allocated after tr_dialect_init.
  *
  *   dialect_forms.c   what each dialect looks like, as a table of programs
- *   dialect_make.c    such a program compiled for a tokenizer
- *   dialect.c         the machine that runs such a program over the bytes
- *   dialect_json.c    calls that are JSON, and arguments that are
- *   dialect_value.c   arguments that are marked-up text and become JSON
- *   dialect_proof.c   which dialect a chat template speaks, found out by trying
- *   dialect_layout.c  what the template writes round calls, cut out of its text
+ *   dialect_make.c    compiles a program for a tokenizer
+ *   dialect.c         the machine that runs a program over the output
+ *   dialect_json.c    parts of a program: calls and arguments in JSON
+ *   dialect_value.c   the same for arguments that are marked-up text
+ *   dialect_tools.c   the tools of a request, and parameters of a tool
+ *   dialect_proof.c   finds out which dialect a chat template speaks, by trying
+ *   dialect_layout.c  cuts out of its text what it writes round calls
  *   dialect_grammar.c answers that must be calls, as a grammar in that layout
+ *
+ * For a new dialect, add a row to dialect_forms.c; dialect_internal.h says what
+ * its ops do.
  *
  * Three rules.  The items do not depend on where the borders of tokens lie.
  * What does not parse is content, byte for byte: nothing is lost or doubled.

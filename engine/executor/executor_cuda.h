@@ -4,20 +4,20 @@
  * executor_cuda_step.c (launches and results).  Nobody else includes this but
  * tests and benchmarks.
  *
- * A step of pure decode is padded to the size of its bucket with sequences of
- * slot -1.  Two steps of a bucket then differ only in the contents of one block
- * of memory, the upload, and the launches are a graph captured at start.  The
- * kernels of other steps are launched one by one.
+ * A step of pure decode is padded to one of a few batch sizes (a bucket) with
+ * sequences of slot -1.  Steps of a bucket differ only in one block of memory,
+ * the upload; their launches are a CUDA graph that was captured at start.  Other
+ * steps launch their kernels one by one.
  *
- * Rows whose mask depends on a token of the batch before are sampled late: the
- * launches of a step pass them over, and once the host has that batch's tokens and
- * the masks, these go to the device in a stream of their own, while the step is
- * computed, and the rows' logits are sampled by launches behind it.  Steps
- * without such rows have nothing of this.
+ * Late rows are those of constrained requests whose mask depends on the token
+ * that the batch before samples.  The launches of a step leave them out.  Once
+ * the host has that token and has computed the masks, it uploads them in a
+ * stream of their own, while the step computes, and samples the late rows by
+ * launches behind it.  Steps without late rows have none of this.
  *
- * Two batches may be in flight.  Each has a slot: pinned memory for its upload
- * and its results, and an event.  The device has one upload and one set of
- * results, which the stream's order protects.
+ * Two batches may be in flight.  Each has pinned memory for its upload and its
+ * results, and an event.  The device has one upload and one set of results;
+ * stream order keeps one batch from overwriting the other's.
  */
 #ifndef TR_EXECUTOR_CUDA_H
 #define TR_EXECUTOR_CUDA_H
@@ -29,8 +29,8 @@
 #define TR_CUDA_SLOTS 2
 #define TR_CUDA_BUCKETS_MAX 64
 
-/* Tokens of one sequence that may be barred: stop tokens, the model's ends, and
- * the end of a chat's turn. */
+/* Tokens that one sequence may be forbidden to sample (min_tokens): stop tokens,
+ * the model's end tokens, the end of a chat's turn. */
 #define TR_CUDA_BAR_MAX (TR_STOP_TOKENS_MAX + TR_EOS_MAX + 1)
 
 /* Offsets in an upload of so many rows, sequences, samples and pooled rows. */
@@ -67,8 +67,8 @@ typedef struct {
     bool top_wanted, graph, failed;
 } tr_cuda_slot_t;
 
-/* Masks on their way to the device: there at once for all that read them, since a
- * batch is complete before those of the next one are known. */
+/* Masks of the late rows.  One buffer is enough: a batch is complete before the
+ * masks of the next one are known. */
 typedef struct {
     tr_cuda_stream_t stream;
     void *arrived;    /* event */
@@ -93,7 +93,7 @@ typedef struct {
     tr_model_cuda_t *model;
     uint32_t max_rows, max_seqs;
 
-    uint8_t *memory; /* of the device, behind the next seven */
+    uint8_t *memory; /* of the device: the next seven point into it */
     uint8_t *upload;
     tr_cuda_bias_t *bias;
     int32_t *bar;
@@ -111,8 +111,8 @@ typedef struct {
     uint32_t bucket[TR_CUDA_BUCKETS_MAX], n_buckets;
     void *graph[TR_CUDA_BUCKETS_MAX];
     uint32_t decode_paths; /* attention paths that a decode step may need */
-    bool direct;           /* tests: launch what would be replayed */
-    bool gone;             /* the device is */
+    bool direct;           /* tests: launch kernels instead of graphs */
+    bool gone;             /* the device is lost */
     tr_cuda_times_t times;
 } tr_executor_cuda_t;
 
@@ -132,9 +132,9 @@ void tr_cuda_lay_upload(uint32_t rows, uint32_t seqs, uint32_t samples,
                         uint32_t pools, tr_cuda_upload_t *out);
 tr_cuda_arrays_t tr_cuda_arrays(uint8_t *base, const tr_cuda_upload_t *l);
 
-/* A batch that breaks the contract would overrun the buffers. */
+/* Does a batch keep to its bounds?  One that did not would overrun buffers. */
 bool tr_cuda_batch_fits(const tr_executor_cuda_t *x, const tr_batch_t *batch);
-/* The bucket of a batch of pure decode, -1: it is another. */
+/* The bucket of a batch of pure decode; -1: the batch is not that. */
 int tr_cuda_bucket(const tr_executor_cuda_t *x, const tr_batch_t *batch);
 /* Lays out the masks; returns how many bytes all of them take. */
 size_t tr_cuda_lay_masks(tr_cuda_masks_t *m, uint32_t vocab, uint32_t rows,
@@ -160,7 +160,7 @@ void tr_executor_cuda_sample(tr_executor_t *e, const tr_batch_t *batch);
 tr_status_t tr_executor_cuda_complete(tr_executor_t *e,
                                       const tr_batch_t *batch);
 
-/* A step of a bucket, all of it padding: loads what launches need. */
+/* Runs a step of a bucket that is all padding, so that CUDA loads its kernels. */
 tr_status_t tr_executor_cuda_idle(tr_executor_cuda_t *x, uint32_t bucket);
 
 /* The launches of a decode step of this size, as they are captured. */

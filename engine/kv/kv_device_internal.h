@@ -1,23 +1,23 @@
 /*
  * What the files of a device's KV cache share (kv_device.h):
  *
- *   kv_device.c         memory, and what it is made of
- *   kv_device_list.c    the list of commands, and how it is launched
- *   kv_device_slots.c   kv_cache.h's functions: what is granted, and commands
- *   kv_device_share.c   blocks that are kept for others
- *   kv_device_settle.c  batches, and what their reports say
- *   kv_device_usage.c   what slots hold
- *   kv_device_guard.c   prompts that are compared when they are compressed
+ *   kv_device.c         opens it: memory, layouts, manager
+ *   kv_device_list.c    the list of commands for the device, and its launches
+ *   kv_device_slots.c   kv_cache.h's functions: grants pages, adds commands
+ *   kv_device_share.c   blocks that are shared, and kept for later requests
+ *   kv_device_settle.c  batches: what the device reports of each
+ *   kv_device_usage.c   memory and tokens that slots hold
+ *   kv_device_guard.c   the guard: how far compressing a prompt moves attention
  *
- * The slots and sequences of the cache's own manager (kv_internal.h) are the
- * mirror: what the device will have when all that was asked is done and nothing
- * stalled.  A batch has a serial number; commands belong to the batch that they
- * precede.
+ * The device runs behind the host, so the host keeps a mirror: slots and
+ * sequences in the cache's own manager (kv_internal.h) as they will be on the
+ * device once all commands have run, none of them stalled.  A batch has a serial
+ * number; a command belongs to the batch that it precedes.
  *
- * Pages that are free, at least: those of the last report, less the most that
- * everything asked since can take, plus the least that comes back.  The sum
- * over any beginning of the list is a bound where the device stands then, since
- * it takes and gives in the order of the list; the rows of a batch come last.
+ * How many pages are free at least?  Those of the last report, less the most
+ * that all commands since may take, plus the least that they give back.  The
+ * device runs commands in the list's order, and the rows of a batch last: so the
+ * sum up to any command is a bound for the device at that command.
  */
 #ifndef TR_KV_DEVICE_INTERNAL_H
 #define TR_KV_DEVICE_INTERNAL_H
@@ -100,46 +100,46 @@ typedef struct {
 /* What becomes of a compression. */
 typedef enum {
     TR_KV_NO_TRIAL,
-    TR_KV_SURE,  /* granted, not yet reported */
-    TR_KV_TRIED, /* nobody knows */
-    TR_KV_DONE   /* it was granted; tr_kv_compress has not said so yet */
+    TR_KV_SURE,  /* it fits for certain, and is not yet reported */
+    TR_KV_TRIED, /* it may fit: the report will tell */
+    TR_KV_DONE   /* it did fit; tr_kv_compress has not said so yet */
 } tr_kv_trial_t;
 
-/* A slot, beyond the mirror.  `pages` of tr_kv_slot_t: the most that it
- * holds. */
+/* What is known of a slot besides tr_kv_slot_t, whose `pages` are the most that
+ * it may hold. */
 typedef struct {
     uint64_t opened;  /* the first batch that it can be in */
     uint64_t touched; /* the batch of its last command */
     uint64_t low;     /* pages that it holds at least */
-    uint32_t told;    /* tokens that the device has by command */
+    uint32_t told;    /* tokens that commands have told the device of */
 
     tr_kv_trial_t trial;
     uint64_t trial_of, trial_returns;
     uint32_t trial_len;
-    /* when it was refused, or stalled: how often something had been given back;
-     * TR_KV_NEVER: it was not */
+    /* g->returns when it was refused, or stalled last; TR_KV_NEVER: it was
+     * not */
     uint64_t denied, stalled;
 
-    uint64_t needed; /* g->needs when it was granted a token, */
-    uint64_t need;   /* for so many pages */
+    uint64_t needed; /* g->needs when it was granted its next token, */
+    uint64_t need;   /* which takes so many pages */
     uint64_t row_of[TR_KV_DEVICE_TURNS];
     uint32_t row_pos[TR_KV_DEVICE_TURNS]; /* in the batch row_of */
 
-    uint64_t list;  /* in which it is */
-    uint32_t group; /* and where, last */
+    uint64_t list;  /* the last list with a command for it, */
+    uint32_t group; /* and that command's group */
 
     int32_t ids; /* the first of its pages in host memory, -1: none */
     uint32_t n_ids;
 
-    uint32_t steps; /* since the last report that told of its counts; at least
-                     * TR_KV_EDGES: too many, or none has */
+    uint32_t steps; /* since a report had its counts; TR_KV_EDGES or more: too
+                     * many to go by them, or no report had */
     bool counted;
     tr_kv_tally_t last; /* of the last report */
 } tr_kv_mirror_t;
 
 /* ---- batches ------------------------------------------------------------ */
 
-/* By serial number; also of the one that commands are collected for. */
+/* Of each batch under way, and of the next, whose commands are collected. */
 typedef struct {
     uint64_t claimed, returned; /* pages */
     uint64_t ceded;             /* pages that are kept and no slot's any more */
@@ -152,7 +152,7 @@ typedef struct {
 
 #define TR_KV_BATCHES (TR_KV_DEVICE_TURNS + 1u)
 
-/* Pinned memory of a batch: what goes there, and what comes back. */
+/* Pinned memory of a batch: what is uploaded, and what comes back. */
 typedef struct {
     uint8_t *in;
     int32_t *ids;

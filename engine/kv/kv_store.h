@@ -1,9 +1,11 @@
 /*
- * Prefixes in files: what the step loop does with the store (engine/store/store.h)
- * of its KV cache, which is here and reuses prefixes (kv_cache.h).
+ * Prefixes in files: how the step loop uses the store (engine/store/store.h) of a
+ * KV cache that reuses prefixes (kv_cache.h).
  *
- *   admission:   find -> store_look -> ASKED .. wait for a turn .. -> find
- *   every turn:  store_turn
+ *   at admission   tr_kv_find, then tr_kv_store_look: do files have more of this
+ *                  prompt?  ASKED: the request waits some turns; then tr_kv_find
+ *                  again, which finds what was loaded
+ *   at each turn   tr_kv_store_turn copies pages from and to the store
  *
  * Without a store all of these do nothing.
  */
@@ -16,47 +18,48 @@
 
 typedef struct tr_kv_store tr_kv_store_t;
 
-/* The cache has a store in this directory from now on, of so many bytes and, but
- * for 0, files used within the TTL; identity: of all that its pages depend on
- * beside policies and layouts.  *err names cache_dir. */
+/* Gives the cache a store in this directory, of at most `limit` bytes.  Files
+ * that were not used for ttl_us go; 0: none for its age.  identity: a hash of all
+ * that pages depend on besides policies and layouts.  *err names cache_dir. */
 tr_status_t tr_kv_store_open(tr_kv_cache_t *kv, const char *dir, uint64_t limit,
                              uint64_t ttl_us,
                              const uint8_t identity[TR_STORE_ID_BYTES],
                              tr_error_t *err);
-/* wake: called from other threads when a turn has something to do. */
+/* wake is called from the store's threads when the next turn has work. */
 void tr_kv_store_wakes(tr_kv_cache_t *kv, void (*wake)(void *arg), void *arg);
-/* Writes what is to be written yet, for so long at most. */
+/* Writes what still waits to be written, for `us` at most. */
 void tr_kv_store_flush(tr_kv_cache_t *kv, uint64_t us);
-/* The same for five seconds at most.  The step loop's last call; tr_kv_cache_free does it where there was none. */
+/* Flushes for five seconds at most, and closes.  The step loop's last call;
+ * tr_kv_cache_free does it where nobody has. */
 void tr_kv_store_close(tr_kv_cache_t *kv);
 
 typedef enum {
-    TR_KV_LOOK_NOTHING, /* go on without */
-    TR_KV_LOOK_ASKED,   /* the answer will come: wait while store_looks */
-    TR_KV_LOOK_LATER, /* what comes is of use: ask again after the next turn */
-    TR_KV_LOOK_BUSY   /* it looks for others: ask again, but not for long */
+    TR_KV_LOOK_NOTHING, /* files have no more: go on */
+    TR_KV_LOOK_ASKED,   /* they are read: wait while tr_kv_store_looks */
+    TR_KV_LOOK_LATER, /* what is read for others helps: ask after the next turn */
+    TR_KV_LOOK_BUSY   /* it reads for others: ask again, but not for long */
 } tr_kv_look_t;
 
-/* Do files have more than the first `from` of tokens[0, n)?  Asks for `owner`. */
+/* Do files have more than the first `from` of tokens[0, n)?  If so they are read
+ * in the name of `owner`, which tr_kv_store_looks takes. */
 tr_kv_look_t tr_kv_store_look(tr_kv_cache_t *kv, const void *owner,
                               const tr_kv_policy_t *policy,
                               const tr_prefix_key_t *key, const int32_t *tokens,
                               uint32_t n, uint32_t from);
-/* Is what owner asked for on its way? */
+/* Is what was asked for in owner's name still being read? */
 bool tr_kv_store_looks(const tr_kv_cache_t *kv, const void *owner);
 
-/* Copies a piece each way at most.  Returns whether there was something to
- * do. */
+/* Copies at most one piece each way; returns whether it did anything. */
 bool tr_kv_store_turn(tr_kv_cache_t *kv);
 void tr_kv_store_stats(const tr_kv_cache_t *kv, tr_store_stats_t *out);
 
 /* ---- kv_prefix.c, kv_kept.c */
 
-/* A kept slot, or a node with all in front of it, is worth storing; and it is
- * there no more. */
+/* A kept slot, or a node of the prefix tree with all in front of it, is worth a
+ * file; and: it has left the cache. */
 void tr_kv_store_want(tr_kv_cache_t *kv, bool slot, uint32_t id);
 void tr_kv_store_gone(tr_kv_cache_t *kv, bool slot, uint32_t id);
-/* Gives up what is being loaded; its pages until then. */
+/* Gives up what is being loaded, for its pages; and: how many these are. */
 bool tr_kv_store_yield(tr_kv_cache_t *kv);
 uint64_t tr_kv_store_pages(const tr_kv_cache_t *kv);
 

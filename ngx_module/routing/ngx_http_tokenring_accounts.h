@@ -1,14 +1,16 @@
 /*
- * Accounts: what each tenant has used of its plan, in shared memory, for all
- * workers and over reloads.  And holds: what one request has of an account
- * until it ends.
+ * An account is what a tenant has used of its plan.  A hold is what one running
+ * request takes from an account until it ends: a seat, and tokens in advance.
+ * Both are in shared memory, so that all workers count together, also after a
+ * reload.
  *
- * One lock for all tenants: it is held for the arithmetic of a few budgets.
- * When the memory is full, the tenant that was quiet for longest is forgotten,
- * but none of which a request is under way.
+ * One lock protects all accounts; it is held only for the arithmetic of a few
+ * budgets.  When the memory is full, the account that was idle for longest is
+ * dropped; one with running requests never is.
  *
- * A hold belongs to the worker of its request.  One that dies gives nothing
- * back; whoever takes its place does, before it serves anybody.
+ * A hold belongs to the worker of its request.  A worker that crashes cannot
+ * give its holds back; the worker that replaces it does, before it takes any
+ * request.
  */
 
 #ifndef _NGX_HTTP_TOKENRING_ACCOUNTS_H_INCLUDED_
@@ -18,7 +20,7 @@
 #include "ngx_http_tokenring_tenants.h"
 
 
-/* of a tenant in a plan; its fields are looked at under the lock */
+/* what one tenant has used of one plan; all fields need the lock */
 
 typedef struct {
     ngx_rbtree_node_t               node;    /* key: of the hash */
@@ -35,7 +37,7 @@ typedef struct {
 } ngx_http_tokenring_account_t;
 
 
-/* of a hold */
+/* where the request of a hold is */
 
 typedef enum {
     NGX_HTTP_TOKENRING_IN_LINE = 0,
@@ -71,7 +73,7 @@ void ngx_http_tokenring_accounts_unlock(ngx_shm_zone_t *zone);
 ngx_http_tokenring_account_t *ngx_http_tokenring_account(ngx_shm_zone_t *zone,
     ngx_http_tokenring_use_t *use, ngx_http_tokenring_clock_t *clock);
 
-/* one more request of an account, at the end of the line if no seat is free;
+/* a hold for one more request, at the end of the line if no seat is free;
  * NULL: the zone has no room */
 ngx_http_tokenring_hold_t *ngx_http_tokenring_hold(ngx_shm_zone_t *zone,
     ngx_http_tokenring_account_t *a);
@@ -79,14 +81,14 @@ ngx_http_tokenring_hold_t *ngx_http_tokenring_hold(ngx_shm_zone_t *zone,
 /* it gives up its seat, or its place in the line */
 void ngx_http_tokenring_hold_rise(ngx_http_tokenring_hold_t *hold);
 
-/* what a budget of this kind gets back of it if it ends now: of tokens, what it
- * has leased; of requests, 1 if it was not let in.  rate: that of the kind,
- * with a limit of 1 */
+/* what a budget of this kind would get back if the hold ended now: of tokens,
+ * those that it has leased; of requests, 1 if it was never let in.  rate: that
+ * of the kind, with a limit of 1 */
 int64_t ngx_http_tokenring_hold_unused(ngx_http_tokenring_hold_t *hold,
     uint8_t kind, ngx_http_tokenring_rate_t *rate);
 
-/* what it has not used goes back, and its seat to the first in the line; then
- * it is free */
+/* gives back what the request has not used, and its seat to the first in the
+ * line; then frees the hold */
 void ngx_http_tokenring_hold_end(ngx_shm_zone_t *zone,
     ngx_http_tokenring_hold_t *hold);
 
