@@ -270,6 +270,56 @@ attend_masked(uint32_t first, uint32_t lowest, uint32_t reach)
     return first + N - 1 > lowest || (SLIDES && first + reach < lowest + HALF);
 }
 
+/* Products are begun; what they are in must not be read before they end. */
+template <int D, int N, class E>
+static __device__ __forceinline__ void
+attend_logits(float (&s)[N / 2], uint32_t q, uint32_t keys)
+{
+    E::begin();
+    E::template logits<D, N>(s, q, keys);
+    E::end();
+}
+
+template <int D, int N, class E>
+static __device__ __forceinline__ void
+attend_values(float (&o)[D / 2], const uint32_t (&p)[N / 16][4],
+              uint32_t values)
+{
+    E::begin();
+    E::template values<D, N>(o, p, values);
+    E::end();
+}
+
+/* What was added relative to lower maxima. */
+template <int D>
+static __device__ __forceinline__ void
+attend_fall(float (&o)[D / 2], const float (&fall)[2])
+{
+#pragma unroll
+    for (int j = 0; j < D / 2; j++) {
+        o[j] *= fall[j / 2 % 2];
+    }
+}
+
+/* The product with the values of the last tile.  exist: how many of its keys,
+ * where anything may stand behind them; 0: all, or zeros do. */
+template <int D, int N, int STAGES, class E>
+static __device__ __forceinline__ void
+attend_last(const attend_smem_t<D, N, STAGES> &smem, uint32_t last,
+            uint32_t exist, float (&o)[D / 2], const uint32_t (&p)[N / 16][4])
+{
+    uint32_t n = ring_stage<STAGES>(last);
+    uint32_t value = smem.value + n * attend_smem_t<D, N, STAGES>::TILE;
+
+    bar_wait(smem.value_full + 8 * n, ring_phase<STAGES>(last));
+    if (exist != 0) {
+        attend_clear<D, N>(value, exist);
+    }
+    attend_values<D, N, E>(o, p, value);
+    E::template wait<0>();
+    wgmma_touch(o);
+}
+
 template <int D, int N, int STAGES, class E, bool BOXES, bool ALTERNATE,
           bool SLIDES>
 static __device__ __forceinline__ void
@@ -281,7 +331,7 @@ attend_compute(const prompt_args_t &a, const attend_smem_t<D, N, STAGES> &smem,
     const uint32_t from = SLIDES ? prompt_from<N>(t, reach) : 0;
     uint32_t group = threadIdx.x / GROUP - 1, keys = t.pos + t.rows;
     uint32_t tiles = (keys - from + N - 1) / N, lowest = t.pos + group * HALF;
-    uint32_t q = smem.q + group * attend_smem_t<D, N, STAGES>::IMAGE, last, n;
+    uint32_t q = smem.q + group * attend_smem_t<D, N, STAGES>::IMAGE;
     attend_rows_t rows = attend_rows<SLIDES>(a, t, half, head);
     float o[D / 2], s[N / 2], fall[2];
     uint32_t p[N / 16][4];
@@ -294,9 +344,7 @@ attend_compute(const prompt_args_t &a, const attend_smem_t<D, N, STAGES> &smem,
         bar_wait(smem.q_full, 0);
     }
     bar_wait(smem.key_full, 0);
-    E::begin();
-    E::template logits<D, N>(s, q, smem.key);
-    E::end();
+    attend_logits<D, N, E>(s, q, smem.key);
     if (ALTERNATE && group == 1) {
         turn_pass<true>(1);
     }
@@ -308,18 +356,13 @@ attend_compute(const prompt_args_t &a, const attend_smem_t<D, N, STAGES> &smem,
                             reach);
     attend_pack<N>(p, s);
     for (uint32_t i = 1; i < tiles; i++) {
-        uint32_t v = ring_stage<STAGES>(i - 1);
+        uint32_t v = ring_stage<STAGES>(i - 1), n = ring_stage<STAGES>(i);
 
-        n = ring_stage<STAGES>(i);
         bar_wait(smem.key_full + 8 * n, ring_phase<STAGES>(i));
         turn_wait<ALTERNATE>(group);
-        E::begin();
-        E::template logits<D, N>(s, q, smem.key + n * TILE);
-        E::end();
+        attend_logits<D, N, E>(s, q, smem.key + n * TILE);
         bar_wait(smem.value_full + 8 * v, ring_phase<STAGES>(i - 1));
-        E::begin();
-        E::template values<D, N>(o, p, smem.value + v * TILE);
-        E::end();
+        attend_values<D, N, E>(o, p, smem.value + v * TILE);
         if (group == 0 || i + 1 < tiles) {
             turn_pass<ALTERNATE>(group);
         }
@@ -334,22 +377,9 @@ attend_compute(const prompt_args_t &a, const attend_smem_t<D, N, STAGES> &smem,
         wgmma_touch(o);
         ring_release(smem.value_empty + 8 * v);
         attend_pack<N>(p, s);
-#pragma unroll
-        for (int j = 0; j < D / 2; j++) {
-            o[j] *= fall[j / 2 % 2];
-        }
+        attend_fall<D>(o, fall);
     }
-    last = tiles - 1;
-    n = ring_stage<STAGES>(last);
-    bar_wait(smem.value_full + 8 * n, ring_phase<STAGES>(last));
-    if (BOXES && keys % N != 0) {
-        attend_clear<D, N>(smem.value + n * TILE, keys % N);
-    }
-    E::begin();
-    E::template values<D, N>(o, p, smem.value + n * TILE);
-    E::end();
-    E::template wait<0>();
-    wgmma_touch(o);
+    attend_last<D, N, STAGES, E>(smem, tiles - 1, BOXES ? keys % N : 0, o, p);
     attend_store<D, SLIDES>(a, t, half, head, o, rows);
 }
 

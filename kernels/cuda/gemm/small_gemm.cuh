@@ -118,6 +118,20 @@ gemm_sums(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
     }
 }
 
+/* The next phase may read what this block has written. */
+static __device__ __forceinline__ void
+gemm_end_phase(const gemm_args_t &a, uint32_t threads)
+{
+    fence_async_global(); /* the copy engine reads what has been written */
+    bar_named(1, threads);
+    if (threadIdx.x == 0) {
+        /* together they add GEMM_GRID_PHASE */
+        add_release(a.barrier,
+                    blockIdx.x == 0 ? GEMM_GRID_PHASE - (gridDim.x - 1) : 1);
+    }
+    __syncwarp();
+}
+
 /* By the warps of groups that have rows.  got: parity of that barrier. */
 template <int N, bool PACKED>
 static __device__ __forceinline__ void
@@ -178,15 +192,7 @@ gemm_product(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
         gemm_wait_input(s, p); /* blocks barrier once at a time */
     }
     if (p + 1 < a.phases) {
-        fence_async_global(); /* the copy engine reads what has been written */
-        bar_named(1, threads);
-        if (threadIdx.x == 0) {
-            /* together they add GEMM_GRID_PHASE */
-            add_release(a.barrier, blockIdx.x == 0
-                                       ? GEMM_GRID_PHASE - (gridDim.x - 1)
-                                       : 1);
-        }
-        __syncwarp();
+        gemm_end_phase(a, threads);
     }
 }
 
