@@ -180,10 +180,9 @@ typedef struct {
     uint32_t tier;                 /* enum tr_tier; 0: the request named none */
     uint64_t seed;                 /* of its sampling, the engine's own too */
     uint8_t model_id[TR_MODEL_ID]; /* as on the status page's card */
-    uint64_t exact_id;
-    /* completion tokens of all choices, at most */
-    uint64_t max_total;
-} tr_wire_accepted_t; /* ACCEPTED, 72 bytes */
+    uint64_t exact_id;             /* likewise */
+    uint64_t max_total; /* completion tokens of all choices, at most */
+} tr_wire_accepted_t;   /* ACCEPTED, 72 bytes */
 
 typedef struct {
     uint32_t cached_tokens; /* of the prompt, that need not be computed */
@@ -293,10 +292,8 @@ typedef struct {
      * (not compressed, or that is their level), at the policy's highest level,
      * at lower levels, dropped */
     uint32_t tokens_full, tokens_high, tokens_low, tokens_pruned;
-    float
-        share_high;  /* of cached tokens kept at 16 bits or the highest level */
-    float share_low; /* ... at lower levels */
-    float share_pruned; /* ... dropped */
+    /* of cached tokens: at 16 bits or the highest level, lower, dropped */
+    float share_high, share_low, share_pruned;
     uint32_t reserved;
 } tr_wire_usage_t; /* 48 bytes */
 

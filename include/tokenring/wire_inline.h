@@ -89,7 +89,6 @@ tr_wire_submit_fits(const tr_wire_submit_t *head, size_t n)
                || n - before <= head->body_len);
 }
 
-/* First part of a SUBMIT; *bytes is what follows the head. */
 static inline uint64_t
 tr_completion_name(const char id[TR_COMPLETION_LEN])
 {
@@ -132,7 +131,6 @@ tr_wire_submit_parse(const void *in, size_t len, tr_wire_submit_t *head,
     return tr_wire_take_bytes(&at, &len, (uint32_t) len, bytes);
 }
 
-/* The next choice of a block, which is known to have one. */
 static inline tr_status_t
 tr_wire_replay_next(tr_wire_bytes_t *rest, tr_wire_replay_choice_t *head,
                     tr_wire_bytes_t *ids)
@@ -272,8 +270,6 @@ tr_wire_result_parse(const void *in, size_t len, tr_wire_result_t *head,
     return TR_OK;
 }
 
-/* Next entry of a DELTA's logprobs; the caller then takes head->top
- * alternatives with tr_wire_top_next.  TR_AGAIN at the end. */
 static inline tr_status_t
 tr_wire_logprob_next(tr_wire_bytes_t *left, tr_wire_logprob_t *head,
                      tr_wire_bytes_t *bytes)
