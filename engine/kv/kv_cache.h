@@ -71,8 +71,8 @@ typedef struct {
                                   * no tokens into them (tests) */
     tr_stream_t stream;          /* plans steps of many heads, and prompts */
     bool reuse;                  /* prefixes are kept for others */
-    bool reuse_compressed; /* those of policies that can be cut, too; wants
-                            * kernels, so not on a device */
+    bool reuse_compressed; /* those of policies that can be cut, too; here,
+                            * not without kernels */
     tr_kv_guard_t *guard;  /* NULL, or who compares some prompts; borrowed, not
                             * on a device */
 } tr_kv_config_t;
@@ -80,6 +80,9 @@ typedef struct {
 tr_status_t tr_kv_cache_create(const tr_kv_config_t *config,
                                tr_kv_cache_t **out, tr_error_t *err);
 void tr_kv_cache_free(tr_kv_cache_t *kv);
+/* Slots of a cache with this configuration: with those of what is kept
+ * compressed.  Whoever has arrays by slot has so many. */
+uint32_t tr_kv_all_slots(const tr_kv_config_t *config);
 
 /* Page geometry, for the status page and for admission. */
 const tr_page_plan_t *tr_kv_plan(const tr_kv_cache_t *kv);

@@ -101,8 +101,8 @@ drop_swapped(tr_kv_cache_t *kv, int32_t slot)
     }
 }
 
-void
-tr_kv_host_release(tr_kv_cache_t *kv, int32_t slot)
+static void
+host_release(tr_kv_cache_t *kv, int32_t slot)
 {
     const tr_kv_slot_t *s = tr_kv_slot(kv, slot);
     uint32_t pages = s->out ? 0 : s->pages;
@@ -126,7 +126,7 @@ static void
 host_close(tr_kv_cache_t *kv, int32_t slot)
 {
     if (!tr_kv_kept_close(kv, slot)) {
-        tr_kv_host_release(kv, slot);
+        host_release(kv, slot);
     }
 }
 
@@ -477,6 +477,11 @@ static const tr_kv_ops_t host_ops = {
     .sound = tr_kv_host_sound,
     .ring = host_ring,
     .share = host_share,
+    .release = host_release,
+    .held = tr_kv_host_held,
+    .copy_pages = tr_kv_host_copy_pages,
+    .copy = tr_kv_host_copy,
+    .restore = tr_kv_host_restore,
 };
 
 /* ---- create ------------------------------------------------------------- */
@@ -591,8 +596,11 @@ tr_kv_cache_create(const tr_kv_config_t *config, tr_kv_cache_t **out,
     }
     kv->ops = &host_ops;
     rc = tr_kv_shape(kv, config, err);
-    kv->config.slots += tr_kv_kept_slots(config);
     if (rc == TR_OK) {
+        /* copies are the kernels' */
+        kv->config.reuse_compressed = config->reuse_compressed
+                                      && config->kernels != NULL;
+        kv->config.slots = tr_kv_all_slots(&kv->config);
         rc = host_fill(kv, err);
     }
     if (rc == TR_OK) {

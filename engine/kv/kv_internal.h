@@ -1,7 +1,7 @@
 /*
  * What the files of the KV cache share: kv_ops.c (kv_cache.h's functions),
- * kv_cache.c (what a cache is made of), kv_host.c (the cache that is here),
- * kv_prefix.c (what it reuses), kv_kept.c (compressed), kv_store.c (in files),
+ * kv_cache.c (what a cache is made of), kv_host.c and kv_host_cut.c (the cache that
+ * is here), kv_prefix.c (what it reuses), kv_kept.c (compressed), kv_store.c (in files),
  * kv_usage.c, kv_check.c, and those of a device's
  * cache (kv_device_internal.h).
  * Nobody else includes this but tests.
@@ -19,6 +19,7 @@
 #include "kv_pages.h"
 #include "kv_store.h"
 #include "kernels/kv_manager/host.h"
+#include "kernels/kv_manager/manager_cut.h"
 #include "kernels/kv_manager/manager_prompt.h"
 #include "kernels/kv_manager/manager_step.h"
 
@@ -52,6 +53,10 @@ typedef struct {
     uint32_t pins;
     uint64_t used; /* kept: last time, us */
     tr_prefix_key_t key;
+    /* kept, as it is counted: pages that come back when it goes, at least; the
+     * slot's tokens, of which n are known; pages by layout */
+    uint32_t held, tokens;
+    uint32_t pages[TR_KV_LAYOUTS_MAX];
 } tr_kv_kept_t;
 
 typedef struct {
@@ -64,10 +69,10 @@ typedef struct {
     tr_kv_kept_t *kept; /* [slots] */
     int32_t *tokens;    /* [slots][max_len], mapped */
     size_t tokens_size;
-    uint32_t *count; /* [heads][TR_KV_TIERS_MAX] of a copy */
     uint32_t n_kept;
     uint64_t idle_pages; /* of kept slots that nobody pins */
     uint64_t kept_tokens, kept_evicted, kept_expired;
+    uint64_t kept_held; /* tokens of kept slots, known or not */
     uint64_t kept_pages[TR_KV_LAYOUTS_MAX]; /* of all kept slots */
     bool turn; /* whose turn it is to make room: the tree's */
 } tr_kv_reuse_t;
@@ -101,6 +106,23 @@ typedef struct {
     /* manager_share.h: one record, and its slot's counts. */
     void (*share)(tr_kv_cache_t *kv, tr_kv_share_kind_t kind,
                   const tr_kv_share_t *share);
+
+    /* kv_kept.c.  Gives a slot's pages back, and the slot. */
+    void (*release)(tr_kv_cache_t *kv, int32_t slot);
+    /* Pages that this brings, at least; pages: by layout, of those that the
+     * totals have. */
+    uint32_t (*held)(const tr_kv_cache_t *kv, int32_t slot,
+                     uint32_t pages[TR_KV_LAYOUTS_MAX]);
+    /* Pages that the first c tokens of a compressed slot take in another one,
+     * at most. */
+    uint64_t (*copy_pages)(const tr_kv_cache_t *kv, int32_t from, uint32_t c);
+    /* They go there; `to` was just opened.  With `evict`, others make room.
+     * TR_AGAIN: there is none, nothing was changed. */
+    tr_status_t (*copy)(tr_kv_cache_t *kv, int32_t from, int32_t to, uint32_t c,
+                        bool evict);
+    /* Pages for what comes from elsewhere; others make room.  TR_AGAIN as
+     * above. */
+    tr_status_t (*restore)(tr_kv_cache_t *kv, const tr_kv_restore_t *restore);
 } tr_kv_ops_t;
 
 struct tr_kv_cache {
@@ -168,9 +190,7 @@ void tr_kv_reuse_close(tr_kv_cache_t *kv, int32_t slot);
 /* Adds what is kept to what slots hold alone: tokens, pages[0], cached_pages. */
 void tr_kv_reuse_totals(const tr_kv_cache_t *kv, tr_kv_totals_t *out);
 
-/* kv_kept.c: of slots whose policy can be cut.  Slots beyond those that the
- * configuration asks for, for what is kept. */
-uint32_t tr_kv_kept_slots(const tr_kv_config_t *config);
+/* kv_kept.c: of slots whose policy can be cut. */
 tr_status_t tr_kv_kept_create(tr_kv_cache_t *kv, tr_error_t *err);
 void tr_kv_kept_free(tr_kv_cache_t *kv);
 bool tr_kv_kept_cuts(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy);
@@ -198,8 +218,18 @@ bool tr_kv_kept_close(tr_kv_cache_t *kv, int32_t slot);
  * this time.  False: there is none. */
 bool tr_kv_kept_evict(tr_kv_cache_t *kv, uint64_t before);
 
-/* kv_host.c: gives a slot's pages back. */
-void tr_kv_host_release(tr_kv_cache_t *kv, int32_t slot);
+/* What a slot holds is known anew: if it is kept, it is counted so. */
+void tr_kv_kept_told(tr_kv_cache_t *kv, int32_t slot);
+
+/* kv_host_cut.c: tr_kv_ops_t. */
+uint32_t tr_kv_host_held(const tr_kv_cache_t *kv, int32_t slot,
+                         uint32_t pages[TR_KV_LAYOUTS_MAX]);
+uint64_t tr_kv_host_copy_pages(const tr_kv_cache_t *kv, int32_t from,
+                               uint32_t c);
+tr_status_t tr_kv_host_copy(tr_kv_cache_t *kv, int32_t from, int32_t to,
+                            uint32_t c, bool evict);
+tr_status_t tr_kv_host_restore(tr_kv_cache_t *kv,
+                               const tr_kv_restore_t *restore);
 
 /* What both kinds of cache do alike (kv_cache.c). */
 /* Checks the configuration, plans pages. */

@@ -5,9 +5,10 @@
  * A kept slot is an ordinary one of the manager, of a policy that can be cut
  * (tr_kv_policy_cuts).  Who begins with the same tokens gets those in front of
  * some position c, in pages of its own: of each head's lists, what stands at
- * positions below c, as it was, at its level.  Scores are what the queries up to
- * c are taken to have given: s (c - 1 - t) / (b - 1 - t) of a token at t, when b
- * were cached, so that its significance stays the same.
+ * positions below c, as it was, at its level (manager_cut.h).
+ *
+ * On a device the last row of an answer may have brought a token more than is
+ * known here; nobody is given it.
  *
  * Levels were decided by all queries that there were, those behind c too: the
  * answer may then differ from one that was computed anew.  With one level that
@@ -22,7 +23,6 @@
 #include <sys/mman.h>
 
 #include "engine/config/log.h"
-#include "kernels/kernels.h"
 #include "kv_internal.h"
 
 /* A shorter prefix is computed sooner than found. */
@@ -37,16 +37,16 @@ can_keep(const tr_kv_config_t *c)
     for (uint32_t i = 0; i < c->n_policies; i++) {
         cuts = cuts || tr_kv_policy_cuts(c->policies[i]);
     }
-    return cuts && c->reuse && c->reuse_compressed && c->kernels != NULL;
+    return cuts && c->reuse && c->reuse_compressed;
 }
 
 uint32_t
-tr_kv_kept_slots(const tr_kv_config_t *c)
+tr_kv_all_slots(const tr_kv_config_t *c)
 {
     uint32_t room = c->slots < TR_KV_SLOTS_MAX ? TR_KV_SLOTS_MAX - c->slots : 0;
     uint32_t want = c->slots > 32 ? c->slots : 32;
 
-    return !can_keep(c) ? 0 : want < room ? want : room;
+    return !can_keep(c) ? c->slots : c->slots + (want < room ? want : room);
 }
 
 tr_status_t
@@ -64,8 +64,7 @@ tr_kv_kept_create(tr_kv_cache_t *kv, tr_error_t *err)
               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     r->tokens = at == MAP_FAILED ? NULL : at;
     r->kept = calloc(c->slots, sizeof(*r->kept));
-    r->count = calloc((size_t) kv->heads * TR_KV_TIERS_MAX, sizeof(*r->count));
-    if (r->tokens == NULL || r->kept == NULL || r->count == NULL) {
+    if (r->tokens == NULL || r->kept == NULL) {
         return tr_error_set(err, TR_ERR_NOMEM, "kv_reuse",
                             "no memory for the tokens of %u sequences of %u",
                             c->slots, c->max_len);
@@ -82,7 +81,6 @@ tr_kv_kept_free(tr_kv_cache_t *kv)
         munmap(r->tokens, r->tokens_size);
     }
     free(r->kept);
-    free(r->count);
 }
 
 bool
@@ -131,22 +129,45 @@ is_for(const tr_kv_cache_t *kv, int32_t slot, const tr_kv_policy_t *policy,
            && same_policy(&kv->policy[slot].origin, policy);
 }
 
-/* Adds a slot's pages to those of kept slots, or takes them away. */
+/* What a kept slot has, by the cache's account: no longer counted among what is
+ * kept, and counted. */
 static void
-count_pages(tr_kv_cache_t *kv, int32_t slot, bool more)
+uncount(tr_kv_cache_t *kv, int32_t slot)
 {
-    const tr_kv_manager_t *m = &kv->m;
+    tr_kv_reuse_t *r = kv->reuse;
+    const tr_kv_kept_t *k = &r->kept[slot];
 
-    for (uint32_t h = 0; h < kv->heads; h++) {
-        manager_run_t run[MANAGER_RUNS];
-        uint32_t n = manager_runs(m, &m->seq[slot], manager_counts(m, slot, h),
-                                  0, run);
+    for (uint32_t i = 0; i < TR_KV_LAYOUTS_MAX; i++) {
+        r->kept_pages[i] -= k->pages[i];
+    }
+    r->idle_pages -= k->pins == 0 ? k->held : 0;
+    r->kept_tokens -= k->n;
+    r->kept_held -= k->tokens;
+}
 
-        for (uint32_t i = 0; i < n; i++) {
-            uint64_t *pages = &kv->reuse->kept_pages[run[i].layout];
+static void
+count(tr_kv_cache_t *kv, int32_t slot)
+{
+    tr_kv_reuse_t *r = kv->reuse;
+    tr_kv_kept_t *k = &r->kept[slot];
 
-            *pages = more ? *pages + run[i].n : *pages - run[i].n;
-        }
+    k->held = kv->ops->held(kv, slot, k->pages);
+    k->tokens = kv->m.slot[slot].tokens;
+    for (uint32_t i = 0; i < TR_KV_LAYOUTS_MAX; i++) {
+        r->kept_pages[i] += k->pages[i];
+    }
+    r->idle_pages += k->pins == 0 ? k->held : 0;
+    r->kept_tokens += k->n;
+    r->kept_held += k->tokens;
+}
+
+void
+tr_kv_kept_told(tr_kv_cache_t *kv, int32_t slot)
+{
+    if (kv->reuse != NULL && kv->reuse->kept != NULL
+        && kv->reuse->kept[slot].kept) {
+        uncount(kv, slot);
+        count(kv, slot);
     }
 }
 
@@ -159,12 +180,10 @@ forget(tr_kv_cache_t *kv, int32_t slot)
 
     assert(k->kept && k->pins == 0);
     tr_kv_store_gone(kv, true, (uint32_t) slot);
-    count_pages(kv, slot, false);
-    r->idle_pages -= kv->m.slot[slot].pages;
-    r->kept_tokens -= k->n;
+    uncount(kv, slot);
     r->n_kept--;
     memset(k, 0, sizeof(*k));
-    tr_kv_host_release(kv, slot);
+    kv->ops->release(kv, slot);
 }
 
 bool
@@ -222,45 +241,20 @@ keep_slot(tr_kv_cache_t *kv, int32_t slot)
     k->on = k->ends = false;
     k->kept = true;
     k->used = r->now;
-    count_pages(kv, slot, true);
-    r->idle_pages += kv->m.slot[slot].pages;
-    r->kept_tokens += k->n;
+    count(kv, slot);
     r->n_kept++;
     return true;
 }
 
 /* ---- finding ------------------------------------------------------------ */
 
-/* No more pages than the first c tokens of this slot take in a copy. */
-static uint64_t
-most_pages(const tr_kv_cache_t *kv, int32_t slot, uint32_t c)
-{
-    const tr_kv_manager_t *m = &kv->m;
-    tr_kv_seq_t q = m->seq[slot];
-    uint64_t pages = 0;
-
-    q.base = c;
-    for (uint32_t h = 0; h < kv->heads; h++) {
-        uint32_t count[TR_KV_TIERS_MAX], n;
-        manager_run_t run[MANAGER_RUNS];
-
-        for (uint32_t l = 0; l < TR_KV_TIERS_MAX; l++) {
-            count[l] = manager_counts(m, slot, h)[l];
-            count[l] = count[l] < c ? count[l] : c;
-        }
-        n = manager_runs(m, &q, count, 0, run);
-        for (uint32_t i = 0; i < n; i++) {
-            pages += run[i].n;
-        }
-    }
-    return pages;
-}
-
 static void
 pin(tr_kv_cache_t *kv, int32_t slot)
 {
-    if (kv->reuse->kept[slot].pins++ == 0) {
-        kv->reuse->idle_pages -= kv->m.slot[slot].pages;
+    tr_kv_kept_t *k = &kv->reuse->kept[slot];
+
+    if (k->pins++ == 0) {
+        kv->reuse->idle_pages -= k->held;
     }
 }
 
@@ -296,7 +290,7 @@ tr_kv_kept_find(tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
     }
     uncompressed = (uint64_t) (found->tokens / kv->plan.layout[0].tokens)
                    * kv->heads;
-    if (most_pages(kv, best, found->tokens) > uncompressed) {
+    if (kv->ops->copy_pages(kv, best, found->tokens) > uncompressed) {
         found->tokens = 0;
         return;
     }
@@ -316,206 +310,12 @@ tr_kv_kept_drop(tr_kv_cache_t *kv, tr_kv_found_t *found)
     k = &kv->reuse->kept[found->kept - 1];
     k->used = kv->reuse->now;
     if (--k->pins == 0) {
-        kv->reuse->idle_pages += kv->m.slot[found->kept - 1].pages;
+        kv->reuse->idle_pages += k->held;
     }
     found->kept = 0;
 }
 
 /* ---- copies ------------------------------------------------------------- */
-
-/* What a slot becomes that has the first c tokens of `from`. */
-static void
-cut_seq(const tr_kv_cache_t *kv, int32_t from, uint32_t c, tr_kv_seq_t *to)
-{
-    *to = kv->m.seq[from];
-    to->base = c;
-    to->window_from = to->window_from < c ? to->window_from : c;
-    to->recent_from = UINT32_MAX;
-    to->read_pages = 0;
-}
-
-/* Position of token i of tier l of a head. */
-static uint32_t
-position_of(const tr_kv_cache_t *kv, int32_t slot, uint32_t head, uint32_t l,
-            uint32_t i)
-{
-    const tr_kv_seq_t *q = &kv->m.seq[slot];
-    const tr_kv_layout_t *layout = &kv->plan.layout[q->tier_layout[l]];
-    int32_t page;
-
-    if (layout->position == 0) { /* in order */
-        return q->sinks + i;
-    }
-    page = manager_row(
-        &kv->m, slot, head)[tr_kv_tier_entry(&kv->view, l, i / layout->tokens)];
-    return tr_kv_position_at(layout, tr_kv_page_at(&kv->view, page),
-                             i % layout->tokens);
-}
-
-typedef struct {
-    const tr_kv_cache_t *kv;
-    int32_t from, to;
-    uint32_t c, b; /* of b tokens, c */
-} copy_t;
-
-/* What becomes of each token of these heads, and how many are in each tier. */
-static void
-choose_heads(void *arg, uint32_t first, uint32_t end, uint32_t worker)
-{
-    const copy_t *j = arg;
-    const tr_kv_manager_t *m = &j->kv->m;
-    const tr_kv_seq_t *q = &m->seq[j->from];
-
-    (void) worker;
-    for (uint32_t h = first; h < end; h++) {
-        int8_t *dest = m->dest + (size_t) h * m->dest_len;
-        uint32_t *count = j->kv->reuse->count + h * TR_KV_TIERS_MAX;
-        const uint32_t *have = manager_counts(m, j->from, h);
-        uint32_t windowed = tr_kv_windowed(q);
-
-        memset(count, 0, TR_KV_TIERS_MAX * sizeof(*count));
-        for (uint32_t l = 0; l < q->n_tiers; l++) {
-            for (uint32_t i = 0; i < have[l]; i++) {
-                bool stays = position_of(j->kv, j->from, h, l, i) < j->c;
-
-                *dest++ = stays ? (int8_t) l : TR_KV_NOWHERE;
-                count[l] += stays;
-            }
-        }
-        for (uint32_t i = 0; i < windowed; i++) {
-            *dest++ = tr_kv_windowed_position(q, i) < j->c ? TR_KV_WINDOW
-                                                           : TR_KV_NOWHERE;
-        }
-    }
-}
-
-static void
-scale_score(const copy_t *j, int32_t page, const tr_kv_layout_t *l, uint32_t at,
-            uint32_t position)
-{
-    uint8_t *score = tr_kv_page_at(&j->kv->view, page) + l->score + 4 * at;
-    float s;
-
-    memcpy(&s, score, 4);
-    s = position + 1 < j->c
-            ? s * (float) (j->c - 1 - position) / (float) (j->b - 1 - position)
-            : 0;
-    memcpy(score, &s, 4);
-}
-
-/* Scores as if there had been no query from c on. */
-static void
-scale_heads(void *arg, uint32_t first, uint32_t end, uint32_t worker)
-{
-    const copy_t *j = arg;
-    const tr_kv_manager_t *m = &j->kv->m;
-    const tr_kv_seq_t *q = &m->seq[j->to];
-
-    (void) worker;
-    for (uint32_t h = first; h < end; h++) {
-        const int32_t *row = manager_row(m, j->to, h);
-        const tr_kv_layout_t *l;
-
-        for (uint32_t t = 0; t < q->n_tiers; t++) {
-            uint32_t n = manager_counts(m, j->to, h)[t];
-
-            l = &j->kv->plan.layout[q->tier_layout[t]];
-            for (uint32_t i = 0; i < n && l->score != 0; i++) {
-                scale_score(
-                    j, row[tr_kv_tier_entry(&j->kv->view, t, i / l->tokens)], l,
-                    i % l->tokens, position_of(j->kv, j->to, h, t, i));
-            }
-        }
-        l = &j->kv->plan.layout[q->window_layout];
-        for (uint32_t i = 0; i < tr_kv_windowed(q) && l->score != 0; i++) {
-            uint32_t p = tr_kv_windowed_position(q, i);
-            uint32_t at = tr_kv_window_entry(q, p);
-
-            scale_score(j, row[j->kv->view.at_window + at / l->tokens], l,
-                        at % l->tokens, p);
-        }
-    }
-}
-
-/* What the manager plans at a prompt's end (manager_prompt.h), for a slot just
- * opened that becomes `to`: result[0], and pages for so many tokens in its tiers
- * (reuse->count) in to_tables. */
-static void
-plan_copy(tr_kv_cache_t *kv, int32_t slot, const tr_kv_seq_t *to)
-{
-    const tr_kv_manager_t *m = &kv->m;
-    tr_kv_job_t *j = &m->job[0];
-    manager_total_t total;
-    uint32_t h, l, r, n;
-
-    assert(m->slot[slot].tokens == 0 && m->slot[slot].pages == 0
-           && to->n_tiers == m->seq[slot].n_tiers);
-    memset(j, 0, sizeof(*j));
-    j->from = m->seq[slot];
-    j->to = *to;
-    j->slot = slot;
-    j->len = to->base;
-    j->rule = m->slot[slot].rule;
-    j->granted = j->move = true;
-    for (h = 0; h < kv->heads; h++) {
-        tr_kv_head_plan_t *plan = &m->head[h];
-        manager_run_t run[MANAGER_RUNS];
-
-        memset(plan, 0, sizeof(*plan));
-        for (l = 0; l < TR_KV_TIERS_MAX; l++) {
-            plan->count[l] = kv->reuse->count[h * TR_KV_TIERS_MAX + l];
-            /* known when the prompt that follows is complete */
-            plan->candidate[l].significance = manager_infinity();
-        }
-        n = manager_runs(m, to, plan->count, 0, run);
-        for (r = 0; r < n; r++) {
-            plan->pages += run[r].n;
-        }
-    }
-    manager_total_job(m, 0, &total);
-    manager_admit(m, 1);
-    for (h = 0; h < kv->heads; h++) {
-        manager_fill(m, 0, h);
-    }
-}
-
-/* The first c tokens of `from` into `to`, which was just opened; with `evict`,
- * others make room. */
-static tr_status_t
-copy(tr_kv_cache_t *kv, int32_t from, int32_t to, uint32_t c, bool evict)
-{
-    const tr_stream_t *s = &kv->config.stream;
-    copy_t j = { kv, from, to, c, kv->m.seq[from].base };
-    tr_kv_compress_t move;
-    tr_kv_seq_t seq;
-    int bad;
-
-    cut_seq(kv, from, c, &seq);
-    tr_thread_pool_run(s->thread_pool, s->threads, kv->heads, 2, choose_heads,
-                       &j);
-    plan_copy(kv, to, &seq);
-    if (kv->m.result[0] == TR_KV_STALLED && evict
-        && tr_kv_reuse_room(kv, to, kv->m.job[0].pages)) {
-        plan_copy(kv, to, &seq);
-    }
-    if (kv->m.result[0] != TR_KV_GRANTED) {
-        assert(kv->m.result[0] == TR_KV_STALLED);
-        return TR_AGAIN;
-    }
-    move = kv->m.compress[0];
-    move.slot = from;
-    bad = kv->config.kernels->kv_compress(s, &kv->view, &move, kv->kernel_work);
-    tr_kv_host_install_prompts(s, &kv->m, 1);
-    kv->totals.tokens += c;
-    if (bad != TR_KERNEL_OK) { /* the pages are there, and worthless */
-        return TR_ERR_INTERNAL;
-    }
-    if (c < j.b && seq.scored) {
-        tr_thread_pool_run(s->thread_pool, s->threads, kv->heads, 2,
-                           scale_heads, &j);
-    }
-    return TR_OK;
-}
 
 tr_status_t
 tr_kv_kept_adopt(tr_kv_cache_t *kv, int32_t slot, const tr_prefix_key_t *key,
@@ -526,9 +326,9 @@ tr_kv_kept_adopt(tr_kv_cache_t *kv, int32_t slot, const tr_prefix_key_t *key,
     assert(!k->on && !k->kept);
     k->on = true;
     k->key = *key;
-    return found->kept == 0
-               ? TR_OK
-               : copy(kv, (int32_t) found->kept - 1, slot, found->tokens, true);
+    return found->kept == 0 ? TR_OK
+                            : kv->ops->copy(kv, (int32_t) found->kept - 1, slot,
+                                            found->tokens, true);
 }
 
 /* ---- from files --------------------------------------------------------- */
@@ -559,32 +359,20 @@ tr_status_t
 tr_kv_kept_restore(tr_kv_cache_t *kv, int32_t slot, uint32_t n,
                    uint32_t window_from, uint32_t sinks, const uint32_t *counts)
 {
+    const tr_kv_restore_t restore = { slot, n, window_from, sinks, counts };
     tr_kv_seq_t seq = kv->m.seq[slot];
     uint32_t most = tr_kv_rule_sinks(&kv->policy[slot].origin.rule, UINT32_MAX);
 
     seq.base = n;
     seq.window_from = window_from;
     seq.sinks = sinks;
-    seq.recent_from = UINT32_MAX;
     if (n < MIN_TOKENS || n > kv->config.max_len || window_from > n
         || sinks > window_from || sinks > most
         || (seq.window != 0 && n - window_from > seq.window)
         || !adds_up(kv, &seq, counts)) {
         return TR_ERR_INVALID;
     }
-    memcpy(kv->reuse->count, counts,
-           (size_t) kv->heads * TR_KV_TIERS_MAX * sizeof(*counts));
-    plan_copy(kv, slot, &seq);
-    if (kv->m.result[0] == TR_KV_STALLED
-        && tr_kv_reuse_room(kv, slot, kv->m.job[0].pages)) {
-        plan_copy(kv, slot, &seq);
-    }
-    if (kv->m.result[0] != TR_KV_GRANTED) {
-        return TR_AGAIN;
-    }
-    tr_kv_host_install_prompts(&kv->config.stream, &kv->m, 1);
-    kv->totals.tokens += n;
-    return TR_OK;
+    return kv->ops->restore(kv, &restore);
 }
 
 void
@@ -600,15 +388,17 @@ tr_kv_kept_restored(tr_kv_cache_t *kv, int32_t slot, const int32_t *tokens,
 
 /* ---- keeping ------------------------------------------------------------ */
 
-/* Is all of the slot compressed, and nothing of it on its way? */
+/* Is all of the slot compressed, and the first n of it there?  A row under way may
+ * bring one more. */
 static bool
 whole(const tr_kv_cache_t *kv, int32_t slot, uint32_t n)
 {
     const tr_kv_slot_t *s = &kv->m.slot[slot];
 
     return kv->reuse->kept != NULL && kv->reuse->kept[slot].on && !s->out
-           && s->uncompressed_pages == 0 && s->tokens == n
-           && kv->m.seq[slot].base == n && n >= MIN_TOKENS;
+           && s->uncompressed_pages == 0 && s->tokens >= n
+           && kv->m.seq[slot].base == s->tokens && n >= MIN_TOKENS
+           && !tr_kv_compressing(kv, slot);
 }
 
 void
@@ -662,8 +452,8 @@ tr_kv_keep_copy(tr_kv_cache_t *kv, int32_t slot, const int32_t *tokens,
     if (to < 0) {
         return false;
     }
-    if (copy(kv, slot, to, n, evict) != TR_OK) {
-        tr_kv_host_release(kv, to);
+    if (kv->ops->copy(kv, slot, to, n, evict) != TR_OK) {
+        kv->ops->release(kv, to);
         return false;
     }
     k = &kv->reuse->kept[to];
@@ -672,7 +462,7 @@ tr_kv_keep_copy(tr_kv_cache_t *kv, int32_t slot, const int32_t *tokens,
     memcpy(tokens_of(kv, to), tokens, n * sizeof(*tokens));
     if (!keep_slot(kv, to)) {
         memset(k, 0, sizeof(*k));
-        tr_kv_host_release(kv, to);
+        kv->ops->release(kv, to);
     }
     return true;
 }

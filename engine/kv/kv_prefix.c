@@ -393,7 +393,7 @@ tr_kv_reuse_totals(const tr_kv_cache_t *kv, tr_kv_totals_t *out)
 
     if (r != NULL) {
         tr_prefix_stats(r->tree, &s);
-        out->tokens += s.held_tokens - r->lent - r->kept_tokens;
+        out->tokens += s.held_tokens - r->lent - r->kept_held;
         out->pages[0] += (uint64_t) s.held * kv->heads;
         out->cached_pages = tr_kv_reuse_idle(kv);
     }

@@ -7,6 +7,9 @@
  *   close            release, ends, recycle
  *   plan_prompts     classify (some heads a task), total, admit, fill
  *   install_prompts  install, settle
+ *   plan_cuts        cut (some heads a task), total, admit, fill
+ *   plan_restores    restore, total, admit, fill
+ *   install_cuts     as of prompts, then rescore (some heads a task)
  *
  * Small launches run in the caller: to wake helpers costs more than some
  * hundred heads.
@@ -20,6 +23,7 @@
     memset(tr_kv_page_at(&(m)->view, page), TR_KV_POISON, (m)->view.page_bytes)
 #endif
 
+#include "manager_cut.h"
 #include "manager_prompt.h"
 #include "manager_share.h"
 #include "manager_step.h"
@@ -324,6 +328,21 @@ tokens_of(const tr_kv_manager_t *m, const tr_kv_complete_t *complete,
     return tokens * m->heads;
 }
 
+/* Pages for the n jobs whose heads are planned. */
+static void
+grant_jobs(const tr_stream_t *s, run_t *r)
+{
+    manager_total_t total;
+    uint64_t pages = 0;
+
+    for (uint32_t i = 0; i < r->n; i++) {
+        manager_total_job(r->m, i, &total);
+        pages += r->m->job[i].pages;
+    }
+    manager_admit(r->m, r->n);
+    share(s, pages >= PARALLEL, r->n * r->m->heads, ROW_GRAIN, fill_rows, r);
+}
+
 void
 tr_kv_host_plan_prompts(const tr_stream_t *s, const tr_kv_manager_t *m,
                         const tr_kv_complete_t *complete, uint32_t n,
@@ -334,17 +353,10 @@ tr_kv_host_plan_prompts(const tr_stream_t *s, const tr_kv_manager_t *m,
                 .n = n,
                 .work = work,
                 .work_size = work_of_thread(m) };
-    manager_total_t total;
-    uint64_t pages = 0;
 
     share(s, tokens_of(m, complete, n) >= PARALLEL, n * m->heads, PROMPT_GRAIN,
           classify_heads, &r);
-    for (uint32_t i = 0; i < n; i++) {
-        manager_total_job(m, i, &total);
-        pages += m->job[i].pages;
-    }
-    manager_admit(m, n);
-    share(s, pages >= PARALLEL, n * m->heads, ROW_GRAIN, fill_rows, &r);
+    grant_jobs(s, &r);
 }
 
 void
@@ -359,4 +371,67 @@ tr_kv_host_install_prompts(const tr_stream_t *s, const tr_kv_manager_t *m,
     }
     share(s, pages >= PARALLEL, n * m->heads, ROW_GRAIN, install_rows, &r);
     manager_settle_prompts(m, n);
+}
+
+/* ---- cuts --------------------------------------------------------------- */
+
+static void
+cut_heads(void *arg, uint32_t first, uint32_t end, uint32_t worker)
+{
+    const run_t *r = arg;
+    manager_cut_t shared;
+
+    (void) worker;
+    for (; first < end; first++) {
+        manager_cut_head(r->m, r->in, first / r->m->heads, first % r->m->heads,
+                         &shared);
+    }
+}
+
+static void
+rescore_heads(void *arg, uint32_t first, uint32_t end, uint32_t worker)
+{
+    const run_t *r = arg;
+
+    (void) worker;
+    for (; first < end; first++) {
+        manager_rescore(r->m, r->history, r->history_len, first / r->m->heads,
+                        first % r->m->heads);
+    }
+}
+
+void
+tr_kv_host_plan_cuts(const tr_stream_t *s, const tr_kv_manager_t *m,
+                     const tr_kv_cut_t *cuts, uint32_t n)
+{
+    run_t r = { .m = m, .in = cuts, .n = n };
+
+    share(s, true, n * m->heads, PROMPT_GRAIN, cut_heads, &r);
+    grant_jobs(s, &r);
+}
+
+void
+tr_kv_host_plan_restores(const tr_kv_manager_t *m,
+                         const tr_kv_restore_t *restores, uint32_t n)
+{
+    const tr_stream_t here = { .threads = 1 };
+    run_t r = { .m = m, .in = restores, .n = n };
+    manager_cut_t shared;
+
+    for (uint32_t i = 0; i < n * m->heads; i++) {
+        manager_restore_head(m, restores, i / m->heads, i % m->heads, &shared);
+    }
+    grant_jobs(&here, &r);
+}
+
+void
+tr_kv_host_install_cuts(const tr_stream_t *s, const tr_kv_manager_t *m,
+                        int32_t *history, uint32_t history_len, uint32_t n)
+{
+    run_t r = {
+        .m = m, .n = n, .history = history, .history_len = history_len
+    };
+
+    tr_kv_host_install_prompts(s, m, n);
+    share(s, true, n * m->heads, PROMPT_GRAIN, rescore_heads, &r);
 }

@@ -44,7 +44,17 @@ void tr_kv_host_plan_prompts(const tr_stream_t *s, const tr_kv_manager_t *m,
 void tr_kv_host_install_prompts(const tr_stream_t *s, const tr_kv_manager_t *m,
                                 uint32_t n);
 
+/* Behind either, kv_compress moves what m->compress says, and then: */
+void tr_kv_host_plan_cuts(const tr_stream_t *s, const tr_kv_manager_t *m,
+                          const tr_kv_cut_t *cuts, uint32_t n);
+void tr_kv_host_plan_restores(const tr_kv_manager_t *m,
+                              const tr_kv_restore_t *restores, uint32_t n);
 /* history: [slots][history_len] tokens of each slot, copied too, or NULL. */
+void tr_kv_host_install_cuts(const tr_stream_t *s, const tr_kv_manager_t *m,
+                             int32_t *history, uint32_t history_len,
+                             uint32_t n);
+
+/* history as above. */
 void tr_kv_host_fork(const tr_stream_t *s, const tr_kv_manager_t *m,
                      int32_t *history, uint32_t history_len,
                      const tr_kv_fork_t *fork, uint32_t n);

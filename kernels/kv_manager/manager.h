@@ -41,6 +41,9 @@
  *        -> install_prompts               old pages come back
  *        -> step, step ..                 one token a request and step
  *        -> close, or give and take when it is preempted
+ *   open -> plan_cuts                     the beginning of another slot
+ *           (kv_compress moves the tokens)
+ *        -> install_cuts -> prompt        a later turn of it
  *   tally                                 what each slot holds, for the host
  *
  * Uncompressed pages can be kept for others, block by block (manager_share.h): a
@@ -111,6 +114,20 @@ typedef struct {
     uint32_t len;
 } tr_kv_fork_t;
 
+/* The first len tokens of a compressed slot, each at its level, into another one
+ * that was just opened with the same levels (manager_cut.h). */
+typedef struct {
+    int32_t from, to;
+    uint32_t len;
+} tr_kv_cut_t;
+
+/* A slot just opened gets pages for tokens that come from elsewhere. */
+typedef struct {
+    int32_t slot;
+    uint32_t len, window_from, sinks; /* of tr_kv_seq_t; base is len */
+    const uint32_t *count;            /* [heads][TR_KV_TIERS_MAX] */
+} tr_kv_restore_t;
+
 /* What becomes of a block: page `entry` of each head of a slot, and the kept
  * block that has the number `block` (manager_share.h). */
 typedef enum {
@@ -166,7 +183,8 @@ typedef struct {
 /* One prompt between plan and install. */
 typedef struct {
     tr_kv_seq_t from, to;
-    int32_t slot; /* -1: stalled or refused */
+    int32_t slot;   /* -1: stalled or refused */
+    int32_t source; /* whose tokens move, -1: nobody's */
     uint32_t n_uncompressed, observe;
     uint32_t len, uncompressed_pages, pages, old_pages;
     uint64_t first; /* in the ring: of the new pages */

@@ -317,7 +317,7 @@ manager_admit(const tr_kv_manager_t *m, uint32_t n)
                 c->slot = j->slot = -1;
                 continue;
             }
-            c->slot = j->slot;
+            c->slot = j->source;
             j->first = start;
             start += j->pages;
             left -= j->pages;

@@ -68,7 +68,7 @@ manager_job(const tr_kv_manager_t *m, const tr_kv_complete_t *c, tr_kv_job_t *j)
     uint32_t recent;
 
     memset(j, 0, sizeof(*j));
-    j->slot = -1;
+    j->slot = j->source = -1;
     j->len = c->len;
     if (c->slot < 0 || (uint32_t) c->slot >= m->size.slots
         || !m->slot[c->slot].open || m->slot[c->slot].out) {
@@ -80,7 +80,7 @@ manager_job(const tr_kv_manager_t *m, const tr_kv_complete_t *c, tr_kv_job_t *j)
         || c->rule.n_levels != j->from.n_tiers) {
         return;
     }
-    j->slot = c->slot;
+    j->slot = j->source = c->slot;
     j->rule = c->rule;
     j->granted = true;
     if (c->rule.n_levels == 0 || s->uncompressed_pages == 0) {

@@ -1,0 +1,93 @@
+/*
+ * Copies of compressed prefixes in the cache that is here (kv_kept.c,
+ * kernels/kv_manager/manager_cut.h): planned, moved and put into the new slot's
+ * table before the call returns.
+ */
+#include "kernels/kernels.h"
+#include "kv_internal.h"
+
+uint32_t
+tr_kv_host_held(const tr_kv_cache_t *kv, int32_t slot,
+                uint32_t pages[TR_KV_LAYOUTS_MAX])
+{
+    const tr_kv_manager_t *m = &kv->m;
+
+    memset(pages, 0, TR_KV_LAYOUTS_MAX * sizeof(*pages));
+    for (uint32_t h = 0; h < kv->heads; h++) {
+        manager_run_t run[MANAGER_RUNS];
+        uint32_t n = manager_runs(m, &m->seq[slot], manager_counts(m, slot, h),
+                                  0, run);
+
+        for (uint32_t i = 0; i < n; i++) {
+            pages[run[i].layout] += run[i].n;
+        }
+    }
+    return m->slot[slot].pages;
+}
+
+uint64_t
+tr_kv_host_copy_pages(const tr_kv_cache_t *kv, int32_t from, uint32_t c)
+{
+    const tr_kv_manager_t *m = &kv->m;
+    tr_kv_seq_t q = m->seq[from];
+    uint64_t pages = 0;
+
+    q.base = c;
+    for (uint32_t h = 0; h < kv->heads; h++) {
+        uint32_t count[TR_KV_TIERS_MAX], n;
+        manager_run_t run[MANAGER_RUNS];
+
+        for (uint32_t l = 0; l < TR_KV_TIERS_MAX; l++) {
+            count[l] = manager_counts(m, from, h)[l];
+            count[l] = count[l] < c ? count[l] : c;
+        }
+        n = manager_runs(m, &q, count, 0, run);
+        for (uint32_t i = 0; i < n; i++) {
+            pages += run[i].n;
+        }
+    }
+    return pages;
+}
+
+tr_status_t
+tr_kv_host_copy(tr_kv_cache_t *kv, int32_t from, int32_t to, uint32_t c,
+                bool evict)
+{
+    const tr_stream_t *s = &kv->config.stream;
+    const tr_kv_cut_t cut = { from, to, c };
+    int bad;
+
+    tr_kv_host_plan_cuts(s, &kv->m, &cut, 1);
+    if (kv->m.result[0] == TR_KV_STALLED && evict
+        && tr_kv_reuse_room(kv, to, kv->m.job[0].pages)) {
+        tr_kv_host_plan_cuts(s, &kv->m, &cut, 1);
+    }
+    if (kv->m.result[0] != TR_KV_GRANTED) {
+        assert(kv->m.result[0] == TR_KV_STALLED);
+        return TR_AGAIN;
+    }
+    bad = kv->config.kernels->kv_compress(s, &kv->view, &kv->m.compress[0],
+                                          kv->kernel_work);
+    tr_kv_host_install_cuts(s, &kv->m, NULL, 0, 1);
+    kv->totals.tokens += c;
+    /* else the pages are there, and worthless */
+    return bad == TR_KERNEL_OK ? TR_OK : TR_ERR_INTERNAL;
+}
+
+tr_status_t
+tr_kv_host_restore(tr_kv_cache_t *kv, const tr_kv_restore_t *restore)
+{
+    const tr_stream_t *s = &kv->config.stream;
+
+    tr_kv_host_plan_restores(&kv->m, restore, 1);
+    if (kv->m.result[0] == TR_KV_STALLED
+        && tr_kv_reuse_room(kv, restore->slot, kv->m.job[0].pages)) {
+        tr_kv_host_plan_restores(&kv->m, restore, 1);
+    }
+    if (kv->m.result[0] != TR_KV_GRANTED) {
+        return TR_AGAIN;
+    }
+    tr_kv_host_install_cuts(s, &kv->m, NULL, 0, 1);
+    kv->totals.tokens += restore->len;
+    return TR_OK;
+}
