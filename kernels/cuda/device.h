@@ -738,7 +738,8 @@ size_t tr_cuda_kv_swap_work(const tr_kv_view_t *kv);
     F(manager_memory) F(manager_create) F(manager_open) F(manager_prompt)  \
     F(manager_step) F(manager_close) F(manager_plan_prompts)               \
     F(manager_install_prompts) F(manager_give) F(manager_take)             \
-    F(manager_fork) F(manager_share) F(manager_tally)
+    F(manager_fork) F(manager_share) F(manager_tally)                      \
+    F(manager_plan_cuts) F(manager_plan_restores) F(manager_install_cuts)
 /* clang-format on */
 
 typedef struct {

@@ -51,6 +51,22 @@ int tr_cuda_manager_plan_prompts(const tr_cuda_stream_t *s,
 int tr_cuda_manager_install_prompts(const tr_cuda_stream_t *s,
                                     const tr_kv_manager_t *m, uint32_t n);
 
+/* The beginnings of compressed slots into others (kernels/kv_manager/manager_cut.h),
+ * or pages for what comes from elsewhere: planned as prompts are; then
+ * tr_cuda_kv_compress moves what m->compress says, and install puts the pages into
+ * the tables and sees to scores and history, unless that is NULL.  No slot is
+ * twice `to`, or both.  What cannot be is refused, alone; the longest slot that
+ * is cut counts for kv_compress.  count of a restore is device memory. */
+int tr_cuda_manager_plan_cuts(const tr_cuda_stream_t *s,
+                              const tr_kv_manager_t *m, const tr_kv_cut_t *cuts,
+                              uint32_t n);
+int tr_cuda_manager_plan_restores(const tr_cuda_stream_t *s,
+                                  const tr_kv_manager_t *m,
+                                  const tr_kv_restore_t *restores, uint32_t n);
+int tr_cuda_manager_install_cuts(const tr_cuda_stream_t *s,
+                                 const tr_kv_manager_t *m,
+                                 const tr_cuda_history_t *history, uint32_t n);
+
 /* Copies pages, scores included, and from where `recent` was counted; also the
  * tokens of history, unless that is NULL.  No slot is both from and to, or twice
  * to.  What cannot be is refused, alone. */

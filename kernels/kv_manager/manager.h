@@ -175,6 +175,7 @@ typedef struct {
     bool uncompressed; /* coming tokens are uncompressed */
     bool out;
     uint32_t tiered[TR_KV_TIERS_MAX]; /* tokens by tier, modulo 2^32 */
+    uint32_t tier_pages[TR_KV_TIERS_MAX];
     /* heads that can take a page for a tier in the next step, at most; and in
      * the step after that */
     uint32_t edge[TR_KV_EDGES];

@@ -64,7 +64,7 @@ manager_fork(const tr_kv_manager_t *m, int32_t *history, uint32_t history_len,
 /* ---- tally -------------------------------------------------------------- */
 
 typedef struct {
-    uint32_t tiered[TR_KV_TIERS_MAX];
+    uint32_t tiered[TR_KV_TIERS_MAX], pages[TR_KV_TIERS_MAX];
     uint32_t edge[TR_KV_EDGES];
 } manager_tally_t;
 
@@ -72,7 +72,7 @@ typedef struct {
  * in a step, so that it is known which ones come to the end of a page. */
 TR_HD void
 manager_tally_head(const tr_kv_manager_t *m, int32_t slot, uint32_t head,
-                   uint32_t *tiered, uint32_t *edge)
+                   manager_tally_t *sum)
 {
     const tr_kv_seq_t *q = &m->seq[slot];
     const uint32_t *count = manager_counts(m, slot, head);
@@ -82,11 +82,12 @@ manager_tally_head(const tr_kv_manager_t *m, int32_t slot, uint32_t head,
         uint32_t tokens = m->place[q->tier_layout[l]].tokens;
         uint32_t left = (tokens - count[l] % tokens) % tokens;
 
-        tiered[l] += count[l];
+        sum->tiered[l] += count[l];
+        sum->pages[l] += manager_ceil(count[l], tokens);
         room = left < room ? left : room;
     }
     for (uint32_t i = 0; i < TR_KV_EDGES; i++) {
-        edge[i] += room / (grows > 1 ? grows : 1) <= i;
+        sum->edge[i] += room / (grows > 1 ? grows : 1) <= i;
     }
 }
 
@@ -97,25 +98,27 @@ manager_tally(const tr_kv_manager_t *m, int32_t slot, manager_tally_t *s)
     const tr_kv_seq_t *q = &m->seq[slot];
 
     EACH_FEW (l, TR_KV_TIERS_MAX) {
-        s->tiered[l] = 0;
+        s->tiered[l] = s->pages[l] = 0;
         if (l < TR_KV_EDGES) {
             s->edge[l] = 0;
         }
     }
     EACH_THREAD (tid) {
-        uint32_t sum[TR_KV_TIERS_MAX] = { 0 }, edge[TR_KV_EDGES] = { 0 };
+        manager_tally_t sum;
 
+        memset(&sum, 0, sizeof(sum));
         for (uint32_t h = tid; h < m->heads && t->open; h += MANAGER_THREADS) {
-            manager_tally_head(m, slot, h, sum, edge);
+            manager_tally_head(m, slot, h, &sum);
         }
         for (uint32_t i = 0; i < TR_KV_EDGES; i++) {
-            if (edge[i] != 0) {
-                MANAGER_ADD(&s->edge[i], edge[i]);
+            if (sum.edge[i] != 0) {
+                MANAGER_ADD(&s->edge[i], sum.edge[i]);
             }
         }
         for (uint32_t l = 0; l < TR_KV_TIERS_MAX; l++) {
-            if (sum[l] != 0) {
-                MANAGER_ADD(&s->tiered[l], sum[l]);
+            if (sum.tiered[l] != 0) {
+                MANAGER_ADD(&s->tiered[l], sum.tiered[l]);
+                MANAGER_ADD(&s->pages[l], sum.pages[l]);
             }
         }
     }
@@ -133,6 +136,7 @@ manager_tally(const tr_kv_manager_t *m, int32_t slot, manager_tally_t *s)
         out->sinks = t->open ? q->sinks : 0;
         for (uint32_t l = 0; l < TR_KV_TIERS_MAX; l++) {
             out->tiered[l] = s->tiered[l];
+            out->tier_pages[l] = s->pages[l];
         }
         for (uint32_t i = 0; i < TR_KV_EDGES; i++) {
             out->edge[i] = s->edge[i];

@@ -235,6 +235,69 @@ tr_cuda_manager_install_prompts(const tr_cuda_stream_t *s,
                   m->size.max_prompts);
 }
 
+/* ---- cuts --------------------------------------------------------------- */
+
+static void
+cuts_body(void *args)
+{
+    some_t *a = args;
+
+    tr_kv_host_plan_cuts(&here, &a->m, a->in, a->n);
+}
+
+int
+tr_cuda_manager_plan_cuts(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
+                          const tr_kv_cut_t *cuts, uint32_t n)
+{
+    return launch(s, "manager_plan_cuts", cuts_body, m, cuts, n,
+                  m->size.max_prompts);
+}
+
+static void
+restores_body(void *args)
+{
+    some_t *a = args;
+
+    tr_kv_host_plan_restores(&a->m, a->in, a->n);
+}
+
+int
+tr_cuda_manager_plan_restores(const tr_cuda_stream_t *s,
+                              const tr_kv_manager_t *m,
+                              const tr_kv_restore_t *restores, uint32_t n)
+{
+    return launch(s, "manager_plan_restores", restores_body, m, restores, n,
+                  m->size.max_prompts);
+}
+
+static void
+install_cuts_body(void *args)
+{
+    some_t *a = args;
+
+    tr_kv_host_install_cuts(&here, &a->m, a->history.token, a->history.len,
+                            a->n);
+}
+
+int
+tr_cuda_manager_install_cuts(const tr_cuda_stream_t *s,
+                             const tr_kv_manager_t *m,
+                             const tr_cuda_history_t *history, uint32_t n)
+{
+    some_t a = { .m = *m, .in = m->job, .n = n };
+
+    if (n > m->size.max_prompts) {
+        return TR_KERNEL_BADARG;
+    }
+    if (history != NULL) {
+        a.history = *history;
+    }
+    a.m.view.layout = NULL;
+    return n == 0 ? TR_KERNEL_OK
+                  : soft_launch(s, "manager_install_cuts", install_cuts_body,
+                                &a, sizeof(a));
+}
+
 /* ---- out and in --------------------------------------------------------- */
 
 typedef struct {

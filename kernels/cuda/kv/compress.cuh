@@ -1,6 +1,7 @@
 /*
  * compress.cuh: everything that slots cache, to the places that their policies
- * chose (kv_view.h, tr_kv_compress_t); the counterpart of cpu/kv/kv_compress.c.
+ * chose (kv_view.h, tr_kv_compress_t), or the beginning of it to another slot;
+ * the counterpart of cpu/kv/kv_compress.c.
  *
  *   compress_index   a block for each job and head looks whether the choice can
  *                    be followed, and turns it round: which source each place
@@ -83,7 +84,7 @@ compress_open(compress_t *c, const compress_args_t *a, uint32_t j, uint32_t h)
     if (!seq_valid(a->layout, kv->n_layouts, c->from)
         || !seq_valid(a->layout, kv->n_layouts, c->to) || c->to->n_tiers == 0
         || c->from->base > UINT32_MAX - c->job->n_uncompressed
-        || c->to->base != c->from->base + c->job->n_uncompressed
+        || c->to->base > c->from->base + c->job->n_uncompressed
         || c->to->window_from > c->to->base) {
         return false;
     }

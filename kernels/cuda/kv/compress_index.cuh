@@ -24,7 +24,8 @@ source_target(const compress_t *c, uint32_t i)
                                 ? tr_kv_windowed_position(c->from, at)
                                 : c->from->base + (at - c->windowed);
 
-        if ((dest == TR_KV_WINDOW) != tr_kv_in_window(to, position)) {
+        if ((dest == TR_KV_WINDOW)
+            != (position < to->base && tr_kv_in_window(to, position))) {
             return TARGETS + 1;
         }
     }

@@ -8,6 +8,9 @@
  *   plan_prompts     classify, last of a prompt: total, last of all: admit
  *                                                 fill
  *   install_prompts  install, last: settle
+ *   plan_cuts        cut, last of a request: total, last of all: admit
+ *   plan_restores    restore, likewise             fill
+ *   install_cuts     as of prompts                 rescore
  *   give, take       one block each
  *   share            a block each, last: shared    (or copy: a head each)
  *   fork, tally      one launch each
@@ -18,6 +21,7 @@
 #include "kernels/cuda/device_manager.h"
 #include "kernels/cuda/launch.cuh"
 
+#include "kernels/kv_manager/manager_cut.h"
 #include "kernels/kv_manager/manager_prompt.h"
 #include "kernels/kv_manager/manager_share.h"
 #include "kernels/kv_manager/manager_slot.h"
@@ -124,6 +128,19 @@ static __global__ void __launch_bounds__(MANAGER_THREADS)
     manager_recycle(&m, blockIdx.y, blockIdx.x);
 }
 
+/* Behind the plan of a head of request blockIdx.y. */
+static __device__ void
+admit_last(const tr_kv_manager_t *m, manager_total_t *total)
+{
+    if (!last_block(&m->ticket[TICKETS + blockIdx.y], gridDim.x)) {
+        return;
+    }
+    manager_total_job(m, blockIdx.y, total);
+    if (last_block(&m->ticket[TICKET_PROMPTS], gridDim.y)) {
+        manager_admit(m, gridDim.y);
+    }
+}
+
 /* Grid (heads, requests). */
 static __global__ void __launch_bounds__(MANAGER_THREADS)
     classify_kernel(const __grid_constant__ tr_kv_manager_t m,
@@ -135,13 +152,43 @@ static __global__ void __launch_bounds__(MANAGER_THREADS)
     } s;
 
     manager_classify(&m, complete, blockIdx.y, blockIdx.x, &s.prompt);
-    if (!last_block(&m.ticket[TICKETS + blockIdx.y], gridDim.x)) {
-        return;
-    }
-    manager_total_job(&m, blockIdx.y, &s.total);
-    if (last_block(&m.ticket[TICKET_PROMPTS], gridDim.y)) {
-        manager_admit(&m, gridDim.y);
-    }
+    admit_last(&m, &s.total);
+}
+
+/* Grid (heads, requests). */
+static __global__ void __launch_bounds__(MANAGER_THREADS)
+    cut_kernel(const __grid_constant__ tr_kv_manager_t m,
+               const tr_kv_cut_t *cuts)
+{
+    __shared__ union {
+        manager_cut_t cut;
+        manager_total_t total;
+    } s;
+
+    manager_cut_head(&m, cuts, blockIdx.y, blockIdx.x, &s.cut);
+    admit_last(&m, &s.total);
+}
+
+/* Grid (heads, requests). */
+static __global__ void __launch_bounds__(MANAGER_THREADS)
+    restore_kernel(const __grid_constant__ tr_kv_manager_t m,
+                   const tr_kv_restore_t *restores)
+{
+    __shared__ union {
+        manager_cut_t cut;
+        manager_total_t total;
+    } s;
+
+    manager_restore_head(&m, restores, blockIdx.y, blockIdx.x, &s.cut);
+    admit_last(&m, &s.total);
+}
+
+/* Grid (heads, requests). */
+static __global__ void __launch_bounds__(MANAGER_THREADS)
+    rescore_kernel(const __grid_constant__ tr_kv_manager_t m,
+                   tr_cuda_history_t history)
+{
+    manager_rescore(&m, history.token, history.len, blockIdx.y, blockIdx.x);
 }
 
 static __global__ void __launch_bounds__(MANAGER_THREADS)
@@ -341,6 +388,60 @@ tr_cuda_manager_install_prompts(const tr_cuda_stream_t *s,
         return TR_KERNEL_OK;
     }
     install_kernel<<<warps, MANAGER_THREADS, 0, (cudaStream_t) s->stream>>>(*m);
+    return tr_cuda_check();
+}
+
+extern "C" int
+tr_cuda_manager_plan_cuts(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
+                          const tr_kv_cut_t *cuts, uint32_t n)
+{
+    cudaStream_t stream = (cudaStream_t) s->stream;
+    dim3 heads(m->heads, n), warps(manager_ceil(m->heads, MANAGER_WARPS), n);
+
+    if (n > m->size.max_prompts || (n != 0 && cuts == NULL)) {
+        return TR_KERNEL_BADARG;
+    }
+    if (n == 0) {
+        return TR_KERNEL_OK;
+    }
+    cut_kernel<<<heads, MANAGER_THREADS, 0, stream>>>(*m, cuts);
+    fill_kernel<<<warps, MANAGER_THREADS, 0, stream>>>(*m);
+    return tr_cuda_check();
+}
+
+extern "C" int
+tr_cuda_manager_plan_restores(const tr_cuda_stream_t *s,
+                              const tr_kv_manager_t *m,
+                              const tr_kv_restore_t *restores, uint32_t n)
+{
+    cudaStream_t stream = (cudaStream_t) s->stream;
+    dim3 heads(m->heads, n), warps(manager_ceil(m->heads, MANAGER_WARPS), n);
+
+    if (n > m->size.max_prompts || (n != 0 && restores == NULL)) {
+        return TR_KERNEL_BADARG;
+    }
+    if (n == 0) {
+        return TR_KERNEL_OK;
+    }
+    restore_kernel<<<heads, MANAGER_THREADS, 0, stream>>>(*m, restores);
+    fill_kernel<<<warps, MANAGER_THREADS, 0, stream>>>(*m);
+    return tr_cuda_check();
+}
+
+extern "C" int
+tr_cuda_manager_install_cuts(const tr_cuda_stream_t *s,
+                             const tr_kv_manager_t *m,
+                             const tr_cuda_history_t *history, uint32_t n)
+{
+    const tr_cuda_history_t none = { NULL, 0 };
+    cudaStream_t stream = (cudaStream_t) s->stream;
+    int rc = tr_cuda_manager_install_prompts(s, m, n);
+
+    if (rc != TR_KERNEL_OK || n == 0) {
+        return rc;
+    }
+    rescore_kernel<<<dim3(m->heads, n), MANAGER_THREADS, 0, stream>>>(
+        *m, history != NULL ? *history : none);
     return tr_cuda_check();
 }
 

@@ -12,6 +12,7 @@
 #ifndef TR_TESTS_GPU_MANAGER_FIXTURE_H
 #define TR_TESTS_GPU_MANAGER_FIXTURE_H
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,7 +36,10 @@ typedef enum {
     FIXTURE_TAKE, /* the same, filled */
     FIXTURE_FORK,
     FIXTURE_TALLY, /* of n slots; in: anything */
-    FIXTURE_SHARE  /* and, so much more, the kind */
+    FIXTURE_CUT,
+    FIXTURE_RESTORE,
+    FIXTURE_INSTALL_CUT, /* of n; in: anything */
+    FIXTURE_SHARE        /* and, so much more, the kind */
 } fixture_op_t;
 
 typedef struct {
@@ -55,6 +59,8 @@ typedef struct {
     /* Are n pages of the device's pool equal to n others? */
     bool (*same_pages)(void *arg, const int32_t *a, const int32_t *b,
                        uint32_t n);
+    /* A page of the device's pool. */
+    void (*page)(void *arg, int32_t page, void *out);
     /* A copy of n numbers that the device can read, until destroy. */
     const double *(*copy)(void *arg, const double *from, size_t n);
 } fixture_device_t;
@@ -100,7 +106,7 @@ typedef struct {
     } slot[FIXTURE_SLOTS];
     uint32_t slots;
     /* what happened */
-    uint64_t steps, stalls, compressed, swaps, forks, shares, pages;
+    uint64_t steps, stalls, compressed, swaps, forks, shares, cuts, pages;
     bool failed;
 } fixture_t;
 

@@ -100,6 +100,9 @@ fixture_create(fixture_t *w, const fixture_device_t *device)
             printf("%s: %s\n", spec, err.text);
             return false;
         }
+        if (fixture_random(2) == 0) { /* what is cut has positions */
+            tr_kv_policy_position(w->policy[i]);
+        }
         fixture_alpha(w, i, heads);
     }
     c.n_policies = w->n_policies;

@@ -10,7 +10,7 @@
 
 /* Where a slot goes.  The window's layout is one that its tokens can have. */
 static void
-choose_target(const fixture_t *b, uint32_t s, tr_kv_seq_t *to)
+choose_whole(const fixture_t *b, uint32_t s, tr_kv_seq_t *to)
 {
     const tr_kv_seq_t *from = &b->seq[s];
     uint32_t first = from->window > 0 ? from->window_from : from->base, n;
@@ -41,6 +41,25 @@ choose_target(const fixture_t *b, uint32_t s, tr_kv_seq_t *to)
     } else if (random_below(4) == 0) { /* some are judged after all */
         to->sinks = random_below(from->sinks + 1);
     }
+}
+
+/* Or the beginning of it: what stands behind goes nowhere. */
+static void
+choose_target(const fixture_t *b, uint32_t s, tr_kv_seq_t *to)
+{
+    choose_whole(b, s, to);
+    if (random_below(3) == 0 && to->base > to->sinks + 1) {
+        to->base -= random_below(to->base - to->sinks);
+    }
+    if (to->window_from > to->base) {
+        to->window_from = to->base;
+    }
+}
+
+static bool
+is_whole(const fixture_t *b, uint32_t s, const tr_kv_seq_t *to)
+{
+    return to->base == b->seq[s].base + b->uncompressed[s];
 }
 
 /* Layout of source i of a head. */
@@ -75,7 +94,7 @@ choose_dest(const fixture_t *b, uint32_t s, uint32_t h, const tr_kv_seq_t *to,
     for (uint32_t l = 0; l < from->n_tiers; l++) {
         tiered += have[l];
     }
-    all = tiered + windowed + to->base - from->base;
+    all = tiered + windowed + b->uncompressed[s];
     drop = random_below(2) ? 0 : random_below(100);
     memset(count, 0, 4 * TR_KV_TIERS_MAX);
     for (uint32_t i = 0; i < all; i++) {
@@ -87,6 +106,9 @@ choose_dest(const fixture_t *b, uint32_t s, uint32_t h, const tr_kv_seq_t *to,
         dest[i] = TR_KV_NOWHERE;
         pos = at < windowed ? tr_kv_windowed_position(from, at)
                             : from->base + at - windowed;
+        if (i >= tiered && pos >= to->base) {
+            continue;
+        }
         if (to->window > 0 && i >= tiered && tr_kv_in_window(to, pos)) {
             dest[i] = TR_KV_WINDOW;
         } else if (random_below(100) >= drop
@@ -263,8 +285,9 @@ job_spoil(fixture_t *b, job_t *j)
     case 1:
         memset(row, 0xff, b->host.table_len * 4ul);
         break;
-    default:
-        j->to.base++;
+    default: /* more than is there */
+        j->to.base = b->seq[j->host.slot].base + b->uncompressed[j->host.slot]
+                     + 1;
     }
 }
 
@@ -331,6 +354,7 @@ store_compress(fixture_t *b, uint32_t which)
     tr_kv_compress_t other[FIXTURE_SLOTS + 1];
     uint32_t slot[FIXTURE_SLOTS], n = 0, refused[FIXTURE_SLOTS + 1], more;
     job_t job[FIXTURE_SLOTS];
+    const tr_kv_compress_t *compare = NULL;
     bool ok = true;
 
     for (uint32_t s = 0; s < FIXTURE_SLOTS; s++) {
@@ -353,9 +377,13 @@ store_compress(fixture_t *b, uint32_t which)
 
         ok = rc == 0 ? true : store_say("the CPU refused a compression");
     }
+    if (ok && n > 0) {
+        uint32_t k = random_below(n);
+
+        compare = is_whole(b, slot[k], &job[k].to) ? &job[k].host : NULL;
+    }
     if (ok) {
-        ok = compress_other(b, other, n + more,
-                            n > 0 ? &job[random_below(n)].host : NULL, refused);
+        ok = compress_other(b, other, n + more, compare, refused);
     }
     for (uint32_t i = 0; i < n + more && ok; i++) {
         ok = refused[i] == 0 ? true : store_say("a compression was refused");

@@ -141,6 +141,17 @@ gpu_same_pages(void *arg, const int32_t *a, const int32_t *b, uint32_t n)
     return same;
 }
 
+static void
+gpu_page(void *arg, int32_t page, void *out)
+{
+    gpu_t *g = arg;
+    size_t bytes = g->m.view.page_bytes;
+
+    cuda_ok(cudaMemcpy(out, (uint8_t *) g->device_pool + (size_t) page * bytes,
+                       bytes, cudaMemcpyDeviceToHost),
+            "page");
+}
+
 static int
 launch(const gpu_t *g, fixture_op_t op, int32_t slot, uint32_t n)
 {
@@ -168,6 +179,12 @@ launch(const gpu_t *g, fixture_op_t op, int32_t slot, uint32_t n)
         return tr_cuda_manager_fork(s, m, NULL, g->in, n);
     case FIXTURE_TALLY:
         return tr_cuda_manager_tally(s, m, n);
+    case FIXTURE_CUT:
+        return tr_cuda_manager_plan_cuts(s, m, g->in, n);
+    case FIXTURE_RESTORE:
+        return tr_cuda_manager_plan_restores(s, m, g->in, n);
+    case FIXTURE_INSTALL_CUT:
+        return tr_cuda_manager_install_cuts(s, m, NULL, n);
     case FIXTURE_TAKE:
         return tr_cuda_manager_take(s, m, slot, list + 2,
                                     (uint32_t *) (void *) (list + 1), n - 2);
@@ -214,6 +231,10 @@ gpu_run(void *arg, fixture_op_t op, void *in, size_t each, uint32_t n)
         return false;
     }
     cuda_ok(cudaDeviceSynchronize(), "before");
+    if (op == FIXTURE_RESTORE) { /* its counts stand behind it */
+        ((tr_kv_restore_t *) in)
+            ->count = (const uint32_t *) ((const tr_kv_restore_t *) g->in + 1);
+    }
     cuda_ok(cudaMemcpy(g->in, in, each * n, cudaMemcpyHostToDevice), "input");
     rc = fixture_random(4) == 0 ? launch_graph(g, op, slot, n)
                                 : launch(g, op, slot, n);
@@ -236,11 +257,12 @@ main(int argc, char **argv)
     static fixture_t w;
     fixture_device_t device = { &gpu,      gpu_create,     gpu_destroy,
                                 gpu_pool,  gpu_arrays,     gpu_run,
-                                gpu_fetch, gpu_same_pages, gpu_copy };
+                                gpu_fetch, gpu_same_pages, gpu_page,
+                                gpu_copy };
     uint32_t rounds = argc > 1 ? (uint32_t) atoi(argv[1]) : 30, failed = 0;
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10)
                              : (uint64_t) time(NULL);
-    uint64_t steps = 0, stalls = 0, prompts = 0, shares = 0;
+    uint64_t steps = 0, stalls = 0, prompts = 0, shares = 0, cuts = 0;
     cudaStream_t stream;
 
     if (tr_cuda_open(0, &gpu.device) != 0) {
@@ -259,12 +281,15 @@ main(int argc, char **argv)
         stalls += w.stalls;
         prompts += w.compressed;
         shares += w.shares;
+        cuts += w.cuts;
     }
     printf("manager: %u rounds from seed %llu, %u failed; %llu steps, %llu"
-           " prompts, %llu stalls, %llu shared blocks, equal to the CPU's\n",
+           " prompts, %llu stalls, %llu shared blocks, %llu cuts, equal to the"
+           " CPU's\n",
            rounds, (unsigned long long) seed, failed,
            (unsigned long long) steps, (unsigned long long) prompts,
-           (unsigned long long) stalls, (unsigned long long) shares);
+           (unsigned long long) stalls, (unsigned long long) shares,
+           (unsigned long long) cuts);
     cudaStreamDestroy(stream);
     return failed != 0;
 }

@@ -21,6 +21,7 @@
 static unsigned order_times = 1, order_plus;
 #define MANAGER_ORDER(i, n) (((uint32_t) (i) *order_times + order_plus) % (n))
 
+#include "kernels/kv_manager/manager_cut.h"
 #include "kernels/kv_manager/manager_prompt.h"
 #include "kernels/kv_manager/manager_share.h"
 #include "kernels/kv_manager/manager_step.h"
@@ -176,6 +177,65 @@ host_same_pages(void *arg, const int32_t *a, const int32_t *b, uint32_t n)
     return true;
 }
 
+static void
+host_page(void *arg, int32_t page, void *out)
+{
+    const tr_kv_view_t *v = &((host_t *) arg)->m.view;
+
+    memcpy(out, tr_kv_page_at(v, page), v->page_bytes);
+}
+
+/* Behind the plans of heads. */
+static void
+host_admit(const tr_kv_manager_t *m, uint32_t n)
+{
+    static manager_total_t total;
+    uint32_t each = manager_ceil(m->heads, MANAGER_WARPS);
+
+    for (uint32_t i = 0; i < n; i++) {
+        memset(&total, 0x5a, sizeof(total));
+        manager_total_job(m, i, &total);
+    }
+    manager_admit(m, n);
+    for (uint32_t b = 0; b < n * each; b++) {
+        manager_fill(m, b / each, b % each);
+    }
+}
+
+static void
+host_cut(const tr_kv_manager_t *m, const tr_kv_cut_t *cuts, uint32_t n)
+{
+    manager_cut_t s;
+
+    for (uint32_t b = m->heads * n; b > 0; b--) {
+        memset(&s, 0x5a, sizeof(s));
+        manager_cut_head(m, cuts, (b - 1) / m->heads, (b - 1) % m->heads, &s);
+    }
+    host_admit(m, n);
+}
+
+static void
+host_restore(const tr_kv_manager_t *m, const tr_kv_restore_t *restores,
+             uint32_t n)
+{
+    manager_cut_t s;
+
+    for (uint32_t b = m->heads * n; b > 0; b--) {
+        memset(&s, 0x5a, sizeof(s));
+        manager_restore_head(m, restores, (b - 1) / m->heads,
+                             (b - 1) % m->heads, &s);
+    }
+    host_admit(m, n);
+}
+
+static void
+host_rescore(const tr_kv_manager_t *m, uint32_t n)
+{
+    for (uint32_t b = m->heads * n; b > 0; b--) {
+        manager_rescore(m, NULL, 0, (b - 1) / m->heads, (b - 1) % m->heads);
+    }
+}
+
 /* Blocks share a head's pages. */
 static void
 host_fork(const tr_kv_manager_t *m, const tr_kv_fork_t *fork, uint32_t n)
@@ -237,6 +297,13 @@ host_run(void *arg, fixture_op_t op, void *in, size_t each, uint32_t n)
         host_plan(m, in, n);
     } else if (op == FIXTURE_INSTALL) {
         host_install(m, n);
+    } else if (op == FIXTURE_CUT) {
+        host_cut(m, in, n);
+    } else if (op == FIXTURE_RESTORE) {
+        host_restore(m, in, n);
+    } else if (op == FIXTURE_INSTALL_CUT) {
+        host_install(m, n);
+        host_rescore(m, n);
     } else if (op == FIXTURE_FORK) {
         host_fork(m, in, n);
     } else if (op == FIXTURE_TALLY) {
@@ -264,12 +331,14 @@ test_same_as_cpu(void **state)
                                 .run = host_run,
                                 .fetch = host_nothing,
                                 .same_pages = host_same_pages,
+                                .page = host_page,
                                 .copy = host_copy };
     const char *given = getenv("TR_KV_SEED"), *some = getenv("TR_KV_ROUNDS");
     uint64_t seed = given != NULL ? strtoull(given, NULL, 10)
                                   : (uint64_t) time(NULL);
     uint32_t rounds = some != NULL ? (uint32_t) atoi(some) : 60;
     uint64_t steps = 0, stalls = 0, prompts = 0, forks = 0, shares = 0;
+    uint64_t cuts = 0;
 
     (void) state;
     rounds = given != NULL ? 1 : rounds;
@@ -282,12 +351,16 @@ test_same_as_cpu(void **state)
         prompts += w.compressed;
         forks += w.forks;
         shares += w.shares;
+        cuts += w.cuts;
     }
-    printf("%u rounds from seed %llu: %llu steps, %llu prompts, %llu stalls\n",
+    printf("%u rounds from seed %llu: %llu steps, %llu prompts, %llu stalls, "
+           "%llu cuts\n",
            rounds, (unsigned long long) seed, (unsigned long long) steps,
-           (unsigned long long) prompts, (unsigned long long) stalls);
+           (unsigned long long) prompts, (unsigned long long) stalls,
+           (unsigned long long) cuts);
     assert_true(steps > 0 && prompts > 0
-                && ((stalls > 0 && forks > 0 && shares > 0) || rounds < 10));
+                && ((stalls > 0 && forks > 0 && shares > 0 && cuts > 0)
+                    || rounds < 10));
 }
 
 /* Sizes that cannot be are refused. */
