@@ -160,8 +160,10 @@ tr_executor_policy_name(const tr_executor_policy_t *p)
 bool
 tr_executor_reuses_compressed(const tr_config_t *config)
 {
-    return strcmp(config->kv_reuse, "no") != 0
-           && strcmp(config->backend, "cpu") == 0;
+    return strcmp(config->backend, "cuda") == 0
+               ? strcmp(config->kv_reuse, "yes") == 0
+               : strcmp(config->kv_reuse, "no") != 0
+                     && strcmp(config->backend, "cpu") == 0;
 }
 
 tr_status_t
@@ -272,14 +274,9 @@ tr_executor_check_reuse(const tr_executor_t *e, const tr_config_t *config,
     }
     return tr_error_set(err, TR_ERR_UNSUPPORTED, "kv_reuse",
                         "kv_reuse yes, but the KV policy is %s: prefixes are "
-                        "reused under %s; choose %s, or kv_reuse auto",
-                        e->policies[0].policy->name,
-                        strcmp(config->backend, "cuda") == 0
-                            ? "full with backend cuda"
-                            : "full, uniform, int4, and diffkv that drops "
-                              "nothing",
-                        strcmp(config->backend, "cuda") == 0 ? "it"
-                                                             : "one of them");
+                        "reused under full, uniform, int4, and diffkv that "
+                        "drops nothing; choose one of them, or kv_reuse auto",
+                        e->policies[0].policy->name);
 }
 
 void

@@ -221,7 +221,7 @@ tr_kv_host_sound(const tr_kv_cache_t *kv)
         sound = sum.pages[i] == kv->m.report->pages[i];
     }
     /* as many pages in tables as have an owner */
-    return sound && sum.tokens == kv->totals.tokens
+    return sound && tr_kv_kept_sound(kv) && sum.tokens == kv->totals.tokens
            && sum.swapped_pages == kv->totals.swapped_pages
            && pages + kept + (kv->m.report->end - kv->m.report->start)
                   == kv->m.size.pages

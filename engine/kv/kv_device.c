@@ -68,7 +68,7 @@ lay_memory(tr_kv_gpu_t *g, uint32_t pages, void **manager)
     g->swap_work = carve(g->memory, &at, cuda->kv_swap_work(&g->kv.view));
     g->input = carve(g->memory, &at, g->input_size);
     g->refused = carve(g->memory, &at,
-                       g->kv.config.slots * sizeof(*g->refused));
+                       TR_KV_REFUSED(g->kv.config.slots) * sizeof(*g->refused));
     g->swap_max = g->kv.swap.n < pages ? g->kv.swap.n : pages;
     g->ids = carve(g->memory, &at, g->kv.swap.n * sizeof(int32_t));
     g->moved[0] = carve(g->memory, &at, g->swap_max * sizeof(int32_t));
@@ -217,7 +217,7 @@ open_turns(tr_kv_gpu_t *g, tr_error_t *err)
 
         t->in = cuda->pin(g->input_size);
         t->out = cuda->pin(g->answer_size);
-        t->refused = cuda->pin(slots * sizeof(*t->refused));
+        t->refused = cuda->pin(TR_KV_REFUSED(slots) * sizeof(*t->refused));
         t->ids = cuda->pin(ids * sizeof(*t->ids));
         if (t->in == NULL || t->out == NULL || t->refused == NULL
             || t->ids == NULL) {
@@ -395,6 +395,10 @@ static const tr_kv_ops_t gpu_ops = {
     .sound = tr_kv_gpu_sound,
     .ring = tr_kv_gpu_ring,
     .share = tr_kv_gpu_share,
+    .release = tr_kv_gpu_release,
+    .held = tr_kv_gpu_held,
+    .copy_pages = tr_kv_gpu_copy_pages,
+    .copy = tr_kv_gpu_copy,
 };
 
 /* Sizes that do not depend on the pool's. */
@@ -426,8 +430,8 @@ gpu_fill(tr_kv_gpu_t *g, const tr_kv_config_t *config, tr_error_t *err)
     tr_status_t rc = tr_kv_shape(&g->kv, config, err);
 
     g->kv.config.kernels = NULL;
-    g->kv.config.reuse_compressed = false;
     if (rc == TR_OK) {
+        g->kv.config.slots = tr_kv_all_slots(&g->kv.config);
         size_parts(g);
         rc = list_alpha(g, config, err);
     }

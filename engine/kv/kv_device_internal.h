@@ -5,6 +5,7 @@
  *   kv_device_list.c    the list of commands for the device, and its launches
  *   kv_device_slots.c   kv_cache.h's functions: grants pages, adds commands
  *   kv_device_share.c   blocks that are shared, and kept for later requests
+ *   kv_device_cut.c     copies of what is kept compressed
  *   kv_device_settle.c  batches: what the device reports of each
  *   kv_device_usage.c   memory and tokens that slots hold
  *   kv_device_guard.c   the guard: how far compressing a prompt moves attention
@@ -39,6 +40,7 @@ typedef enum {
     /* from here on the ring of free pages changes: kept in order */
     TR_KV_DO_ASK,
     TR_KV_DO_COMPLETE,
+    TR_KV_DO_CUT,
     TR_KV_DO_OUT,
     TR_KV_DO_IN,
     TR_KV_DO_CLOSE,
@@ -54,12 +56,18 @@ typedef struct {
 } tr_kv_move_out_t;
 
 typedef struct {
+    tr_kv_cut_t cut;
+    uint32_t tokens; /* that the slot has which is cut, at most */
+} tr_kv_cut_command_t;
+
+typedef struct {
     union {
         tr_kv_open_t open;
         tr_kv_begin_t begin;
         tr_kv_fork_t fork;
         tr_kv_page_request_t ask;
         tr_kv_complete_t complete;
+        tr_kv_cut_command_t cut;
         tr_kv_move_out_t out; /* and in */
         int32_t close;
     };
@@ -146,11 +154,15 @@ typedef struct {
     uint64_t returns;           /* g->returns before its step */
     uint32_t n_rows, n_slots;   /* slots that its report tells of */
     uint32_t n_completed;       /* compressions asked for, */
-    uint32_t n_refused;         /* and launched */
+    uint32_t n_cuts;            /* copies, */
+    uint32_t n_refused;         /* and launched of both */
     tr_kv_device_row_t *rows;   /* [max_seqs] */
 } tr_kv_batch_t;
 
 #define TR_KV_BATCHES (TR_KV_DEVICE_TURNS + 1u)
+
+/* Of one batch: compressions and copies, at most `slots` of each. */
+#define TR_KV_REFUSED(slots) (2 * (slots))
 
 /* Pinned memory of a batch: what is uploaded, and what comes back. */
 typedef struct {
@@ -183,7 +195,8 @@ typedef struct {
     uint8_t *pool, *memory, *input;
     size_t input_size, answer_size;
     void *compress_work, *swap_work;
-    uint32_t *refused; /* [slots] by compression of a batch */
+    uint32_t *refused; /* [TR_KV_REFUSED(slots)] by compression and copy of a
+                        * batch */
     int32_t *ids;      /* as in the list */
     int32_t *moved[2]; /* [swap_max] pages of one slot, there and here */
     uint32_t *n_moved; /* [2] */
@@ -255,6 +268,7 @@ void tr_kv_guard_settle(tr_kv_gpu_t *g, uint64_t serial);
 /* kv_device_slots.c: tr_kv_ops_t. */
 int32_t tr_kv_gpu_open(tr_kv_cache_t *kv, const tr_kv_policy_t *policy);
 void tr_kv_gpu_close(tr_kv_cache_t *kv, int32_t slot);
+void tr_kv_gpu_release(tr_kv_cache_t *kv, int32_t slot);
 void tr_kv_gpu_prompt(tr_kv_cache_t *kv, int32_t slot, uint32_t len);
 void tr_kv_gpu_reserve_batch(tr_kv_cache_t *kv, const int32_t *slots,
                              const uint32_t *lens, uint32_t n,
@@ -264,6 +278,9 @@ tr_status_t tr_kv_gpu_fork(tr_kv_cache_t *kv, int32_t from, int32_t to,
                            uint32_t len);
 tr_status_t tr_kv_gpu_swap_out(tr_kv_cache_t *kv, int32_t slot);
 tr_status_t tr_kv_gpu_swap_in(tr_kv_cache_t *kv, int32_t slot);
+/* The most pages of a copy that becomes `to`, and the fewest. */
+uint64_t tr_kv_worst_copy_of(const tr_kv_gpu_t *g, const tr_kv_seq_t *to);
+uint64_t tr_kv_least_copy_of(const tr_kv_gpu_t *g, const tr_kv_seq_t *to);
 /* Pages in the ring, at least; negative when more may have been asked for. */
 int64_t tr_kv_bound(const tr_kv_gpu_t *g);
 /* Pages that the next token of a compressed slot can take. */
@@ -282,6 +299,14 @@ void tr_kv_gpu_share(tr_kv_cache_t *kv, tr_kv_share_kind_t kind,
 uint64_t tr_kv_gpu_free_pages(const tr_kv_cache_t *kv);
 /* Blocks that nobody holds go, until `pages` are in the ring or none is left. */
 void tr_kv_make_room(tr_kv_gpu_t *g, int32_t slot, uint64_t pages);
+
+/* kv_device_cut.c: tr_kv_ops_t. */
+uint32_t tr_kv_gpu_held(const tr_kv_cache_t *kv, int32_t slot,
+                        uint32_t pages[TR_KV_LAYOUTS_MAX]);
+uint64_t tr_kv_gpu_copy_pages(const tr_kv_cache_t *kv, int32_t from,
+                              uint32_t c);
+tr_status_t tr_kv_gpu_copy(tr_kv_cache_t *kv, int32_t from, int32_t to,
+                           uint32_t c, bool evict);
 
 /* kv_device_usage.c: tr_kv_ops_t. */
 void tr_kv_gpu_usage(const tr_kv_cache_t *kv, int32_t slot, tr_kv_usage_t *out);

@@ -28,6 +28,7 @@ static const size_t record_size[] = {
     [TR_KV_DO_COPY] = sizeof(tr_kv_share_t),
     [TR_KV_DO_ASK] = sizeof(tr_kv_page_request_t),
     [TR_KV_DO_COMPLETE] = sizeof(tr_kv_complete_t),
+    [TR_KV_DO_CUT] = sizeof(tr_kv_cut_t),
     [TR_KV_DO_OUT] = 0,
     [TR_KV_DO_IN] = 0,
     [TR_KV_DO_CLOSE] = sizeof(int32_t),
@@ -93,7 +94,7 @@ find_group(const tr_kv_gpu_t *g, tr_kv_do_t kind, int64_t after)
         const tr_kv_group_t *group = &l->group[--i];
 
         if (group->kind == kind
-            && (kind != TR_KV_DO_COMPLETE
+            && ((kind != TR_KV_DO_COMPLETE && kind != TR_KV_DO_CUT)
                 || group->n < g->device.max_prompts)) {
             return i;
         }
@@ -266,6 +267,32 @@ launch_complete(tr_kv_gpu_t *g, const tr_kv_group_t *group, const void *in)
     return rc != 0 ? rc : cuda->manager_install_prompts(s, &g->m, group->n);
 }
 
+/* Copies: planned, moved, and put into the tables of the new slots. */
+static int
+launch_cuts(tr_kv_gpu_t *g, const tr_cuda_history_t *history,
+            const tr_kv_group_t *group, const void *in)
+{
+    const tr_device_t *cuda = g->device.cuda;
+    const tr_cuda_stream_t *s = g->device.stream;
+    tr_kv_batch_t *b = tr_kv_batch(g, g->next);
+    uint32_t longest = 0, i, at = group->first;
+    int rc = cuda->manager_plan_cuts(s, &g->m, in, group->n);
+
+    for (i = 0; i < group->n; i++, at = g->list.command[at].next) {
+        uint32_t n = g->list.command[at].cut.tokens;
+
+        longest = n > longest ? n : longest;
+    }
+    assert(b->n_refused + group->n <= TR_KV_REFUSED(g->kv.config.slots));
+    if (rc == 0) {
+        rc = cuda->kv_compress(s, &g->m.view, g->m.compress, group->n, longest,
+                               g->refused + b->n_refused, g->compress_work);
+    }
+    b->n_refused += group->n;
+    return rc != 0 ? rc
+                   : cuda->manager_install_cuts(s, &g->m, history, group->n);
+}
+
 static int
 launch_out(tr_kv_gpu_t *g, const tr_kv_move_out_t *c)
 {
@@ -362,6 +389,8 @@ launch_group(tr_kv_gpu_t *g, const tr_kv_group_t *group, const void *in)
         return cuda->manager_step(s, &g->m, in, group->n);
     case TR_KV_DO_COMPLETE:
         return launch_complete(g, group, in);
+    case TR_KV_DO_CUT:
+        return launch_cuts(g, history, group, in);
     case TR_KV_DO_CLOSE:
         return cuda->manager_close(s, &g->m, in, group->n);
     default:

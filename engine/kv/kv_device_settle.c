@@ -115,7 +115,7 @@ tr_kv_device_begin(tr_kv_cache_t *kv, const tr_kv_device_row_t *rows,
     g->next++;
     b = tr_kv_batch(g, g->next);
     b->claimed = b->returned = b->ceded = 0;
-    b->n_rows = b->n_completed = b->n_refused = 0;
+    b->n_rows = b->n_completed = b->n_cuts = b->n_refused = 0;
     return 0;
 }
 
@@ -226,21 +226,25 @@ learn_trial(tr_kv_gpu_t *g, int32_t slot, const tr_kv_tally_t *t)
     return true;
 }
 
+/* The rest of it is the device's to know. */
 static bool
-learn_slot(tr_kv_gpu_t *g, int32_t slot, const tr_kv_tally_t *t,
+same_slot(const tr_kv_slot_t *s, const tr_kv_seq_t *q, const tr_kv_tally_t *t)
+{
+    return t->out == (s->out && t->pages != 0)
+           && t->uncompressed == s->uncompressed
+           && t->uncompressed_pages == s->uncompressed_pages
+           && t->pages <= s->pages && t->tokens <= s->tokens
+           && (!s->uncompressed || t->base == q->base);
+}
+
+static bool
+learn_more(tr_kv_gpu_t *g, int32_t slot, const tr_kv_tally_t *t,
            uint64_t serial)
 {
     tr_kv_slot_t *s = &g->kv.m.slot[slot];
     tr_kv_mirror_t *x = &g->mirror[slot];
+    tr_kv_seq_t *q = &g->kv.m.seq[slot];
 
-    if (!s->open || x->opened > serial) {
-        return true; /* it tells of another */
-    }
-    if (!t->open) {
-        return fault("slot is not open", slot);
-    }
-    x->last = *t;
-    x->counted = true;
     if ((x->trial == TR_KV_SURE || x->trial == TR_KV_TRIED)
         && x->trial_of <= serial && !learn_trial(g, slot, t)) {
         return false;
@@ -252,14 +256,13 @@ learn_slot(tr_kv_gpu_t *g, int32_t slot, const tr_kv_tally_t *t,
     if (x->trial == TR_KV_DONE) {
         return true; /* the mirror follows when it is told so */
     }
-    if (t->out != (s->out && t->pages != 0)
-        || t->uncompressed != s->uncompressed
-        || t->uncompressed_pages != s->uncompressed_pages || t->pages > s->pages
-        || t->tokens > s->tokens) {
+    if (!same_slot(s, q, t)) {
         return fault("slot is otherwise", slot);
     }
     if (s->uncompressed) {
         s->pages = t->pages;
+        q->window_from = t->window_from; /* of a copy: as its source had it */
+        q->sinks = t->sinks;
     } else {
         replay(g, slot, t, serial);
     }
@@ -267,6 +270,32 @@ learn_slot(tr_kv_gpu_t *g, int32_t slot, const tr_kv_tally_t *t,
         tr_kv_trim_ids(g, slot, t->pages);
     }
     return true;
+}
+
+static bool
+learn_slot(tr_kv_gpu_t *g, int32_t slot, const tr_kv_tally_t *t,
+           uint64_t serial)
+{
+    tr_kv_mirror_t *x = &g->mirror[slot];
+    uint32_t tokens = g->kv.m.slot[slot].tokens;
+    uint64_t low = x->low;
+    bool news, good;
+
+    if (!g->kv.m.slot[slot].open || x->opened > serial) {
+        return true; /* it tells of another */
+    }
+    if (!t->open) {
+        return fault("slot is not open", slot);
+    }
+    news = !x->counted || memcmp(&x->last, t, sizeof(*t)) != 0;
+    x->last = *t;
+    x->counted = true;
+    good = learn_more(g, slot, t, serial);
+    if (good
+        && (news || low != x->low || tokens != g->kv.m.slot[slot].tokens)) {
+        tr_kv_kept_told(&g->kv, slot);
+    }
+    return good;
 }
 
 /* Who of the batch stalled, and which of these for want of pages. */

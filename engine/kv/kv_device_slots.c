@@ -120,8 +120,10 @@ tr_kv_gpu_open(tr_kv_cache_t *kv, const tr_kv_policy_t *policy)
     uint64_t list;
     uint32_t group;
 
-    if (!tr_kv_take_slot(kv, policy, &open)) {
-        return -1;
+    while (!tr_kv_take_slot(kv, policy, &open)) {
+        if (!tr_kv_kept_evict(kv, UINT64_MAX)) {
+            return -1;
+        }
     }
     manager_open_slot(&kv->m, &open);
     x = &g->mirror[open.slot];
@@ -166,7 +168,7 @@ tr_kv_trim_ids(tr_kv_gpu_t *g, int32_t slot, uint32_t n)
 }
 
 void
-tr_kv_gpu_close(tr_kv_cache_t *kv, int32_t slot)
+tr_kv_gpu_release(tr_kv_cache_t *kv, int32_t slot)
 {
     tr_kv_gpu_t *g = tr_kv_gpu(kv);
     const tr_kv_slot_t *s = tr_kv_slot(kv, slot);
@@ -176,13 +178,24 @@ tr_kv_gpu_close(tr_kv_cache_t *kv, int32_t slot)
         coming(g)->returned += g->mirror[slot].low;
         g->returns++;
     }
-    tr_kv_guard_close(g, slot);
-    forget_need(g, slot);
     tr_kv_trim_ids(g, slot, 0);
     tr_kv_reuse_close(kv, slot);
     kv->totals.tokens -= s->tokens;
     memset(&kv->m.slot[slot], 0, sizeof(kv->m.slot[slot]));
     tr_kv_drop_slot(kv, slot);
+}
+
+void
+tr_kv_gpu_close(tr_kv_cache_t *kv, int32_t slot)
+{
+    tr_kv_gpu_t *g = tr_kv_gpu(kv);
+
+    tr_kv_slot(kv, slot);
+    tr_kv_guard_close(g, slot);
+    forget_need(g, slot);
+    if (!tr_kv_kept_close(kv, slot)) {
+        tr_kv_gpu_release(kv, slot);
+    }
 }
 
 void
@@ -286,8 +299,8 @@ tr_kv_gpu_reserve_batch(tr_kv_cache_t *kv, const int32_t *slots,
 
 /* The most pages of the copy, all heads: as tr_kv_worst_copy, of the tokens
  * that will be outside of the window. */
-static uint64_t
-worst_copy(const tr_kv_gpu_t *g, const tr_kv_seq_t *to)
+uint64_t
+tr_kv_worst_copy_of(const tr_kv_gpu_t *g, const tr_kv_seq_t *to)
 {
     uint32_t few = UINT32_MAX, each, l;
 
@@ -307,8 +320,8 @@ worst_copy(const tr_kv_gpu_t *g, const tr_kv_seq_t *to)
 }
 
 /* What the copy holds in any case. */
-static uint64_t
-least_copy(const tr_kv_gpu_t *g, const tr_kv_seq_t *to)
+uint64_t
+tr_kv_least_copy_of(const tr_kv_gpu_t *g, const tr_kv_seq_t *to)
 {
     return to->window == 0 ? 0
                            : (uint64_t) g->kv.heads
@@ -384,17 +397,17 @@ tr_kv_gpu_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
         s->uncompressed = false;
         return TR_OK;
     }
-    worst = worst_copy(g, &job.to);
+    worst = tr_kv_worst_copy_of(g, &job.to);
     tr_kv_make_room(g, slot, worst);
     bound = tr_kv_bound(g);
     send_complete(g, complete);
     coming(g)->claimed += worst; /* more than the bound: it may be better */
     if ((int64_t) worst > bound) {
-        x->low = least(x->low, least_copy(g, &job.to));
+        x->low = least(x->low, tr_kv_least_copy_of(g, &job.to));
         x->trial = TR_KV_TRIED;
         return TR_AGAIN;
     }
-    x->low = least_copy(g, &job.to);
+    x->low = tr_kv_least_copy_of(g, &job.to);
     x->trial = TR_KV_SURE;
     become(g, &job, worst, &policy);
     return TR_OK;

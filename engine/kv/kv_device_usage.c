@@ -86,12 +86,13 @@ void
 tr_kv_gpu_totals(const tr_kv_cache_t *kv, tr_kv_totals_t *out)
 {
     const tr_kv_gpu_t *g = tr_kv_gpu(kv);
+    const tr_kv_reuse_t *r = kv->reuse;
     uint64_t ceded = 0, serial;
     uint32_t i;
 
     *out = kv->totals;
     for (i = 0; i < TR_KV_LAYOUTS_MAX; i++) {
-        out->pages[i] = g->report.pages[i];
+        out->pages[i] = g->report.pages[i] - (r != NULL ? r->kept_pages[i] : 0);
     }
     /* the report has them still as some slot's */
     for (serial = g->reported + 1; serial <= g->next; serial++) {
@@ -186,7 +187,7 @@ tr_kv_gpu_sound(const tr_kv_cache_t *kv)
         used += g->report.pages[i];
     }
     if (tokens != kv->totals.tokens || low > kv->m.size.pages || !ids_sound(g)
-        || !blocks_sound(kv, &kept) || g->failed) {
+        || !blocks_sound(kv, &kept) || !tr_kv_kept_sound(kv) || g->failed) {
         return false;
     }
     if (g->reported == 0 || !tr_kv_settled(kv)) {

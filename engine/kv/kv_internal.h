@@ -220,6 +220,8 @@ bool tr_kv_kept_evict(tr_kv_cache_t *kv, uint64_t before);
 
 /* What a slot holds is known anew: if it is kept, it is counted so. */
 void tr_kv_kept_told(tr_kv_cache_t *kv, int32_t slot);
+/* What is counted of kept slots is what they hold. */
+bool tr_kv_kept_sound(const tr_kv_cache_t *kv);
 
 /* kv_host_cut.c: tr_kv_ops_t. */
 uint32_t tr_kv_host_held(const tr_kv_cache_t *kv, int32_t slot,

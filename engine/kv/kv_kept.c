@@ -187,6 +187,36 @@ forget(tr_kv_cache_t *kv, int32_t slot)
 }
 
 bool
+tr_kv_kept_sound(const tr_kv_cache_t *kv)
+{
+    const tr_kv_reuse_t *r = kv->reuse;
+    uint64_t idle = 0, tokens = 0, held = 0;
+    uint32_t n = 0, pages[TR_KV_LAYOUTS_MAX];
+
+    for (uint32_t i = 0; r != NULL && r->kept != NULL && i < kv->config.slots;
+         i++) {
+        const tr_kv_kept_t *k = &r->kept[i];
+
+        if (!k->kept) {
+            continue;
+        }
+        if (!kv->m.slot[i].open || k->n > kv->m.seq[i].base
+            || k->held != kv->ops->held(kv, (int32_t) i, pages)
+            || memcmp(pages, k->pages, sizeof(pages)) != 0
+            || k->tokens != kv->m.slot[i].tokens) {
+            return false;
+        }
+        n++;
+        idle += k->pins == 0 ? k->held : 0;
+        tokens += k->n;
+        held += k->tokens;
+    }
+    return r == NULL
+           || (n == r->n_kept && idle == r->idle_pages
+               && tokens == r->kept_tokens && held == r->kept_held);
+}
+
+bool
 tr_kv_kept_evict(tr_kv_cache_t *kv, uint64_t before)
 {
     tr_kv_reuse_t *r = kv->reuse;

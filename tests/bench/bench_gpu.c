@@ -9,10 +9,12 @@
  *   bench_gpu mix     [options]  as many sequences as fit, at all ages, with a
  *                                prompt of --context and an --answer: who ends
  *                                makes way for the next (gpu_mix.c)
+ *   bench_gpu turn    [options]  a kept prompt of --context tokens that comes back
+ *                                with --answer new ones (gpu_turn.c)
  *
  *   --model DIR   (tests/bench/shapes/llama-3-8b)   --policy SPEC   (full)
  *   --batch N (64; fit, mix: at most, 2047)  --context N (4096; mix: 2048)
- *   --answer N (2048)  --steps N (64; mix: 400)
+ *   --answer N (2048; turn: 512)  --steps N (64; mix: 400)
  *   --side N (8192) of the square product that the matrix peak is taken from
  *   --masks US      decode: every sequence is constrained, and the host needs so
  *                   many microseconds for each mask (a quarter of the vocabulary), on
@@ -41,6 +43,8 @@
  *                 attention (what it takes beyond kv_ms), rest
  *   decode_ms     mix: a step without prompts; prefill_ms: what those with them
  *                 add to the mean step
+ *   anew_ms, turn_ms, again_ms  turn: to the next token behind prompt and new tokens
+ *                 without reuse, with it, and of the prompt alone
  *   share         prefill: of the matrix peak.  Operations are those of the
  *                 matrices for every token, of causal attention (once, also
  *                 when there is a second pass for scores), and of the head for
@@ -140,11 +144,13 @@ read_options(int argc, char **argv)
 {
     char text[32];
 
-    bool mix;
+    bool mix, turn;
 
     o.mode = argc > 1 ? argv[1] : "";
     mix = strcmp(o.mode, "mix") == 0;
-    o.batch = mix || strcmp(o.mode, "fit") == 0 ? 2047 : 64;
+    turn = strcmp(o.mode, "turn") == 0;
+    o.batch = mix || strcmp(o.mode, "fit") == 0 ? 2047 : turn ? 3 : 64;
+    o.answer = turn ? 512 : o.answer;
     o.context = mix ? 2048 : 4096;
     o.steps = mix ? 400 : 64;
     tr_config_defaults(&fixture.config);
@@ -154,6 +160,7 @@ read_options(int argc, char **argv)
     set("max_batch_tokens", strcmp(o.mode, "prefill") == 0 ? "8192"
                             : mix                          ? "4096"
                                                            : "2048");
+    set("kv_reuse", turn ? "yes" : "auto");
     set("swap_memory", "0");
     for (int i = 2; i < argc; i += 2) {
         if (i + 1 == argc) {
@@ -600,13 +607,21 @@ run_mix(void)
     fixture_mix(&fixture, &a);
 }
 
+static void
+run_turn(void)
+{
+    say_run("turn");
+    fixture_turn(&fixture, o.context, o.answer);
+}
+
 static const struct {
     const char *name;
     void (*run)(void);
 } modes[] = { { "decode", run_decode },
               { "fit", run_fit },
               { "prefill", run_prefill },
-              { "mix", run_mix } };
+              { "mix", run_mix },
+              { "turn", run_turn } };
 
 /* Of the longest sequence. */
 static uint32_t
@@ -616,7 +631,7 @@ longest(void)
         return o.context + 1;
     }
     return o.context
-           + (strcmp(o.mode, "mix") == 0
+           + (strcmp(o.mode, "mix") == 0 || strcmp(o.mode, "turn") == 0
                   ? o.answer + 1
                   : FIT_RUNS * (WARM_STEPS + o.steps + 1));
 }
@@ -633,7 +648,7 @@ main(int argc, char **argv)
     }
     if (i == n) {
         fixture_die("usage",
-                    "bench_gpu decode|fit|prefill|mix [options]; see its "
+                    "bench_gpu decode|fit|prefill|mix|turn [options]; see its "
                     "file");
     }
     fixture_open(&fixture, longest());

@@ -67,6 +67,11 @@ typedef struct {
 /* Measures a full pool in its steady state, and prints a line. */
 void fixture_mix(fixture_t *b, const fixture_mix_t *a);
 
+/* ---- gpu_turn.c --------------------------------------------------------- */
+
+/* A turn of so many new tokens behind a kept prompt: the rest of the line. */
+void fixture_turn(fixture_t *b, uint32_t context, uint32_t fresh);
+
 /* ---- gpu_limits.c: what the device can ----------------------------------- */
 
 /* Bytes read and written a second by a copy: the best of all calls,

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What reuse of prefixes saves on a GPU, over the ring: for kv_reuse auto and no
+# What reuse of prefixes saves on a GPU, over the ring: for kv_reuse yes and no
 #
 #   chat     eight turns of a conversation with models/pocket: tokens of prompts
 #            that were computed over those that are new
@@ -12,7 +12,7 @@
 #   tests/gpu/reuse.sh BUILD      BUILD: where bin/ and lib/ are
 #
 # BACKEND (cuda), LIBRARY (BUILD/lib/libtokenring_cuda.so), MODELS ("pocket
-# llama-3-8b"), TOKENS (3000), RANDOM_PROMPTS (96) change what is asked.
+# llama-3-8b"), POLICY (full), TOKENS (3000), RANDOM_PROMPTS (96) change what is asked.
 set -u
 dir=$(cd "${1:?where bin/ is}" && pwd)
 here=$(cd "$(dirname "$0")" && pwd)
@@ -34,7 +34,7 @@ start() {
     shift 2
     rm -f "$socket"
     "$dir/bin/tokenring-engine" --model "$model" --backend "${BACKEND:-cuda}" \
-        --cuda_library "$library" --socket "$socket" --kv_policy full \
+        --cuda_library "$library" --socket "$socket" --kv_policy "${POLICY:-full}" \
         --kv_reuse "$reuse" "$@" 2>"$top/log" &
     engine=$!
     for ((i = 0; i < 900; i++)); do
@@ -129,9 +129,9 @@ for model in ${MODELS:-pocket llama-3-8b}; do
         python3 "$here/bench/dummy_model.py" "$root/tests/bench/shapes/$model" \
             "$root/models/pocket" "$where" || exit 1
     fi
-    for reuse in auto no; do
+    for reuse in yes no; do
         start "$reuse" "$where" "${settings[@]}"
-        echo "$model, kv_reuse $reuse"
+        echo "$model, ${POLICY:-full}, kv_reuse $reuse"
         [ "$model" != pocket ] || echo "  chat    $(chat)"
         echo "  again   $(again)"
         echo "  random  $(random) s, $(random), $(random)"

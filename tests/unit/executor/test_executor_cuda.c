@@ -711,10 +711,10 @@ test_refused(void **state)
     refuses(&c, TR_ERR_NOT_FOUND, "model", "/nonexistent/config.json");
     c = settings("cuda");
     strcpy(c.kv_reuse, "yes");
-    strcpy(c.kv_policy, "uniform");
+    strcpy(c.kv_policy, "static");
     strcpy(c.kv_policies, "");
     refuses(&c, TR_ERR_UNSUPPORTED, "kv_reuse",
-            "prefixes are reused under full with backend cuda");
+            "prefixes are reused under full, uniform, int4, and diffkv");
 }
 
 /* Memory by share: all of it is used, and the pool is what is left. */

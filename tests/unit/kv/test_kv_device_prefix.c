@@ -97,8 +97,7 @@ make_cache(world_t *w, uint32_t blocks)
                          .memory = 8u << 20,
                          .policies = policies,
                          .n_policies = 2,
-                         .reuse = true,
-                         .reuse_compressed = true /* not on a device */ };
+                         .reuse = true };
     tr_kv_device_t d = { .cuda = cuda,
                          .stream = &w->stream,
                          .max_seqs = SLOTS,

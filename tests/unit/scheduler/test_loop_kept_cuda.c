@@ -1,0 +1,274 @@
+/*
+ * What a copy of a compressed prefix holds on a device, token by token
+ * (test_loop_kept.c): requests to a real model leave their caches behind, and
+ * cuts of these, and of cuts, at any position, have in every head exactly the
+ * tokens in front of it, with codes, metadata, level, scores and history.  What
+ * the host counts is what is there, and at the end no page is missing.  And
+ * requests one after the other find as much, and answer the same, as on the
+ * CPU.
+ *
+ *   TR_PREFIX_OPS=N   operations of each policy (default 60)
+ *   TR_CUDA_LIBRARY   a GPU's library instead of the software device
+ */
+#include "engine/executor/executor_cuda.h"
+#include "engine/kv/kv_device_internal.h"
+#include "tests/unit/fixtures/device_library.h"
+#include "tests/unit/fixtures/policy_fixture.h"
+#include "tests/unit/fixtures/kept_fixture.h"
+
+static ask_t asks[REQUESTS];
+static const tr_prefix_key_t nobodys;
+
+static tr_config_t
+cuda_settings(const char *spec)
+{
+    tr_config_t c = settings(spec, 32 << 20, 0);
+
+    strcpy(c.backend, "cuda");
+    strcpy(c.dtype, "f16");
+    strcpy(c.kv_reuse, "yes");
+    snprintf(c.cuda_library, sizeof(c.cuda_library), "%s", device_library());
+    return c;
+}
+
+static uint32_t
+operations(void)
+{
+    const char *n = getenv("TR_PREFIX_OPS");
+    uint64_t all = n != NULL ? strtoull(n, NULL, 10) : 60;
+
+    return (uint32_t) (all > 5000 ? 5000 : all); /* each is long */
+}
+
+/* Nothing is under way any more, and all is known. */
+static void
+settle(tr_executor_t *e)
+{
+    const tr_batch_t none = { NULL, 0, 0 };
+
+    while (!tr_kv_settled(e->kv)) {
+        assert_int_equal(tr_executor_run(e, &none), TR_OK);
+    }
+    assert_true(tr_kv_sound(e->kv));
+}
+
+/* ---- what the device has ------------------------------------------------ */
+
+typedef struct {
+    tr_executor_cuda_t *x;
+    tr_kv_cache_t kv; /* as a cache of the host's */
+    uint8_t *pool;
+    int32_t *history;
+    size_t tables, seq, count, pages, tokens;
+} seen_t;
+
+static void
+seen_open(seen_t *s, tr_executor_t *e)
+{
+    const tr_kv_manager_t *m = tr_kv_device_manager(e->kv);
+    const tr_device_t *cuda;
+    size_t rows = (size_t) m->size.slots * m->heads;
+
+    s->x = (tr_executor_cuda_t *) e;
+    cuda = s->x->cuda;
+    s->kv = *e->kv;
+    s->kv.m = *m;
+    s->tables = rows * m->view.table_len * sizeof(*m->tables);
+    s->seq = m->size.slots * sizeof(*m->seq);
+    s->count = rows * TR_KV_TIERS_MAX * sizeof(*m->count);
+    s->pages = (size_t) m->size.pages * m->view.page_bytes;
+    s->tokens = (size_t) m->size.slots * s->x->model->history.len
+                * sizeof(*s->history);
+    s->kv.m.tables = cuda->pin(s->tables);
+    s->kv.m.seq = cuda->pin(s->seq);
+    s->kv.m.count = cuda->pin(s->count);
+    s->pool = cuda->pin(s->pages);
+    s->history = cuda->pin(s->tokens);
+    assert_true(s->kv.m.tables != NULL && s->kv.m.seq != NULL
+                && s->kv.m.count != NULL && s->pool != NULL
+                && s->history != NULL);
+    s->kv.view = m->view;
+    s->kv.view.layout = s->kv.plan.layout;
+    s->kv.view.pool = s->kv.m.view.pool = s->pool;
+}
+
+static void
+seen_close(seen_t *s)
+{
+    const tr_device_t *cuda = s->x->cuda;
+
+    cuda->unpin(s->kv.m.tables);
+    cuda->unpin(s->kv.m.seq);
+    cuda->unpin(s->kv.m.count);
+    cuda->unpin(s->pool);
+    cuda->unpin(s->history);
+}
+
+static void
+fetch(const seen_t *s, void *to, const void *from, size_t bytes)
+{
+    if (s->x->cuda->copy(&s->x->stream, to, from, bytes) != 0) {
+        fail_msg("%zu bytes: %s", bytes, s->x->cuda->reason());
+    }
+}
+
+static void
+look(seen_t *s)
+{
+    const tr_kv_manager_t *m = tr_kv_device_manager(s->x->base.kv);
+
+    fetch(s, s->kv.m.tables, m->tables, s->tables);
+    fetch(s, s->kv.m.seq, m->seq, s->seq);
+    fetch(s, s->kv.m.count, m->count, s->count);
+    fetch(s, s->pool, m->view.pool, s->pages);
+    fetch(s, s->history, s->x->model->history.token, s->tokens);
+    assert_int_equal(s->x->cuda->stream_wait(&s->x->stream), 0);
+}
+
+/* ---- cuts --------------------------------------------------------------- */
+
+static void
+compare_history(const seen_t *s, int32_t slot, const int32_t *tokens,
+                uint32_t n)
+{
+    assert_memory_equal(s->history + (size_t) slot * s->x->model->history.len,
+                        tokens, n * sizeof(*tokens));
+}
+
+/* One prefix is found, cut, compared, and kept or dropped. */
+static void
+cut_once(seen_t *seen, uint64_t *state, uint32_t *kept, uint32_t *shorter)
+{
+    tr_executor_t *e = &seen->x->base;
+    tr_kv_cache_t *kv = e->kv;
+    tr_prefix_key_t key = nobodys;
+    int32_t tokens[600], slot, from;
+    uint32_t text = rng_below(state, 4), n = 33 + rng_below(state, 450), k;
+    tr_kv_found_t found;
+    uint64_t left;
+
+    for (k = 0; k < n; k++) {
+        tokens[k] = (int32_t) (300 + (k * 37 + text * 101) % 3000);
+    }
+    tr_kv_time(kv, kv->reuse->now + 1);
+    left = tr_kv_free_pages(kv);
+    tr_kv_find(kv, NULL, &key, tokens, n, &found);
+    if (found.kept == 0) {
+        return;
+    }
+    assert_true(tr_kv_free_pages(kv) < left); /* what is pinned is not free */
+    from = (int32_t) found.kept - 1;
+    assert_true(found.tokens <= n
+                && found.cut == (found.tokens < kv->reuse->kept[from].n));
+    *shorter += found.cut;
+    n = found.tokens;
+    slot = tr_kv_open(kv, NULL);
+    assert_true(slot >= 0);
+    assert_int_equal(tr_kv_adopt(kv, slot, &key, &found), TR_OK);
+    assert_true(tr_kv_sound(kv));
+    settle(e);
+    look(seen);
+    compare_slots(&seen->kv, from, &seen->kv, slot, seen->kv.m.seq[from].base,
+                  n);
+    compare_history(seen, slot, tokens, n);
+    if (rng_below(state, 2) == 0) {
+        /* a prefix of what is kept is not kept beside it */
+        tokens[n - 1] = (int32_t) (4000 + rng_below(state, 9));
+        assert_int_equal(seen->x->cuda->copy(
+                             &seen->x->stream,
+                             seen->x->model->history.token
+                                 + (size_t) slot * seen->x->model->history.len
+                                 + n - 1,
+                             memcpy(seen->history, &tokens[n - 1], 4), 4),
+                         0);
+        assert_int_equal(seen->x->cuda->stream_wait(&seen->x->stream), 0);
+        tr_kv_keep(kv, slot, tokens, n, true);
+        *kept += 1;
+    }
+    tr_kv_close(kv, slot);
+    if (rng_below(state, 16) == 0) {
+        tr_kv_kept_evict(kv, UINT64_MAX);
+    }
+}
+
+/* Requests that have ended leave prefixes. */
+static void
+run_engine(fixture_loop_t *l, const char *spec, uint32_t prompts)
+{
+    tr_config_t c = cuda_settings(spec);
+    uint32_t i;
+
+    start_with(l, &c, false);
+    memset(asks, 0, sizeof(asks));
+    for (i = 0; i < prompts; i++) {
+        asks[i].prompt_len = asks[i].same = 300 + 40 * i;
+        asks[i].text = i;
+        asks[i].n = 1;
+        asks[i].reuse = true;
+        asks[i].params = plain(i, 80);
+        submit(l, &asks[i], i);
+    }
+    while (l->open != 0) {
+        turn(l, asks, true);
+    }
+    assert_null(tr_loop_stop(l->loop));
+    settle(l->executor);
+}
+
+/* Nothing is missing. */
+static void
+end_engine(fixture_loop_t *l)
+{
+    tr_kv_cache_t *kv = l->executor->kv;
+
+    settle(l->executor);
+    assert_int_equal(tr_kv_free_pages(kv), tr_kv_pages(kv));
+    tr_kv_expire(kv, UINT64_MAX - 1);
+    assert_int_equal(kv->reuse->n_kept, 0);
+    assert_int_equal(kv->reuse->kept_tokens, 0);
+    settle(l->executor);
+    assert_int_equal(tr_kv_free_pages(kv), tr_kv_pages(kv));
+    l->executor->free(l->executor);
+    writer_unmake(&l->writer, &l->peer);
+    close(l->fd);
+}
+
+static void
+cuts_of(const char *spec)
+{
+    uint64_t state = seed + 9;
+    uint32_t kept = 0, shorter = 0, i;
+    fixture_loop_t l;
+    seen_t seen;
+
+    run_engine(&l, spec, 4);
+    assert_true(l.executor->kv->reuse->n_kept >= 3);
+    seen_open(&seen, l.executor);
+    for (i = 0; i < operations(); i++) {
+        cut_once(&seen, &state, &kept, &shorter);
+        settle(l.executor);
+    }
+    print_message("%s: kept %u, cut %u\n", spec, kept, shorter);
+    assert_true(kept > 10 && shorter > 10);
+    seen_close(&seen);
+    end_engine(&l);
+}
+
+static void
+cuts(void **unused)
+{
+    (void) unused;
+    cuts_of("diffkv:alpha_high=12,alpha_low=0");
+    cuts_of("diffkv:levels=8/8+8/4+4/2,alpha_high=2,alpha_low=0,sinks=4");
+    cuts_of("uniform:levels=8/4,window=32");
+    cuts_of("int4");
+}
+
+int
+main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(cuts) };
+
+    return cmocka_run_group_tests_name("loop_kept_cuda", tests, setup,
+                                       teardown);
+}
