@@ -230,7 +230,7 @@ typedef struct {
     const void *x; /* [rows][ldx] BF16 */
     const void *w; /* [n][k] BF16, or packed; a weight: it is read before the
                     * launch before this one has ended */
-    tr_weight_form_t form; /* of w; pairs: when GATED, and may be when PLAIN */
+    tr_weight_form_t form; /* of w; PAIRS: when GATED, and may be when PLAIN */
     void *y;         /* [rows][ldy] BF16, ldy that of n, or n / 2 when GATED;
                     * RESIDUAL: NULL: none */
     size_t ldx, ldy; /* elements; multiples of 8 and 4 */

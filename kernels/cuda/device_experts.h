@@ -19,6 +19,7 @@
 #include "kernels/dtype.h"
 #include "kernels/operands.h"
 #include "kernels/route.h"
+#include "kernels/weight_form.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -66,14 +67,19 @@ typedef struct {
     const uint32_t *row;   /* [places] row of x; NULL: the place */
     const void *x;         /* [..][ldx] of T */
     size_t ldx;            /* elements; a multiple of 8 */
-    const void *w;         /* [experts][n][k], k a multiple of 8 */
-    const float *bias;     /* [experts][n]; NULL: none */
-    void *y;               /* [places][ldy] of T */
+    const void *w;     /* [experts][n][k] of T, k a multiple of 8; or packed,
+                            * [experts * n][k], T being BF16 */
+    const float *bias; /* [experts][n]; NULL: none */
+    void *y;           /* [places][ldy] of T */
     size_t ldy;
-    tr_dtype_t type; /* T */
+    tr_dtype_t type;       /* T */
+    tr_weight_form_t form; /* of w: 16 bits, or one that tr_weight_valid_experts
+                            * accepts */
 } tr_cuda_experts_t;
 
-/* y[p] = x w^T + bias, FP32 sums.  x and w at multiples of 16 bytes.
+/* y[p] = x w^T + bias, FP32 sums.  x and w at multiples of 16 bytes.  Packed
+ * weights give the bits of the same in 16 bits, rounded from code and scale; they
+ * need a device of 9.0.
  * Bytes moved: weights of experts that have rows, once for 8 rows of theirs, or
  * for 64 where an expert has 16 on the average. */
 int tr_cuda_experts(const tr_cuda_stream_t *s, const tr_cuda_experts_t *a);

@@ -166,6 +166,7 @@ tr_cuda_open(int ordinal, tr_device_props_t *out)
                                 .blocks = 8,
                                 .shared = 227u << 10,
                                 .l2 = 50u << 20,
+                                .code = 90,
                                 .dependent = true };
     return tr_cuda_device_info(ordinal, &info);
 }

@@ -116,7 +116,7 @@ packed(const void *w, const shape_t *s)
             && k->shape.type == s->type
             && k->shape.form.format == s->form.format
             && k->shape.form.group == s->form.group
-            && k->shape.form.pairs == s->form.pairs) {
+            && k->shape.form.order == s->form.order) {
             return &k->m;
         }
     }

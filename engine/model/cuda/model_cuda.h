@@ -360,31 +360,37 @@ tr_status_t tr_model_cuda_choose_forms(tr_model_cuda_t *m,
                                        const tr_safetensors_t *st,
                                        tr_error_t *err);
 
+typedef struct {
+    tr_model_tensor_t t;
+    const tr_tensor_t *tensor; /* of the reader */
+} tr_cuda_packed_tensor_t;
+
 /* A packed part that is made on the host, piece by piece. */
-#define TR_CUDA_PACKING_TENSORS 4u
 typedef struct {
     const tr_model_cuda_t *m;
     tr_weight_form_t form;
-    uint32_t n, k, tensors;
-    tr_model_tensor_t of[TR_CUDA_PACKING_TENSORS];
-    const tr_tensor_t *tensor[TR_CUDA_PACKING_TENSORS];
-    uint32_t chunk, chunks; /* of 64 columns, those that are made */
+    uint32_t n, k, tensors, capacity;
+    tr_cuda_packed_tensor_t *of; /* [tensors], by their rows */
+    uint32_t chunk, chunks;      /* of 64 columns, those that are made */
     uint8_t *to;
 } tr_cuda_packing_t;
 
 /* The part that a tensor begins, and the others of it; *at: as
- * tr_model_tensor_next left it.  TR_ERR_FORMAT: codes are no numbers. */
+ * tr_model_tensor_next left it.  TR_ERR_FORMAT: codes are no numbers.  Closed in
+ * any case. */
 tr_status_t tr_model_cuda_packing_open(tr_cuda_packing_t *p,
                                        const tr_model_cuda_t *m,
                                        const tr_safetensors_t *st,
                                        const tr_model_tensor_t *first,
                                        uint32_t at, tr_error_t *err);
+/* The tensors will not be read again soon. */
+void tr_model_cuda_packing_close(tr_cuda_packing_t *p);
 /* Blocks of rows [first, end), in sixteens, of the chunks; for a thread pool. */
 void tr_model_cuda_pack_codes(void *packing, uint32_t first, uint32_t end,
                               uint32_t worker);
-/* Scale words of a group, [n]. */
+/* The scales of a group into its line (tr_weight_scale_put). */
 void tr_model_cuda_pack_scales(const tr_cuda_packing_t *p, uint32_t group,
-                               uint32_t *to);
+                               uint8_t *line);
 
 /* model_cuda_experts.c: what a layer's experts make of normed, into delta. */
 bool tr_model_cuda_experts(tr_model_cuda_t *m, uint32_t layer, uint32_t rows);

@@ -26,7 +26,8 @@ product_of(const tr_model_cuda_t *m, uint32_t layer, tr_part_t part,
                                 .first = t->first,
                                 .w = m->layers[layer].part[part],
                                 .bias = m->layers[layer].part[bias],
-                                .type = m->type };
+                                .type = m->type,
+                                .form = m->layers[layer].form[part] };
 }
 
 /* Whom rows go to, and their places. */

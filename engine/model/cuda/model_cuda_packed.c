@@ -5,8 +5,8 @@
  * in the files as codes of one kind that kernels have (kernels/weight_form.h),
  * columns are in the order of their groups, and nothing changes single weights at
  * load: rotation, or equalisation of columns (that of rows goes into scales).
- * Everything else is kept in 16 bits: embedding, head, router and experts, codes
- * of 8 bits that are integers, MXFP4, columns in an order of their own (act
+ * Everything else is kept in 16 bits: embedding, head, router, codes of 8 bits
+ * that are integers, MXFP4 but of experts, columns in an order of their own (act
  * order), groups that are no multiple of 32.
  *
  * Codes are as in the files; where a scale is for more than 128 columns it is
@@ -21,32 +21,53 @@
 
 #include "engine/model/weights/packed.h"
 
-#define ROWS_MAX (1u << 18) /* 64 columns of them fit a staging buffer */
+#define ROWS_MAX (1u << 19) /* 64 columns of them fit a staging buffer */
 
 /* ---- which parts --------------------------------------------------------- */
 
-/* The form that a quantised tensor's codes have, for a part of some shape. */
-static tr_weight_form_t
-form_of(const tr_packed_t *p, tr_part_shape_t shape)
+static bool
+of_experts(tr_part_t part)
 {
-    static const tr_weight_form_t none = { TR_WEIGHT_16, false, 0 };
+    return part == TR_PART_EXPERT_GATE_UP || part == TR_PART_EXPERT_DOWN;
+}
+
+/* The form that a quantised tensor's codes have. */
+static tr_weight_form_t
+form_of(const tr_packed_t *p)
+{
+    static const tr_weight_form_t none = { TR_WEIGHT_16, TR_WEIGHT_PLAIN, 0 };
+    tr_stored_t stored = p->part[TR_PACKED_CODES]->stored;
     tr_weight_form_t f = none;
     uint32_t columns = p->block_columns;
 
     if (!(p->format->kept & TR_PACKED_ON_CUDA) || !tr_packed_in_order(p)) {
         return none;
     }
-    f.format = p->bits == 4 ? TR_WEIGHT_INT4
-               : p->part[TR_PACKED_CODES]->stored == TR_STORED_F8_E4M3
-                   ? TR_WEIGHT_FP8
-                   : TR_WEIGHT_16;
+    f.format = p->bits == 4
+                   ? stored == TR_STORED_U8 ? TR_WEIGHT_MXFP4 : TR_WEIGHT_INT4
+               : stored == TR_STORED_F8_E4M3 ? TR_WEIGHT_FP8
+                                             : TR_WEIGHT_16;
     f.group = f.format == TR_WEIGHT_FP8 && columns >= p->columns ? 0
               : columns % 128 == 0                               ? 128
                                                                  : columns;
-    return f.format != TR_WEIGHT_16
-                   && tr_weight_valid(f, shape.rows, shape.columns)
-               ? f
-               : none;
+    return f.format != TR_WEIGHT_16 ? f : none;
+}
+
+/* Are there kernels for it, as a part of some shape? */
+static bool
+has_kernels(const tr_model_cuda_t *m, tr_part_t part, tr_weight_form_t f,
+            tr_part_shape_t shape)
+{
+    uint32_t experts = m->config.recipe.moe.route.experts;
+
+    if (of_experts(part)) {
+        return m->stream->device->code == 90
+               && tr_weight_valid_experts(f, experts, shape.rows / experts,
+                                          shape.columns);
+    }
+    return tr_weight_valid(f, shape.rows, shape.columns)
+           && m->cuda->small_gemm_fits(m->stream->device, shape.rows,
+                                       shape.columns);
 }
 
 /* The form of a part, as far as one of its tensors says. */
@@ -54,27 +75,30 @@ static tr_weight_form_t
 form_of_tensor(const tr_model_cuda_t *m, const tr_model_tensor_t *t,
                const tr_tensor_t *tensor)
 {
+    static const tr_weight_form_t none = { TR_WEIGHT_16, TR_WEIGHT_PLAIN, 0 };
     const tr_recipe_t *r = &m->config.recipe;
     tr_part_shape_t shape = tr_part_shape(r, t->part, t->layer);
-    tr_weight_form_t f = { TR_WEIGHT_16, false, 0 };
+    tr_weight_form_t f;
 
-    if (tensor->packed == NULL || t->experts != 0 || t->part == TR_PART_ROUTER
-        || t->part == TR_PART_EXPERT_GATE_UP || t->part == TR_PART_EXPERT_DOWN
+    if (tensor->packed == NULL || t->part == TR_PART_ROUTER
         || shape.rows > ROWS_MAX || tr_rotate_rows(r, m->rotate, t) != 0
-        || (t->part == TR_PART_O && tr_equalise_has(m->equalise, t))
-        || !m->cuda->small_gemm_fits(m->stream->device, shape.rows,
-                                     shape.columns)) {
-        return f;
+        || (t->part == TR_PART_O && tr_equalise_has(m->equalise, t))) {
+        return none;
     }
-    f = form_of(tensor->packed, shape);
-    f.pairs = f.format != TR_WEIGHT_16 && t->part == TR_PART_GATE_UP;
-    return f;
+    f = form_of(tensor->packed);
+    if (f.format == TR_WEIGHT_16) {
+        return none;
+    }
+    f.order = of_experts(t->part)          ? TR_WEIGHT_EIGHTS
+              : t->part == TR_PART_GATE_UP ? TR_WEIGHT_PAIRS
+                                           : TR_WEIGHT_PLAIN;
+    return has_kernels(m, t->part, f, shape) ? f : none;
 }
 
 static bool
 same_form(tr_weight_form_t a, tr_weight_form_t b)
 {
-    return a.format == b.format && a.group == b.group && a.pairs == b.pairs;
+    return a.format == b.format && a.group == b.group && a.order == b.order;
 }
 
 /* Sums up what is kept how; type becomes what packed weights are multiplied as. */
@@ -85,6 +109,7 @@ sum_up(tr_model_cuda_t *m, uint32_t expanded)
     const double mib = 1 << 20;
     uint64_t bytes = 0, in_16_bits = 0;
     uint32_t parts[TR_WEIGHT_FORMATS] = { 0 };
+    bool any = false;
 
     for (uint32_t l = 0; l < r->layers; l++) {
         for (tr_part_t part = 0; part < TR_PART_MATRICES; part++) {
@@ -98,19 +123,22 @@ sum_up(tr_model_cuda_t *m, uint32_t expanded)
             parts[f.format]++;
             bytes += tr_weight_bytes(f, s.rows, s.columns);
             in_16_bits += size;
-            m->largest_packed = size > m->largest_packed ? size
-                                                         : m->largest_packed;
+            any = true;
+            if (!of_experts(part) && size > m->largest_packed) {
+                m->largest_packed = size;
+            }
         }
     }
-    if (m->largest_packed != 0) {
+    if (any) {
         m->type = TR_BF16;
     }
-    if (m->largest_packed != 0 || expanded != 0) {
+    if (any || expanded != 0) {
         tr_log(TR_LEVEL_NOTICE,
-               "weights kept fp8_parts=%u int4_parts=%u packed_mib=%.1f "
-               "in_16_bits_mib=%.1f expanded_tensors=%u",
+               "weights kept fp8_parts=%u int4_parts=%u mxfp4_parts=%u "
+               "packed_mib=%.1f in_16_bits_mib=%.1f expanded_tensors=%u",
                parts[TR_WEIGHT_FP8], parts[TR_WEIGHT_INT4],
-               (double) bytes / mib, (double) in_16_bits / mib, expanded);
+               parts[TR_WEIGHT_MXFP4], (double) bytes / mib,
+               (double) in_16_bits / mib, expanded);
     }
 }
 
@@ -154,7 +182,7 @@ tr_model_cuda_choose_forms(tr_model_cuda_t *m, const tr_safetensors_t *st,
         if (t.row == 0) {
             *of = f;
         } else if (!same_form(*of, f)) {
-            *of = (tr_weight_form_t){ TR_WEIGHT_16, false, 0 };
+            *of = (tr_weight_form_t){ TR_WEIGHT_16, TR_WEIGHT_PLAIN, 0 };
         }
     }
     if (rc == TR_OK) {
@@ -164,6 +192,40 @@ tr_model_cuda_choose_forms(tr_model_cuda_t *m, const tr_safetensors_t *st,
 }
 
 /* ---- packing --------------------------------------------------------------- */
+
+/* Tensors of a part, one behind the other by their rows. */
+static tr_status_t
+take_tensor(tr_cuda_packing_t *p, const tr_model_tensor_t *t,
+            const tr_safetensors_t *st, tr_error_t *err)
+{
+    const tr_tensor_t *tensor;
+    tr_status_t rc = tr_model_tensor_find(st, t, &tensor, err);
+    uint32_t most = p->capacity != 0 ? 2 * p->capacity : 4;
+
+    rc = rc == TR_OK ? tr_tensor_check(tensor, err) : rc;
+    if (rc == TR_OK && p->tensors == p->capacity) {
+        tr_cuda_packed_tensor_t *grown = realloc(p->of, most * sizeof(*grown));
+
+        if (grown == NULL) {
+            return tr_error_set(err, TR_ERR_NOMEM, "model", "out of memory");
+        }
+        p->of = grown;
+        p->capacity = most;
+    }
+    if (rc == TR_OK) {
+        p->of[p->tensors++] = (tr_cuda_packed_tensor_t){ *t, tensor };
+    }
+    return rc;
+}
+
+static int
+by_row(const void *a, const void *b)
+{
+    uint32_t x = ((const tr_cuda_packed_tensor_t *) a)->t.row;
+    uint32_t y = ((const tr_cuda_packed_tensor_t *) b)->t.row;
+
+    return (x > y) - (x < y);
+}
 
 tr_status_t
 tr_model_cuda_packing_open(tr_cuda_packing_t *p, const tr_model_cuda_t *m,
@@ -182,14 +244,11 @@ tr_model_cuda_packing_open(tr_cuda_packing_t *p, const tr_model_cuda_t *m,
                               .n = shape.rows,
                               .k = shape.columns };
     do {
-        if (t.part != first->part || t.layer != first->layer) {
-            continue;
+        if (t.part == first->part && t.layer == first->layer) {
+            rc = take_tensor(p, &t, st, err);
+            rows += t.rows;
         }
-        p->of[p->tensors] = t;
-        rc = tr_model_tensor_find(st, &t, &p->tensor[p->tensors++], err);
-        rc = rc == TR_OK ? tr_tensor_check(p->tensor[p->tensors - 1], err) : rc;
-        rows += t.rows;
-    } while (rc == TR_OK && rows < p->n && p->tensors < TR_CUDA_PACKING_TENSORS
+    } while (rc == TR_OK && rows < p->n
              && tr_model_tensor_next(&m->config, &at, &t));
     if (rc == TR_OK && rows != p->n) {
         rc = tr_error_set(err, TR_ERR_INTERNAL, first->name,
@@ -197,21 +256,39 @@ tr_model_cuda_packing_open(tr_cuda_packing_t *p, const tr_model_cuda_t *m,
                           "expected %u",
                           first->name, rows, p->n);
     }
+    if (rc == TR_OK) {
+        qsort(p->of, p->tensors, sizeof(p->of[0]), by_row);
+    }
     return rc;
 }
 
+void
+tr_model_cuda_packing_close(tr_cuda_packing_t *p)
+{
+    for (uint32_t i = 0; i < p->tensors; i++) {
+        tr_safetensors_release(p->of[i].tensor);
+    }
+    free(p->of);
+}
+
 /* Which tensor has a row of the part, and as which of its rows in the file. */
-static uint32_t
+static const tr_cuda_packed_tensor_t *
 find_row(const tr_cuda_packing_t *p, uint32_t row, uint32_t *source)
 {
-    uint32_t i = 0;
+    uint32_t low = 0, high = p->tensors;
 
-    while (row < p->of[i].row || row - p->of[i].row >= p->of[i].rows) {
-        i++;
+    while (high - low > 1) {
+        uint32_t middle = (low + high) / 2;
+
+        if (p->of[middle].t.row <= row) {
+            low = middle;
+        } else {
+            high = middle;
+        }
     }
-    *source = tr_model_tensor_source(&p->m->config.recipe, &p->of[i],
-                                     row - p->of[i].row);
-    return i;
+    *source = tr_model_tensor_source(&p->m->config.recipe, &p->of[low].t,
+                                     row - p->of[low].t.row);
+    return &p->of[low];
 }
 
 void
@@ -229,13 +306,14 @@ tr_model_cuda_pack_codes(void *packing, uint32_t first, uint32_t end,
             for (uint32_t i = 0; i < TR_WEIGHT_ROWS; i++) {
                 uint32_t row = tr_weight_row(p->form, p->n,
                                              strip * TR_WEIGHT_ROWS + i);
-                uint32_t source, at = find_row(p, row, &source);
-                const tr_packed_t *q = p->tensor[at]->packed;
+                uint32_t source;
+                const tr_packed_t *q = find_row(p, row, &source)
+                                           ->tensor->packed;
 
                 q->format->codes(q, source, (p->chunk + c) * TR_WEIGHT_COLUMNS,
                                  TR_WEIGHT_COLUMNS, codes[i]);
             }
-            tr_weight_pack(p->form.format, codes[0], TR_WEIGHT_COLUMNS,
+            tr_weight_pack(p->form, codes[0], TR_WEIGHT_COLUMNS,
                            TR_WEIGHT_COLUMNS,
                            p->to + c * stride + (size_t) strip * block, block);
         }
@@ -244,22 +322,21 @@ tr_model_cuda_pack_codes(void *packing, uint32_t first, uint32_t end,
 
 void
 tr_model_cuda_pack_scales(const tr_cuda_packing_t *p, uint32_t group,
-                          uint32_t *to)
+                          uint8_t *line)
 {
     for (uint32_t place = 0; place < p->n; place++) {
         uint32_t row = tr_weight_row(p->form, p->n, place), source, zero;
-        uint32_t at = find_row(p, row, &source);
-        const tr_packed_t *q = p->tensor[at]->packed;
+        const tr_cuda_packed_tensor_t *of = find_row(p, row, &source);
+        const tr_packed_t *q = of->tensor->packed;
         float factor = 1,
               scale = q->format->scale(q, source,
                                        group * p->form.group / q->block_columns,
                                        &zero);
 
-        if (p->of[at].part == TR_PART_QKV && p->m->equalise != NULL) {
-            tr_equalise_scale(p->m->equalise, &p->of[at],
-                              (size_t) (row - p->of[at].row) * p->k, 1,
-                              &factor);
+        if (of->t.part == TR_PART_QKV && p->m->equalise != NULL) {
+            tr_equalise_scale(p->m->equalise, &of->t,
+                              (size_t) (row - of->t.row) * p->k, 1, &factor);
         }
-        to[place] = tr_weight_scale_word(p->form.format, scale * factor, zero);
+        tr_weight_scale_put(p->form, line, place, group, scale * factor, zero);
     }
 }

@@ -348,17 +348,45 @@ is_packed(const loader_t *l, const tr_model_tensor_t *t)
 static tr_status_t
 load_scales(loader_t *l, const tr_cuda_packing_t *p, uint8_t *to)
 {
+    uint32_t of = tr_weight_line_groups(p->form.format);
+    size_t line = (size_t) p->n * of * tr_weight_scale_bytes(p->form.format);
     tr_status_t rc = TR_OK;
 
     for (uint32_t g = 0; rc == TR_OK && g < tr_weight_groups(p->form, p->k);
-         g++) {
-        uint32_t *stage = (uint32_t *) next_stage(l);
+         g += of, to += line) {
+        uint8_t *stage = next_stage(l);
 
         if (stage == NULL) {
             return failed(l);
         }
-        tr_model_cuda_pack_scales(p, g, stage);
-        rc = send(l, to + (size_t) g * p->n * 4, TR_F32, TR_F32, p->n);
+        for (uint32_t i = 0; i < of; i++) {
+            tr_model_cuda_pack_scales(p, g + i, stage);
+        }
+        rc = send(l, to, TR_F32, TR_F32, line / 4);
+    }
+    return rc;
+}
+
+static tr_status_t
+load_codes(loader_t *l, tr_cuda_packing_t *p, uint8_t *to)
+{
+    size_t chunk = (size_t) p->n / TR_WEIGHT_ROWS
+                   * tr_weight_block(p->form.format);
+    uint32_t all = p->k / TR_WEIGHT_COLUMNS;
+    uint32_t most = (uint32_t) (STAGE_BYTES / chunk);
+    tr_status_t rc = TR_OK;
+
+    for (p->chunk = 0; rc == TR_OK && p->chunk < all; p->chunk += p->chunks) {
+        p->chunks = all - p->chunk < most ? all - p->chunk : most;
+        p->to = next_stage(l);
+        if (p->to == NULL) {
+            return failed(l);
+        }
+        tr_thread_pool_run(l->thread_pool, COPY_THREADS, p->n / TR_WEIGHT_ROWS,
+                           1, tr_model_cuda_pack_codes, p);
+        rc = send(l, to + p->chunk * chunk, TR_F32, TR_F32,
+                  p->chunks * chunk / 4);
+        say_progress(l, (uint64_t) p->n * p->chunks * TR_WEIGHT_COLUMNS);
     }
     return rc;
 }
@@ -369,35 +397,17 @@ load_packed(loader_t *l, const tr_model_tensor_t *t, uint32_t at)
 {
     uint8_t *to = l->m->layers[t->layer].part[t->part];
     tr_cuda_packing_t p;
-    size_t chunk;
-    uint32_t all, most;
     tr_status_t rc;
 
     if (t->row != 0) {
         return TR_OK; /* it came with the first */
     }
     rc = tr_model_cuda_packing_open(&p, l->m, l->st, t, at, l->err);
-    chunk = (size_t) p.n / TR_WEIGHT_ROWS * tr_weight_block(p.form.format);
-    all = p.k / TR_WEIGHT_COLUMNS;
-    most = (uint32_t) (STAGE_BYTES / chunk);
-    for (p.chunk = 0; rc == TR_OK && p.chunk < all; p.chunk += p.chunks) {
-        p.chunks = all - p.chunk < most ? all - p.chunk : most;
-        p.to = next_stage(l);
-        if (p.to == NULL) {
-            return failed(l);
-        }
-        tr_thread_pool_run(l->thread_pool, COPY_THREADS, p.n / TR_WEIGHT_ROWS,
-                           1, tr_model_cuda_pack_codes, &p);
-        rc = send(l, to + p.chunk * chunk, TR_F32, TR_F32,
-                  p.chunks * chunk / 4);
-        say_progress(l, (uint64_t) p.n * p.chunks * TR_WEIGHT_COLUMNS);
-    }
+    rc = rc == TR_OK ? load_codes(l, &p, to) : rc;
     rc = rc == TR_OK
              ? load_scales(l, &p, to + tr_weight_code_bytes(p.form, p.n, p.k))
              : rc;
-    for (uint32_t i = 0; rc == TR_OK && i < p.tensors; i++) {
-        tr_safetensors_release(p.tensor[i]);
-    }
+    tr_model_cuda_packing_close(&p);
     return rc;
 }
 

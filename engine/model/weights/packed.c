@@ -85,7 +85,7 @@ const tr_packed_format_t tr_packed_formats[] = {
       .scale = tr_gptq_scale },
     { .name = "MXFP4",
       .methods = BY(MXFP4),
-      .kept = TR_PACKED_ON_CPU,
+      .kept = TR_PACKED_ON_CPU | TR_PACKED_ON_CUDA,
       .stem = "",
       .part = { [TR_PACKED_CODES] = { "_blocks", STORED(U8), false },
                 [TR_PACKED_SCALES] = { "_scales", STORED(U8), false } },

@@ -259,7 +259,8 @@ static bool
 pairs_right(const tr_cuda_small_gemm_t *p)
 {
     return p->form.format == TR_WEIGHT_16 || p->mode == TR_CUDA_SMALL_GEMM_PLAIN
-           || p->form.pairs == (p->mode == TR_CUDA_SMALL_GEMM_GATED);
+           || (p->form.order == TR_WEIGHT_PAIRS)
+                  == (p->mode == TR_CUDA_SMALL_GEMM_GATED);
 }
 
 static bool

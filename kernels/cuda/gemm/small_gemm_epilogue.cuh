@@ -28,7 +28,8 @@ gemm_fragment(const gemm_phase_t &f, uint32_t tile)
 
     l.row = lane % 4 * 2;
     l.mine = h.split == 1 ? 3 : 1u << blockIdx.x % h.split;
-    if (f.p.mode == TR_CUDA_SMALL_GEMM_GATED || f.p.form.pairs) {
+    if (f.p.mode == TR_CUDA_SMALL_GEMM_GATED
+        || f.p.form.order == TR_WEIGHT_PAIRS) {
         l.column = tile * (h.tile / 2) + row / 2 + lane / 4;
         l.inside = row < h.tile && l.column < f.p.n / 2;
     } else {
@@ -222,7 +223,7 @@ gemm_store_scaled(const gemm_phase_t &f, const gemm_smem_t &s,
                   const gemm_fragment_t &l, const float (&c)[N / 2])
 {
     uint32_t ld = (uint32_t) f.p.ldy, scales = GEMM_SMEM(s, scales) + l.row * 4;
-    uint32_t other = f.p.form.pairs ? f.p.n / 2 : 8;
+    uint32_t other = f.p.form.order == TR_WEIGHT_PAIRS ? f.p.n / 2 : 8;
     __nv_bfloat16 *y = (__nv_bfloat16 *) f.p.y + l.row * ld + l.column;
 
     if (!l.inside) {

@@ -12,7 +12,7 @@
 #ifndef TR_CUDA_SMALL_GEMM_PACKED_CUH
 #define TR_CUDA_SMALL_GEMM_PACKED_CUH
 
-#include "packed.cuh"
+#include "kernels/cuda/packed.cuh"
 #include "small_gemm_smem.cuh"
 
 /* Where a group is in the ring. */

@@ -6,28 +6,13 @@
  * makes them in registers, turns them in shared memory, and writes 16 bytes a
  * lane.  Read: bits / 8 bytes a weight, written: 2.
  */
-#include <cuda_bf16.h>
-
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/runtime/runtime.cuh"
-#include "packed.cuh"
+#include "kernels/cuda/packed.cuh"
 
 #define UNPACK_WARPS 8u
 #define UNPACK_PITCH 36u /* words of a row, so that rows have other banks */
-
-static __device__ __forceinline__ uint32_t
-unpack_scaled(uint32_t pair, float scale)
-{
-    __nv_bfloat162 p = __floats2bfloat162_rn(__uint_as_float(pair << 16)
-                                                 * scale,
-                                             __uint_as_float(pair & 0xffff0000u)
-                                                 * scale);
-    uint32_t r;
-
-    memcpy(&r, &p, 4);
-    return r;
-}
 
 /* Scale words of rows g and g + 8 of a strip, of the group of a column. */
 static __device__ __forceinline__ void
@@ -50,26 +35,13 @@ static __device__ __forceinline__ void
 unpack_step(const tr_cuda_unpack_t &a, const uint8_t *lane, uint32_t step,
             const uint32_t (&word)[2], uint32_t (&out)[4])
 {
-    float scale[2];
-
     if (a.form.format == TR_WEIGHT_FP8) {
         const uint32_t *w = (const uint32_t *) (lane + step / 2 * 512
                                                 + step % 2 * 8);
 
-        packed_fp8(out, __ldg(w), __ldg(w + 1));
-        scale[0] = __uint_as_float(word[0]);
-        scale[1] = __uint_as_float(word[1]);
+        packed_fp8_weights(out, __ldg(w), __ldg(w + 1), word);
     } else {
-        const uint32_t zero[2] = { packed_int4_zero(word[0]),
-                                   packed_int4_zero(word[1]) };
-
-        packed_int4(out, __ldg((const uint32_t *) lane + step), zero);
-        scale[0] = packed_int4_scale(word[0]);
-        scale[1] = packed_int4_scale(word[1]);
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        out[i] = unpack_scaled(out[i], scale[i % 2]);
+        packed_int4_weights(out, __ldg((const uint32_t *) lane + step), word);
     }
 }
 

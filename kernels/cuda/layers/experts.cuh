@@ -319,6 +319,53 @@ expert_step(const uint16_t *const (&weights)[2 * A],
     }
 }
 
+/* The rows of x at places `place` and on; in place of those from `end` on the
+ * first is read again. */
+template <int B>
+TR_DEVICE void
+expert_inputs(const tr_cuda_experts_t *a, uint32_t place, uint32_t end,
+              uint32_t lane, const uint16_t *(&inputs)[B])
+{
+#pragma unroll
+    for (int i = 0; i < B; i++) {
+        uint32_t at = place + i * 8 + lane / 4;
+
+        at = at < end ? at : place;
+        inputs[i] = (const uint16_t *) a->x
+                    + (a->row == NULL ? at : a->row[at]) * a->ldx;
+    }
+}
+
+/* Sums become outputs, those that there are. */
+template <int A, int B>
+TR_DEVICE void
+expert_store(const tr_cuda_experts_t *a, tr_dtype_t type, uint32_t expert,
+             uint32_t n, uint32_t place, uint32_t end, uint32_t lane,
+             const float (&c)[A][B][4])
+{
+    const uint32_t g = lane / 4, t = lane % 4;
+
+#pragma unroll
+    for (int i = 0; i < A; i++) {
+#pragma unroll
+        for (int j = 0; j < B; j++) {
+#pragma unroll
+            for (uint32_t x = 0; x < 4; x++) {
+                uint32_t out = n + i * 16 + x / 2 * 8 + g;
+                uint32_t at = place + j * 8 + 2 * t + x % 2;
+                float y = c[i][j][x];
+
+                if (out < a->n && at < end) {
+                    y += a->bias == NULL
+                             ? 0
+                             : a->bias[(size_t) expert * a->n + out];
+                    tr_float_store(a->y, at * a->ldy + out, type, y);
+                }
+            }
+        }
+    }
+}
+
 /* 16 A outputs from `n` on for 8 B places from `place` on, of a warp.  In place of
  * outputs and places that there are not, one that there is is computed again, and
  * not stored. */
@@ -338,14 +385,7 @@ expert_tile(const tr_cuda_experts_t *a, uint32_t expert, uint32_t n,
 
         weights[i] = w + (size_t) (row < a->n ? row : a->n - 1) * a->k;
     }
-#pragma unroll
-    for (int i = 0; i < B; i++) {
-        uint32_t at = place + i * 8 + g;
-
-        at = at < end ? at : place;
-        inputs[i] = (const uint16_t *) a->x
-                    + (a->row == NULL ? at : a->row[at]) * a->ldx;
-    }
+    expert_inputs<B>(a, place, end, lane, inputs);
     /* few rows: what is under way is what keeps memory busy */
 #pragma unroll(A == 1 ? 4 : 2)
     for (uint32_t k = 0; k < a->k / 32; k++) {
@@ -355,25 +395,7 @@ expert_tile(const tr_cuda_experts_t *a, uint32_t expert, uint32_t n,
         expert_step<T, A, B, true>(weights, inputs, a->k / 32 * 32 + t * 8,
                                    a->k, c);
     }
-#pragma unroll
-    for (int i = 0; i < A; i++) {
-#pragma unroll
-        for (int j = 0; j < B; j++) {
-#pragma unroll
-            for (uint32_t x = 0; x < 4; x++) {
-                uint32_t out = n + i * 16 + x / 2 * 8 + g;
-                uint32_t at = place + j * 8 + 2 * t + x % 2;
-                float y = c[i][j][x];
-
-                if (out < a->n && at < end) {
-                    y += a->bias == NULL
-                             ? 0
-                             : a->bias[(size_t) expert * a->n + out];
-                    tr_float_store(a->y, at * a->ldy + out, T, y);
-                }
-            }
-        }
-    }
+    expert_store<A, B>(a, T, expert, n, place, end, lane, c);
 }
 
 /* ---- the sum ------------------------------------------------------------- */

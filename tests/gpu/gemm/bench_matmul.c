@@ -216,12 +216,12 @@ typedef struct {
 } form_t;
 
 static const form_t forms[] = {
-    { "BF16", { TR_WEIGHT_16, false, 0 } },
-    { "FP8, row", { TR_WEIGHT_FP8, false, 0 } },
-    { "FP8, 128", { TR_WEIGHT_FP8, false, 128 } },
-    { "INT4, 128", { TR_WEIGHT_INT4, false, 128 } },
-    { "INT4, 64", { TR_WEIGHT_INT4, false, 64 } },
-    { "INT4, 32", { TR_WEIGHT_INT4, false, 32 } },
+    { "BF16", { TR_WEIGHT_16, TR_WEIGHT_PLAIN, 0 } },
+    { "FP8, row", { TR_WEIGHT_FP8, TR_WEIGHT_PLAIN, 0 } },
+    { "FP8, 128", { TR_WEIGHT_FP8, TR_WEIGHT_PLAIN, 128 } },
+    { "INT4, 128", { TR_WEIGHT_INT4, TR_WEIGHT_PLAIN, 128 } },
+    { "INT4, 64", { TR_WEIGHT_INT4, TR_WEIGHT_PLAIN, 64 } },
+    { "INT4, 32", { TR_WEIGHT_INT4, TR_WEIGHT_PLAIN, 32 } },
 };
 #define FORMS (sizeof(forms) / sizeof(forms[0]))
 
@@ -250,8 +250,10 @@ form_of(uint32_t f, uint32_t product)
 {
     tr_weight_form_t form = forms[f].form;
 
-    form.pairs = form.format != TR_WEIGHT_16
-                 && chain[product].mode == TR_CUDA_SMALL_GEMM_GATED;
+    if (form.format != TR_WEIGHT_16
+        && chain[product].mode == TR_CUDA_SMALL_GEMM_GATED) {
+        form.order = TR_WEIGHT_PAIRS;
+    }
     return form;
 }
 

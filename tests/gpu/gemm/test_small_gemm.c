@@ -56,19 +56,23 @@ any_distance(uint32_t n)
 static tr_weight_form_t
 any_form(tr_cuda_small_gemm_mode_t mode, uint32_t n, uint32_t k)
 {
-    static const tr_weight_form_t forms[] = { { TR_WEIGHT_FP8, false, 0 },
-                                              { TR_WEIGHT_FP8, false, 128 },
-                                              { TR_WEIGHT_INT4, false, 32 },
-                                              { TR_WEIGHT_INT4, false, 64 },
-                                              { TR_WEIGHT_INT4, false, 128 } };
+    static const tr_weight_form_t forms[] = {
+        { TR_WEIGHT_FP8, TR_WEIGHT_PLAIN, 0 },
+        { TR_WEIGHT_FP8, TR_WEIGHT_PLAIN, 128 },
+        { TR_WEIGHT_INT4, TR_WEIGHT_PLAIN, 32 },
+        { TR_WEIGHT_INT4, TR_WEIGHT_PLAIN, 64 },
+        { TR_WEIGHT_INT4, TR_WEIGHT_PLAIN, 128 }
+    };
     uint32_t of = sizeof(forms) / sizeof(forms[0]);
     tr_weight_form_t f = forms[random_below(of)];
 
     if (random_below(3) == 0 || !tr_weight_valid(f, n, k)) {
-        return (tr_weight_form_t){ TR_WEIGHT_16, false, 0 };
+        return (tr_weight_form_t){ TR_WEIGHT_16, TR_WEIGHT_PLAIN, 0 };
     }
-    f.pairs = mode == TR_CUDA_SMALL_GEMM_GATED
-              || (mode == TR_CUDA_SMALL_GEMM_PLAIN && random_below(2));
+    if (mode == TR_CUDA_SMALL_GEMM_GATED
+        || (mode == TR_CUDA_SMALL_GEMM_PLAIN && random_below(2))) {
+        f.order = TR_WEIGHT_PAIRS;
+    }
     return f;
 }
 
@@ -79,7 +83,7 @@ packed(tr_weight_form_t f, uint32_t n, uint32_t k, double size)
 {
     array_t a = array_new(tr_weight_bytes(f, n, k), 1, false);
     uint8_t *codes = array_host(&a);
-    uint32_t *scales = (uint32_t *) (codes + tr_weight_code_bytes(f, n, k));
+    uint8_t *scales = codes + tr_weight_code_bytes(f, n, k);
     double most = f.format == TR_WEIGHT_FP8 ? 50 : 6;
 
     for (size_t i = 0; i < tr_weight_code_bytes(f, n, k); i++) {
@@ -89,10 +93,9 @@ packed(tr_weight_form_t f, uint32_t n, uint32_t k, double size)
         }
     }
     for (size_t i = 0; i < (size_t) tr_weight_groups(f, k) * n; i++) {
-        scales[i] = tr_weight_scale_word(f.format,
-                                         (float) (size / most
-                                                  * (0.5 + random_unit())),
-                                         random_below(16));
+        tr_weight_scale_put(f, scales + 4 * i, 0, 0,
+                            (float) (size / most * (0.5 + random_unit())),
+                            random_below(16));
     }
     array_send(&a);
     return a;
@@ -363,10 +366,10 @@ check_one(void)
     }
     if (!ok) {
         printf("mode %d, rows %u, n %u, k %u, parts %u, bias %d, %s in groups "
-               "of %u, pairs %d\n",
+               "of %u, order %d\n",
                c.a.mode, c.a.rows, c.a.n, c.a.k, c.a.parts, c.biased,
                tr_weight_format_name(c.a.form.format), c.a.form.group,
-               c.a.form.pairs);
+               c.a.form.order);
     }
     case_close(&c);
     return ok;
@@ -399,10 +402,10 @@ check_unpack(void)
 
         ok = got[i] == x;
         if (!ok) {
-            printf("unpack, %s in groups of %u, pairs %d: row %zu, column %zu "
+            printf("unpack, %s in groups of %u, order %d: row %zu, column %zu "
                    "of %u x %u is %04x, expected %04x\n",
                    tr_weight_format_name(a.form.format), a.form.group,
-                   a.form.pairs, i / a.k, i % a.k, a.n, a.k, got[i], x);
+                   a.form.order, i / a.k, i % a.k, a.n, a.k, got[i], x);
         }
     }
     compared += (uint64_t) a.n * a.k;
@@ -421,20 +424,58 @@ check_refused(void)
         uint32_t n, k;
         tr_cuda_small_gemm_mode_t mode;
     } wrong[] = {
-        { { TR_WEIGHT_FP8, false, 64 }, 128, 128, TR_CUDA_SMALL_GEMM_PLAIN },
-        { { TR_WEIGHT_FP8, false, 128 }, 128, 192, TR_CUDA_SMALL_GEMM_PLAIN },
-        { { TR_WEIGHT_FP8, false, 0 }, 128, 96, TR_CUDA_SMALL_GEMM_PLAIN },
-        { { TR_WEIGHT_FP8, false, 0 }, 0, 128, TR_CUDA_SMALL_GEMM_PLAIN },
-        { { TR_WEIGHT_FP8, false, 0 },
+        { { TR_WEIGHT_FP8, TR_WEIGHT_PLAIN, 64 },
+          128,
+          128,
+          TR_CUDA_SMALL_GEMM_PLAIN },
+        { { TR_WEIGHT_FP8, TR_WEIGHT_PLAIN, 128 },
+          128,
+          192,
+          TR_CUDA_SMALL_GEMM_PLAIN },
+        { { TR_WEIGHT_FP8, TR_WEIGHT_PLAIN, 0 },
+          128,
+          96,
+          TR_CUDA_SMALL_GEMM_PLAIN },
+        { { TR_WEIGHT_FP8, TR_WEIGHT_PLAIN, 0 },
+          0,
+          128,
+          TR_CUDA_SMALL_GEMM_PLAIN },
+        { { TR_WEIGHT_FP8, TR_WEIGHT_PLAIN, 0 },
           0xffffffc0u,
           0xffffffc0u,
           TR_CUDA_SMALL_GEMM_PLAIN },
-        { { TR_WEIGHT_FP8, false, 0 }, 128, 128, TR_CUDA_SMALL_GEMM_GATED },
-        { { TR_WEIGHT_INT4, false, 0 }, 128, 128, TR_CUDA_SMALL_GEMM_PLAIN },
-        { { TR_WEIGHT_INT4, false, 16 }, 128, 128, TR_CUDA_SMALL_GEMM_PLAIN },
-        { { TR_WEIGHT_INT4, true, 32 }, 128, 128, TR_CUDA_SMALL_GEMM_RESIDUAL },
-        { { TR_WEIGHT_FORMATS, false, 0 }, 128, 128, TR_CUDA_SMALL_GEMM_PLAIN },
-        { { TR_WEIGHT_16, true, 0 }, 128, 128, TR_CUDA_SMALL_GEMM_PLAIN },
+        { { TR_WEIGHT_FP8, TR_WEIGHT_PLAIN, 0 },
+          128,
+          128,
+          TR_CUDA_SMALL_GEMM_GATED },
+        { { TR_WEIGHT_INT4, TR_WEIGHT_PLAIN, 0 },
+          128,
+          128,
+          TR_CUDA_SMALL_GEMM_PLAIN },
+        { { TR_WEIGHT_INT4, TR_WEIGHT_PLAIN, 16 },
+          128,
+          128,
+          TR_CUDA_SMALL_GEMM_PLAIN },
+        { { TR_WEIGHT_INT4, TR_WEIGHT_PAIRS, 32 },
+          128,
+          128,
+          TR_CUDA_SMALL_GEMM_RESIDUAL },
+        { { TR_WEIGHT_FP8, TR_WEIGHT_EIGHTS, 0 },
+          128,
+          128,
+          TR_CUDA_SMALL_GEMM_PLAIN },
+        { { TR_WEIGHT_MXFP4, TR_WEIGHT_PLAIN, 32 },
+          128,
+          128,
+          TR_CUDA_SMALL_GEMM_PLAIN },
+        { { TR_WEIGHT_FORMATS, TR_WEIGHT_PLAIN, 0 },
+          128,
+          128,
+          TR_CUDA_SMALL_GEMM_PLAIN },
+        { { TR_WEIGHT_16, TR_WEIGHT_PAIRS, 0 },
+          128,
+          128,
+          TR_CUDA_SMALL_GEMM_PLAIN },
     };
     array_t memory = array_new(1u << 20, 1, false);
     void *at = array_there(&memory);
@@ -641,7 +682,8 @@ check_layers(void)
             double size = 1 / sqrt((double) k[j]);
 
             l.form[i][j] = i + j == 0 /* whose weights are rows, too */
-                               ? (tr_weight_form_t){ TR_WEIGHT_16, false, 0 }
+                               ? (tr_weight_form_t){ TR_WEIGHT_16,
+                                                     TR_WEIGHT_PLAIN, 0 }
                                : any_form(modes[j], n[j], k[j]);
             l.w[i][j] = l.form[i][j].format == TR_WEIGHT_16
                             ? numbers(n[j], k[j], k[j], TR_BF16, size)

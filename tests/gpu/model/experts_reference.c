@@ -9,6 +9,8 @@
  */
 #include "experts_reference.h"
 
+#include <stdlib.h>
+
 #include "kernels/cpu/cpu.h"
 
 int
@@ -59,33 +61,64 @@ tr_ref_order(const tr_cuda_order_t *a)
     return TR_KERNEL_OK;
 }
 
+/* Row i of an expert's weights; of packed ones as they are in 16 bits. */
+static void
+load_weights(const tr_cuda_experts_t *a, uint32_t expert, uint32_t i, float *to)
+{
+    uint32_t row = expert * a->n + i, rows = a->experts * a->n;
+
+    for (uint32_t j = 0; j < a->k; j++) {
+        if (a->form.format == TR_WEIGHT_16) {
+            to[j] = tr_float_load(a->w, (size_t) row * a->k + j, a->type);
+        } else {
+            uint16_t rounded;
+
+            tr_float_store(&rounded, 0, TR_BF16,
+                           tr_weight_load(a->form, a->w, rows, a->k, row, j));
+            to[j] = tr_float_load(&rounded, 0, TR_BF16);
+        }
+    }
+}
+
+static bool
+experts_valid(const tr_cuda_experts_t *a)
+{
+    return a->experts != 0 && a->experts <= TR_EXPERTS_MAX && a->k != 0
+           && a->k % 8 == 0 && a->n != 0 && a->ldx >= a->k && a->ldx % 8 == 0
+           && a->ldy >= a->n && tr_dtype_is_short(a->type)
+           && (a->form.format == TR_WEIGHT_16
+               || (tr_weight_valid_experts(a->form, a->experts, a->n, a->k)
+                   && a->type == TR_BF16));
+}
+
 int
 tr_ref_experts(const tr_cuda_experts_t *a)
 {
-    const uint16_t *w = a->w;
+    float *w;
 
-    if (a->experts == 0 || a->experts > TR_EXPERTS_MAX || a->k == 0
-        || a->k % 8 != 0 || a->n == 0 || a->ldx < a->k || a->ldx % 8 != 0
-        || a->ldy < a->n || !tr_dtype_is_short(a->type)) {
+    if (!experts_valid(a)) {
         return TR_KERNEL_BADARG;
     }
+    w = malloc(a->k * sizeof(*w));
+    if (w == NULL) {
+        return TR_CUDA_FAILED;
+    }
     for (uint32_t e = 0; e < a->experts && a->places != 0; e++) {
-        for (uint32_t p = a->first[e]; p < a->first[e + 1]; p++) {
-            size_t row = (a->row == NULL ? p : a->row[p]) * a->ldx;
-
-            for (uint32_t i = 0; i < a->n; i++) {
-                size_t at = ((size_t) e * a->n + i) * a->k;
+        for (uint32_t i = 0; i < a->n && a->first[e] < a->first[e + 1]; i++) {
+            load_weights(a, e, i, w);
+            for (uint32_t p = a->first[e]; p < a->first[e + 1]; p++) {
+                size_t row = (a->row == NULL ? p : a->row[p]) * a->ldx;
                 float sum = 0;
 
                 for (uint32_t j = 0; j < a->k; j++) {
-                    sum += tr_float_load(a->x, row + j, a->type)
-                           * tr_float_load(w, at + j, a->type);
+                    sum += tr_float_load(a->x, row + j, a->type) * w[j];
                 }
                 sum += a->bias == NULL ? 0 : a->bias[(size_t) e * a->n + i];
                 tr_float_store(a->y, p * a->ldy + i, a->type, sum);
             }
         }
     }
+    free(w);
     return TR_KERNEL_OK;
 }
 

@@ -371,7 +371,8 @@ tr_ref_small_gemm_sums(const tr_cuda_small_gemm_t *a, const float *sums,
     if (a->rows > TR_CUDA_SMALL_GEMM_ROWS || a->n % 64 != 0 || a->k % 64 != 0
         || !tr_weight_valid(a->form, a->n, a->k)
         || (a->form.format != TR_WEIGHT_16
-            && a->mode != TR_CUDA_SMALL_GEMM_PLAIN && a->form.pairs != gated)
+            && a->mode != TR_CUDA_SMALL_GEMM_PLAIN
+            && (a->form.order == TR_WEIGHT_PAIRS) != gated)
         || a->ldx < a->k || (a->y != NULL && a->ldy < n)
         || (gated && !tr_cuda_has_act(TR_CUDA_SMALL_GEMM_ACTS, a->act))) {
         return TR_KERNEL_BADARG;

@@ -2,7 +2,7 @@
  * Layers with experts on the device against plain C (experts_reference.h): the
  * choice of experts in all its ways, the order of rows, grouped products of few
  * and of many rows, biases, the sum; a row alone gives the bits that it gives
- * among others.
+ * among others, and packed weights those that they give in 16 bits.
  *
  *   test_experts [rounds [seed]]
  */
@@ -145,14 +145,67 @@ typedef struct {
     tr_dtype_t type;
     size_t ldx, ldy;
     bool biased;
+    tr_weight_form_t form;
     array_t expert, first, place, row, x, w, bias, y;
 } case_t;
 
-static void
-case_open(case_t *c)
+static tr_weight_form_t
+any_form(void)
 {
-    uint32_t places;
+    static const tr_weight_form_t forms[] = {
+        { TR_WEIGHT_FP8, TR_WEIGHT_EIGHTS, 0 },
+        { TR_WEIGHT_FP8, TR_WEIGHT_EIGHTS, 128 },
+        { TR_WEIGHT_INT4, TR_WEIGHT_EIGHTS, 32 },
+        { TR_WEIGHT_INT4, TR_WEIGHT_EIGHTS, 64 },
+        { TR_WEIGHT_INT4, TR_WEIGHT_EIGHTS, 128 },
+        { TR_WEIGHT_MXFP4, TR_WEIGHT_EIGHTS, 32 }
+    };
 
+    return forms[random_below(6)];
+}
+
+/* Random codes, all that are numbers, and scales that give weights of about 0.2;
+ * of MXFP4 now and then any exponent that there is. */
+static array_t
+packed(tr_weight_form_t f, uint32_t n, uint32_t k)
+{
+    array_t a = array_new(tr_weight_bytes(f, n, k), 1, false);
+    uint8_t *codes = array_host(&a), *line;
+    uint32_t of = tr_weight_line_groups(f.format);
+    float most = f.format == TR_WEIGHT_FP8 ? 50 : 6;
+    bool any = random_below(4) == 0;
+
+    for (size_t i = 0; i < tr_weight_code_bytes(f, n, k); i++) {
+        codes[i] = (uint8_t) random_below(256);
+        if (f.format == TR_WEIGHT_FP8 && (codes[i] & 0x7f) == 0x7f) {
+            codes[i] ^= 1u << random_below(7);
+        }
+    }
+    line = codes + tr_weight_code_bytes(f, n, k);
+    for (uint32_t g = 0; g < tr_weight_groups(f, k); g++) {
+        for (uint32_t i = 0; i < n; i++) {
+            float scale = (float) (0.2 / most * (0.5 + random_unit()));
+
+            if (f.format == TR_WEIGHT_MXFP4) {
+                scale = tr_weight_from_e8m0(any ? random_below(140)
+                                                : 119 + random_below(4));
+            }
+            tr_weight_scale_put(f, line, i, g, scale, random_below(16));
+        }
+        if (g % of == of - 1) {
+            line += (size_t) n * of * tr_weight_scale_bytes(f.format);
+        }
+    }
+    array_send(&a);
+    return a;
+}
+
+static void
+case_open(case_t *c, tr_weight_form_t form)
+{
+    uint32_t places, inputs = form.group == 128 ? 128 : 64;
+
+    c->form = form;
     c->experts = 1 + random_below(random_below(2) ? 9 : 70);
     c->top_k = 1 + random_below(c->experts < 4 ? c->experts : 4);
     c->rows = 1 + random_below(random_below(3) ? 12 : 150);
@@ -163,6 +216,11 @@ case_open(case_t *c)
     c->n = 1 + random_below(200);
     c->k = 8 * (1 + random_below(40));
     c->type = random_below(2) ? TR_F16 : TR_BF16;
+    if (form.format != TR_WEIGHT_16) {
+        c->n = 16 * (1 + random_below(12));
+        c->k = inputs * (1 + random_below(320 / inputs));
+        c->type = TR_BF16;
+    }
     c->ldx = c->k + 8 * random_below(3);
     c->ldy = c->n + random_below(9);
     c->biased = random_below(2);
@@ -175,7 +233,9 @@ case_open(case_t *c)
     c->place = array_new(places, 4, false);
     c->row = array_new(places, 4, false);
     c->x = numbers((size_t) places * c->ldx, c->type, 1);
-    c->w = numbers((size_t) c->experts * c->n * c->k, c->type, 0.2);
+    c->w = form.format != TR_WEIGHT_16
+               ? packed(form, c->experts * c->n, c->k)
+               : numbers((size_t) c->experts * c->n * c->k, c->type, 0.2);
     c->bias = numbers((size_t) c->experts * c->n, TR_F32, 1);
     c->y = array_new(places * c->ldy, 2, false);
 }
@@ -216,7 +276,8 @@ product_of(const case_t *c, bool by_row, void *(*of)(const array_t *) )
                                 .bias = c->biased ? of(&c->bias) : NULL,
                                 .y = of(&c->y),
                                 .ldy = c->ldy,
-                                .type = c->type };
+                                .type = c->type,
+                                .form = c->form };
 }
 
 /* The place of a row alone, of its expert alone. */
@@ -254,15 +315,47 @@ place_alone(case_t *c, bool by_row)
     return same;
 }
 
+/* The same product by the same weights in 16 bits. */
 static bool
-check_experts(void)
+same_in_16_bits(const case_t *c, bool by_row)
+{
+    tr_cuda_experts_t a = product_of(c, by_row, array_there);
+    uint32_t rows = c->experts * c->n;
+    array_t w = array_new((size_t) rows * c->k, 2, false);
+    uint8_t *before = array_fetch(&c->y), *after;
+    bool same;
+
+    for (uint32_t i = 0; i < rows; i++) {
+        for (uint32_t j = 0; j < c->k; j++) {
+            tr_float_store(array_host(&w), (size_t) i * c->k + j, TR_BF16,
+                           tr_weight_load(c->form, array_host(&c->w), rows,
+                                          c->k, i, j));
+        }
+    }
+    array_send(&w);
+    a.w = array_there(&w);
+    a.form = (tr_weight_form_t){ TR_WEIGHT_16, TR_WEIGHT_PLAIN, 0 };
+    side_launch(&side, tr_cuda_experts(&side.stream, &a), "experts");
+    after = array_fetch(&c->y);
+    same = memcmp(before, after, a.places * c->ldy * 2) == 0;
+    if (!same) {
+        printf("experts: packed weights have other bits than in 16 bits\n");
+    }
+    array_free(&w);
+    free(before);
+    free(after);
+    return same;
+}
+
+static bool
+check_experts(tr_weight_form_t form)
 {
     bool by_row = random_below(2), ok;
     tr_cuda_order_t order;
     tr_cuda_experts_t a;
     case_t c;
 
-    case_open(&c);
+    case_open(&c, form);
     order = order_of(&c, array_there);
     side_launch(&side, tr_cuda_order(&side.stream, &order), "order");
     order = order_of(&c, array_host);
@@ -274,13 +367,61 @@ check_experts(void)
     a = product_of(&c, by_row, array_host);
     tr_ref_experts(&a);
     ok = ok && close_to(&c.y, a.places * c.ldy, c.type, 1e-5, "experts")
+         && (form.format == TR_WEIGHT_16 || same_in_16_bits(&c, by_row))
          && place_alone(&c, by_row);
     if (!ok) {
-        printf("rows %u, top %u of %u, n %u, k %u, type %d, bias %d, by row "
-               "%d\n",
-               c.rows, c.top_k, c.experts, c.n, c.k, c.type, c.biased, by_row);
+        printf("%s in groups of %u, rows %u, top %u of %u, n %u, k %u, type "
+               "%d, bias %d, by row %d\n",
+               tr_weight_format_name(form.format), form.group, c.rows, c.top_k,
+               c.experts, c.n, c.k, c.type, c.biased, by_row);
     }
     case_close(&c);
+    return ok;
+}
+
+/* What no kernel has is refused. */
+static bool
+check_refused(void)
+{
+    static const struct {
+        tr_weight_form_t form;
+        uint32_t n, k;
+        tr_dtype_t type;
+    } wrong[] = {
+        { { TR_WEIGHT_MXFP4, TR_WEIGHT_EIGHTS, 32 }, 32, 64, TR_F16 },
+        { { TR_WEIGHT_MXFP4, TR_WEIGHT_PLAIN, 32 }, 32, 64, TR_BF16 },
+        { { TR_WEIGHT_MXFP4, TR_WEIGHT_EIGHTS, 64 }, 32, 64, TR_BF16 },
+        { { TR_WEIGHT_MXFP4, TR_WEIGHT_EIGHTS, 32 }, 24, 64, TR_BF16 },
+        { { TR_WEIGHT_MXFP4, TR_WEIGHT_EIGHTS, 32 }, 32, 96, TR_BF16 },
+        { { TR_WEIGHT_FP8, TR_WEIGHT_EIGHTS, 128 }, 32, 192, TR_BF16 },
+        { { TR_WEIGHT_INT4, TR_WEIGHT_EIGHTS, 0 }, 32, 64, TR_BF16 },
+        { { TR_WEIGHT_INT4, TR_WEIGHT_EIGHTS, 32 }, 1u << 31, 64, TR_BF16 },
+    };
+    array_t memory = array_new(1u << 16, 1, false);
+    void *at = array_there(&memory);
+    bool ok = true;
+
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]) && ok; i++) {
+        tr_cuda_experts_t a = { .places = 1,
+                                .experts = 2,
+                                .n = wrong[i].n,
+                                .k = wrong[i].k,
+                                .first = at,
+                                .x = at,
+                                .ldx = wrong[i].k,
+                                .w = at,
+                                .y = at,
+                                .ldy = wrong[i].n,
+                                .type = wrong[i].type,
+                                .form = wrong[i].form };
+
+        ok = tr_cuda_experts(&side.stream, &a) == TR_KERNEL_BADARG
+             && tr_ref_experts(&a) == TR_KERNEL_BADARG;
+        if (!ok) {
+            printf("experts: case %zu of what is wrong was taken\n", i);
+        }
+    }
+    array_free(&memory);
     return ok;
 }
 
@@ -333,13 +474,17 @@ main(int argc, char **argv)
 {
     uint32_t rounds, failed = 0;
     uint64_t seed;
+    bool packs;
 
     side_open(&side);
+    packs = side.device.code == 90;
+    failed = !check_refused();
     rounds = argc > 1 ? (uint32_t) atoi(argv[1]) : 100;
     seed = argc > 2 ? strtoull(argv[2], NULL, 10) : (uint64_t) time(NULL);
     for (uint32_t r = 0; r < rounds; r++) {
         random_seed(seed + r);
-        if (!check_route() || !check_experts() || !check_sum()) {
+        if (!check_route() || !check_experts((tr_weight_form_t){ 0 })
+            || (packs && !check_experts(any_form())) || !check_sum()) {
             printf("FAILED: test_experts 1 %llu\n",
                    (unsigned long long) (seed + r));
             failed++;

@@ -45,14 +45,14 @@ static const case_t cases[] = {
       FP8_BLOCK,
       128,
       false,
-      { TR_WEIGHT_FP8, false, 128 } },
+      { TR_WEIGHT_FP8, TR_WEIGHT_PLAIN, 128 } },
     { "FP8 by row",
       COMPRESSED("\"symmetric\": true, \"num_bits\": 8, \"type\": \"float\", "
                  "\"strategy\": \"channel\"") "\"float-quantized\"}",
       FP8_CHANNEL,
       0,
       false,
-      { TR_WEIGHT_FP8, false, 0 } },
+      { TR_WEIGHT_FP8, TR_WEIGHT_PLAIN, 0 } },
     { "INT4, zero points, groups of 32",
       COMPRESSED(
           "\"symmetric\": false, \"num_bits\": 4, \"type\": \"int\", "
@@ -60,28 +60,28 @@ static const case_t cases[] = {
       WORDS,
       32,
       false,
-      { TR_WEIGHT_INT4, false, 32 } },
+      { TR_WEIGHT_INT4, TR_WEIGHT_PLAIN, 32 } },
     { "AWQ, groups of 64",
       "{\"quant_method\": \"awq\", \"bits\": 4, \"group_size\": 64, "
       "\"zero_point\": true, \"version\": \"gemm\"}",
       AWQ,
       64,
       false,
-      { TR_WEIGHT_INT4, false, 64 } },
+      { TR_WEIGHT_INT4, TR_WEIGHT_PLAIN, 64 } },
     { "GPTQ, groups of 128",
       "{\"quant_method\": \"gptq\", \"bits\": 4, \"group_size\": 128, "
       "\"desc_act\": false, \"sym\": false}",
       GPTQ,
       128,
       false,
-      { TR_WEIGHT_INT4, false, 128 } },
+      { TR_WEIGHT_INT4, TR_WEIGHT_PLAIN, 128 } },
     { "GPTQ, columns reordered",
       "{\"quant_method\": \"gptq\", \"bits\": 4, \"group_size\": 64, "
       "\"desc_act\": true, \"sym\": false}",
       GPTQ,
       64,
       true,
-      { TR_WEIGHT_16, false, 0 } },
+      { TR_WEIGHT_16, TR_WEIGHT_PLAIN, 0 } },
 };
 
 /* ---- a checkpoint --------------------------------------------------------- */
@@ -91,41 +91,13 @@ static void
 put(writer_t *w, const char *stem, const char *part, const char *dtype,
     size_t a, size_t b, double low, double high)
 {
-    size_t n = a * (b == 0 ? 1 : b);
-    size_t size = strcmp(dtype, "F8_E4M3") == 0                            ? 1
-                  : strcmp(dtype, "F32") == 0 || strcmp(dtype, "I32") == 0 ? 4
-                                                                           : 2;
-    uint8_t *data = calloc(n, size);
     json_t *shape = b == 0
                         ? json_pack("[I]", (json_int_t) a)
                         : json_pack("[I, I]", (json_int_t) a, (json_int_t) b);
     char name[200];
 
-    assert_non_null(data);
-    for (size_t i = 0; i < n; i++) {
-        float x = (float) (low
-                           + (high - low) * (rng_below(&rng, 4096) / 4096.0));
-
-        if (strcmp(dtype, "I32") == 0) {
-            uint32_t word = rng_below(&rng, 1u << 16) << 16
-                            | rng_below(&rng, 1u << 16);
-
-            memcpy(data + 4 * i, &word, 4);
-        } else if (size == 1) { /* exponents of about 1 */
-            data[i] = (uint8_t) (0x28 + rng_below(&rng, 0x18)
-                                 + 0x80 * rng_below(&rng, 2));
-        } else {
-            tr_float_store(data, i,
-                           size == 4                   ? TR_F32
-                           : strcmp(dtype, "F16") == 0 ? TR_F16
-                                                       : TR_BF16,
-                           x);
-        }
-    }
     snprintf(name, sizeof(name), "%s%s", stem, part);
-    put_tensor(w, name, dtype, shape, data, n * size);
-    json_decref(shape);
-    free(data);
+    put_random(w, &rng, name, dtype, shape, a * (b == 0 ? 1 : b), low, high);
 }
 
 /* The group of each column. */
@@ -285,8 +257,10 @@ check_forms(const case_t *c, const tr_model_cuda_t *m)
 
             assert_int_equal(f.format, c->form.format);
             assert_int_equal(f.group, c->form.group);
-            assert_int_equal(f.pairs, f.format != TR_WEIGHT_16
-                                          && parts[i] == TR_PART_GATE_UP);
+            assert_int_equal(f.order, f.format != TR_WEIGHT_16
+                                              && parts[i] == TR_PART_GATE_UP
+                                          ? TR_WEIGHT_PAIRS
+                                          : TR_WEIGHT_PLAIN);
         }
     }
 }
@@ -304,7 +278,8 @@ one_case(const case_t *c)
         tokens[i] = (int32_t) rng_below(&rng, VOCAB);
     }
     model_cuda_open_packed(&b, dir, "bf16", true, 0, false, false);
-    check_forms(&(case_t){ .form = { TR_WEIGHT_16, false, 0 } }, b.model);
+    check_forms(&(case_t){ .form = { TR_WEIGHT_16, TR_WEIGHT_PLAIN, 0 } },
+                b.model);
     expanded = b.model->weights_size;
     logits(&b, tokens, want);
     model_cuda_close(&b);
@@ -338,7 +313,7 @@ test_expanded(void **state)
     model_cuda_t b;
 
     (void) state;
-    c.form = (tr_weight_form_t){ TR_WEIGHT_16, false, 0 };
+    c.form = (tr_weight_form_t){ TR_WEIGHT_16, TR_WEIGHT_PLAIN, 0 };
     write_model(&c);
     model_cuda_open_packed(&b, dir, "f16", true, 0, true, false);
     check_forms(&c, b.model);
