@@ -452,7 +452,7 @@ say_parts(const measured_t *r, double peak)
     }
     printf(" products_ms=%.3f weights_ms=%.3f flop_ms=%.3f attention_ms=%.3f"
            " kv_ms=%.3f rest_ms=%.3f peak_tflop_s=%.0f limit=%s\n",
-           r->products, fixture_weight_bytes(&fixture) / r->speed * 1e3,
+           r->products, fixture_weight_bytes(&fixture, r->n) / r->speed * 1e3,
            fixture_products_work(&fixture, r->n) / peak * 1e3, r->attention, kv,
            rest, peak * 1e-12, part[most].name);
 }
@@ -460,8 +460,8 @@ say_parts(const measured_t *r, double peak)
 static void
 say_step(const char *what, const measured_t *r, double peak)
 {
-    double roof = (r->kv_bytes + fixture_weight_bytes(&fixture)) / r->speed
-                  * 1e3;
+    double roof = (r->kv_bytes + fixture_weight_bytes(&fixture, r->n))
+                  / r->speed * 1e3;
     const pace_t *p = &r->pace;
 
     say_run(what);
@@ -473,8 +473,8 @@ say_step(const char *what, const measured_t *r, double peak)
            r->n, o.steps, p->wall, p->first, p->device, 1 - p->device / p->wall,
            r->n / p->wall * 1e3, r->kv_bytes * 0x1p-30,
            r->kv_bytes / r->full_bytes,
-           fixture_weight_bytes(&fixture) * 0x1p-30, r->speed * 1e-9, roof,
-           p->wall / roof, (unsigned long long) r->stalls,
+           fixture_weight_bytes(&fixture, r->n) * 0x1p-30, r->speed * 1e-9,
+           roof, p->wall / roof, (unsigned long long) r->stalls,
            (unsigned long long) r->graphs, (unsigned long long) r->steps);
     if (o.masks != 0) {
         printf(" mask_us=%u threads=%d", o.masks, fixture.e->pool.threads);

@@ -92,9 +92,10 @@ double fixture_products_work(const fixture_t *b, uint32_t rows);
  * needs the generic kernel. */
 double fixture_attention_ms(fixture_t *b, uint32_t n);
 
-/* Bytes of all weights that a step reads: all but the embedding, of which it
- * reads some rows. */
-double fixture_weight_bytes(const fixture_t *b);
+/* Bytes of all weights that a step of so many rows reads: all but the embedding, of
+ * which it reads some rows, and but experts whom no row would choose if all were
+ * as likely. */
+double fixture_weight_bytes(const fixture_t *b, uint32_t rows);
 
 /* ---- gpu_power.c -------------------------------------------------------- */
 

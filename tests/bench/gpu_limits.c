@@ -122,6 +122,13 @@ square_speed(fixture_t *b, uint32_t side)
     return work_of(&m.product) / us * 1e6;
 }
 
+/* Has it the four products of a layer, in 16 bits? */
+static bool
+is_plain(const tr_model_cuda_t *m)
+{
+    return m->largest_packed == 0 && m->config.recipe.moe.route.experts == 0;
+}
+
 double
 fixture_peak(fixture_t *b, uint32_t side)
 {
@@ -132,10 +139,25 @@ fixture_peak(fixture_t *b, uint32_t side)
                                            m->normed, m->ld_hidden, m->max_rows,
                                            m->gate_up, m->ld_gate_up)
     };
-    double speed = work_of(&largest.product) / timed(b, multiply_once, &largest)
-                   * 1e6;
 
-    return fmax(speed, square_speed(b, side));
+    return is_plain(m) ? fmax(square_speed(b, side),
+                              work_of(&largest.product)
+                                  / timed(b, multiply_once, &largest) * 1e6)
+                       : square_speed(b, side);
+}
+
+/* With norms and activations between, as weights that are packed, and experts,
+ * are multiplied by steps alone. */
+static int
+multiply_as_steps(tr_model_cuda_t *m, uint32_t n)
+{
+    bool ok = tr_model_cuda_multiply(m, m->stream, TR_PART_QKV, 0, m->normed,
+                                     m->ld_hidden, n, m->qkv, m->ld_qkv);
+
+    for (uint32_t l = 0; l < m->config.recipe.layers && ok; l++) {
+        ok = tr_model_cuda_products(m, l, n, 0);
+    }
+    return ok ? 0 : m->failed_code;
 }
 
 static int
@@ -147,6 +169,9 @@ multiply_layers(fixture_t *b, uint32_t n)
 
     m->small_gemm = tr_model_cuda_is_small(m, n);
     m->failed = NULL;
+    if (!is_plain(m)) {
+        return multiply_as_steps(m, n);
+    }
     for (uint32_t l = 0; l < m->config.recipe.layers && rc == 0; l++) {
         void *const *w = m->layers[l].part;
         const tr_cuda_product_t of_layer[] = {
@@ -201,6 +226,12 @@ fixture_products_ms(fixture_t *b, uint32_t rows)
     return timed(b, multiply_all, &rows) / 1e3;
 }
 
+static bool
+of_experts(int part)
+{
+    return part == TR_PART_EXPERT_GATE_UP || part == TR_PART_EXPERT_DOWN;
+}
+
 double
 fixture_products_work(const fixture_t *b, uint32_t rows)
 {
@@ -208,22 +239,40 @@ fixture_products_work(const fixture_t *b, uint32_t rows)
     tr_part_shape_t head = tr_part_shape(c, TR_PART_EMBED, 0);
     double parameters = 0;
 
-    for (int part = TR_PART_QKV; part < (int) TR_PART_MATRICES; part++) {
-        tr_part_shape_t s = tr_part_shape(c, (tr_part_t) part, 0);
+    for (uint32_t l = 0; l < c->layers; l++) {
+        for (int part = TR_PART_QKV; part < (int) TR_PART_MATRICES; part++) {
+            tr_part_shape_t s = tr_part_shape(c, (tr_part_t) part, l);
+            double all = (double) s.rows * s.columns;
 
-        parameters += (double) s.rows * s.columns * c->layers;
+            parameters += of_experts(part)
+                              ? all * c->moe.route.top_k / c->moe.route.experts
+                              : all;
+        }
     }
     return 2.0 * rows * (parameters + (double) head.rows * head.columns);
 }
 
 double
-fixture_weight_bytes(const fixture_t *b)
+fixture_weight_bytes(const fixture_t *b, uint32_t rows)
 {
     const tr_model_cuda_t *m = b->x->model;
-    tr_part_shape_t s = tr_part_shape(&m->config.recipe, TR_PART_EMBED, 0);
+    const tr_recipe_t *c = &m->config.recipe;
+    tr_part_shape_t s = tr_part_shape(c, TR_PART_EMBED, 0);
+    double all = (double) m->weights_size
+                 - (c->tied ? 0 : 2.0 * s.rows * s.columns);
+    double chosen = (double) c->moe.route.top_k / c->moe.route.experts;
 
-    return (double) m->weights_size
-           - (m->config.recipe.tied ? 0 : 2.0 * s.rows * s.columns);
+    for (uint32_t l = 0; l < c->layers; l++) {
+        for (int part = 0; part < (int) TR_PART_MATRICES; part++) {
+            s = tr_part_shape(c, (tr_part_t) part, l);
+            if (of_experts(part) && s.rows != 0) { /* those of nobody */
+                all -= (double) tr_weight_bytes(m->layers[l].form[part], s.rows,
+                                                s.columns)
+                       * pow(1 - chosen, rows);
+            }
+        }
+    }
+    return all;
 }
 
 /* ---- attention ---------------------------------------------------------- */

@@ -354,8 +354,9 @@ bool tr_model_cuda_multiply(tr_model_cuda_t *m, const tr_cuda_stream_t *stream,
 
 /* ---- model_cuda_packed.c: weights that stay quantised ---- */
 
-/* Says of every part in which form it is kept (tr_cuda_parts_t.form); type
- * becomes BF16 where one is packed. */
+/* Says of every part in which form it is kept (tr_cuda_parts_t.form), by its
+ * tensors, or of a dummy (NULL) by config.json; type becomes BF16 where one is
+ * packed. */
 tr_status_t tr_model_cuda_choose_forms(tr_model_cuda_t *m,
                                        const tr_safetensors_t *st,
                                        tr_error_t *err);
@@ -372,11 +373,13 @@ typedef struct {
     uint32_t n, k, tensors, capacity;
     tr_cuda_packed_tensor_t *of; /* [tensors], by their rows */
     uint32_t chunk, chunks;      /* of 64 columns, those that are made */
+    uint64_t seed, word; /* of a dummy, which has no tensors: the word of
+                                  * its codes where those that are made begin */
     uint8_t *to;
 } tr_cuda_packing_t;
 
-/* The part that a tensor begins, and the others of it; *at: as
- * tr_model_tensor_next left it.  TR_ERR_FORMAT: codes are no numbers.  Closed in
+/* The part that a tensor begins, and the others of it, none of a dummy's (st is
+ * NULL); *at: as tr_model_tensor_next left it.  TR_ERR_FORMAT: codes are no numbers.  Closed in
  * any case. */
 tr_status_t tr_model_cuda_packing_open(tr_cuda_packing_t *p,
                                        const tr_model_cuda_t *m,
@@ -391,6 +394,12 @@ void tr_model_cuda_pack_codes(void *packing, uint32_t first, uint32_t end,
 /* The scales of a group into its line (tr_weight_scale_put). */
 void tr_model_cuda_pack_scales(const tr_cuda_packing_t *p, uint32_t group,
                                uint8_t *line);
+/* The same of a dummy: words [first, end) of codes behind `word`, which are all
+ * numbers; scales with which weights have about the deviation that they should. */
+void tr_model_cuda_dummy_codes(void *packing, uint32_t first, uint32_t end,
+                               uint32_t worker);
+void tr_model_cuda_dummy_scales(const tr_cuda_packing_t *p, uint32_t group,
+                                uint8_t *line);
 
 /* model_cuda_experts.c: what a layer's experts make of normed, into delta. */
 bool tr_model_cuda_experts(tr_model_cuda_t *m, uint32_t layer, uint32_t rows);

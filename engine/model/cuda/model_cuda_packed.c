@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/base/hash.h"
 #include "engine/config/log.h"
 
 #include "engine/model/weights/packed.h"
@@ -25,32 +26,57 @@
 
 /* ---- which parts --------------------------------------------------------- */
 
+static const tr_weight_form_t none = { TR_WEIGHT_16, TR_WEIGHT_PLAIN, 0 };
+
 static bool
 of_experts(tr_part_t part)
 {
     return part == TR_PART_EXPERT_GATE_UP || part == TR_PART_EXPERT_DOWN;
 }
 
+/* The form of codes with a scale for so many columns of all. */
+static tr_weight_form_t
+form_with(tr_weight_format_t format, uint32_t group, uint32_t columns)
+{
+    tr_weight_form_t f = { format, TR_WEIGHT_PLAIN, group };
+
+    if (format == TR_WEIGHT_FP8 && (group == 0 || group >= columns)) {
+        f.group = 0;
+    } else if (group != 0 && group % 128 == 0) {
+        f.group = 128;
+    }
+    return format != TR_WEIGHT_16 ? f : none;
+}
+
 /* The form that a quantised tensor's codes have. */
 static tr_weight_form_t
 form_of(const tr_packed_t *p)
 {
-    static const tr_weight_form_t none = { TR_WEIGHT_16, TR_WEIGHT_PLAIN, 0 };
     tr_stored_t stored = p->part[TR_PACKED_CODES]->stored;
-    tr_weight_form_t f = none;
-    uint32_t columns = p->block_columns;
 
     if (!(p->format->kept & TR_PACKED_ON_CUDA) || !tr_packed_in_order(p)) {
         return none;
     }
-    f.format = p->bits == 4
-                   ? stored == TR_STORED_U8 ? TR_WEIGHT_MXFP4 : TR_WEIGHT_INT4
-               : stored == TR_STORED_F8_E4M3 ? TR_WEIGHT_FP8
-                                             : TR_WEIGHT_16;
-    f.group = f.format == TR_WEIGHT_FP8 && columns >= p->columns ? 0
-              : columns % 128 == 0                               ? 128
-                                                                 : columns;
-    return f.format != TR_WEIGHT_16 ? f : none;
+    return form_with(p->bits == 4 ? stored == TR_STORED_U8 ? TR_WEIGHT_MXFP4
+                                                           : TR_WEIGHT_INT4
+                     : stored == TR_STORED_F8_E4M3 ? TR_WEIGHT_FP8
+                                                   : TR_WEIGHT_16,
+                     p->block_columns, p->columns);
+}
+
+/* What it would be by config.json alone, of files that there are not. */
+static tr_weight_form_t
+form_of_dummy(const tr_quantization_t *q, uint32_t columns)
+{
+    const tr_quant_scheme_t *s = &q->scheme[0];
+    tr_weight_format_t format = q->method == TR_QUANT_MXFP4    ? TR_WEIGHT_MXFP4
+                                : s->is_float && s->bits == 8  ? TR_WEIGHT_FP8
+                                : !s->is_float && s->bits == 4 ? TR_WEIGHT_INT4
+                                                               : TR_WEIGHT_16;
+
+    return q->method == TR_QUANT_NONE || q->n_schemes == 0 || s->reordered
+               ? none
+               : form_with(format, s->columns, columns);
 }
 
 /* Are there kernels for it, as a part of some shape? */
@@ -70,22 +96,22 @@ has_kernels(const tr_model_cuda_t *m, tr_part_t part, tr_weight_form_t f,
                                        shape.columns);
 }
 
-/* The form of a part, as far as one of its tensors says. */
+/* The form of a part, as far as one of its tensors says; NULL: a dummy's. */
 static tr_weight_form_t
 form_of_tensor(const tr_model_cuda_t *m, const tr_model_tensor_t *t,
                const tr_tensor_t *tensor)
 {
-    static const tr_weight_form_t none = { TR_WEIGHT_16, TR_WEIGHT_PLAIN, 0 };
     const tr_recipe_t *r = &m->config.recipe;
     tr_part_shape_t shape = tr_part_shape(r, t->part, t->layer);
     tr_weight_form_t f;
 
-    if (tensor->packed == NULL || t->part == TR_PART_ROUTER
+    if ((tensor != NULL && tensor->packed == NULL) || t->part == TR_PART_ROUTER
         || shape.rows > ROWS_MAX || tr_rotate_rows(r, m->rotate, t) != 0
         || (t->part == TR_PART_O && tr_equalise_has(m->equalise, t))) {
         return none;
     }
-    f = form_of(tensor->packed);
+    f = tensor != NULL ? form_of(tensor->packed)
+                       : form_of_dummy(&m->config.quantization, shape.columns);
     if (f.format == TR_WEIGHT_16) {
         return none;
     }
@@ -168,13 +194,15 @@ tr_model_cuda_choose_forms(tr_model_cuda_t *m, const tr_safetensors_t *st,
     tr_status_t rc = TR_OK;
 
     while (rc == TR_OK && tr_model_tensor_next(&m->config, &at, &t)) {
-        const tr_tensor_t *tensor;
+        const tr_tensor_t *tensor = NULL;
         tr_weight_form_t f, *of = &m->layers[t.layer].form[t.part];
 
         if (t.part >= TR_PART_MATRICES || !tr_part_layered(t.part)) {
             continue;
         }
-        rc = tr_model_tensor_find(st, &t, &tensor, err);
+        if (st != NULL) {
+            rc = tr_model_tensor_find(st, &t, &tensor, err);
+        }
         if (rc != TR_OK) {
             break;
         }
@@ -186,7 +214,7 @@ tr_model_cuda_choose_forms(tr_model_cuda_t *m, const tr_safetensors_t *st,
         }
     }
     if (rc == TR_OK) {
-        sum_up(m, count_expanded(m, st));
+        sum_up(m, st != NULL ? count_expanded(m, st) : 0);
     }
     return rc;
 }
@@ -243,6 +271,9 @@ tr_model_cuda_packing_open(tr_cuda_packing_t *p, const tr_model_cuda_t *m,
                               .form = m->layers[first->layer].form[first->part],
                               .n = shape.rows,
                               .k = shape.columns };
+    if (st == NULL) {
+        return TR_OK;
+    }
     do {
         if (t.part == first->part && t.layer == first->layer) {
             rc = take_tensor(p, &t, st, err);
@@ -338,5 +369,41 @@ tr_model_cuda_pack_scales(const tr_cuda_packing_t *p, uint32_t group,
                               (size_t) (row - of->t.row) * p->k, 1, &factor);
         }
         tr_weight_scale_put(p->form, line, place, group, scale * factor, zero);
+    }
+}
+
+/* ---- dummies --------------------------------------------------------------- */
+
+void
+tr_model_cuda_dummy_codes(void *packing, uint32_t first, uint32_t end,
+                          uint32_t worker)
+{
+    const tr_cuda_packing_t *p = packing;
+    uint64_t all = p->form.format == TR_WEIGHT_FP8 ? 0xbfbfbfbfbfbfbfbfull
+                                                   : ~0ull;
+
+    (void) worker;
+    for (uint32_t i = first; i < end; i++) {
+        uint64_t state = p->seed + p->word + i;
+        uint64_t word = tr_splitmix64(&state) & all;
+
+        memcpy(p->to + 8 * (size_t) i, &word, 8);
+    }
+}
+
+void
+tr_model_cuda_dummy_scales(const tr_cuda_packing_t *p, uint32_t group,
+                           uint8_t *line)
+{
+    float sd = p->m->config.init_range;
+    float scale = p->form.format == TR_WEIGHT_FP8    ? sd
+                  : p->form.format == TR_WEIGHT_INT4 ? sd / 4.6f
+                                                     : 1;
+
+    while (p->form.format == TR_WEIGHT_MXFP4 && scale > sd / 2.9f) {
+        scale /= 2;
+    }
+    for (uint32_t place = 0; place < p->n; place++) {
+        tr_weight_scale_put(p->form, line, place, group, scale, 8);
     }
 }

@@ -360,7 +360,8 @@ load_scales(loader_t *l, const tr_cuda_packing_t *p, uint8_t *to)
             return failed(l);
         }
         for (uint32_t i = 0; i < of; i++) {
-            tr_model_cuda_pack_scales(p, g + i, stage);
+            (l->st != NULL ? tr_model_cuda_pack_scales
+                           : tr_model_cuda_dummy_scales)(p, g + i, stage);
         }
         rc = send(l, to, TR_F32, TR_F32, line / 4);
     }
@@ -391,6 +392,27 @@ load_codes(loader_t *l, tr_cuda_packing_t *p, uint8_t *to)
     return rc;
 }
 
+/* The same of a dummy. */
+static tr_status_t
+load_dummy_codes(loader_t *l, tr_cuda_packing_t *p, uint8_t *to)
+{
+    size_t all = tr_weight_code_bytes(p->form, p->n, p->k), at, piece;
+    tr_status_t rc = TR_OK;
+
+    for (at = 0; rc == TR_OK && at < all; at += piece) {
+        piece = all - at < STAGE_BYTES ? all - at : STAGE_BYTES;
+        p->word = at / 8;
+        p->to = next_stage(l);
+        if (p->to == NULL) {
+            return failed(l);
+        }
+        tr_thread_pool_run(l->thread_pool, COPY_THREADS, (uint32_t) (piece / 8),
+                           COPY_GRAIN / 8, tr_model_cuda_dummy_codes, p);
+        rc = send(l, to + at, TR_F32, TR_F32, piece / 4);
+    }
+    return rc;
+}
+
 /* A packed part, with its first tensor. */
 static tr_status_t
 load_packed(loader_t *l, const tr_model_tensor_t *t, uint32_t at)
@@ -403,7 +425,11 @@ load_packed(loader_t *l, const tr_model_tensor_t *t, uint32_t at)
         return TR_OK; /* it came with the first */
     }
     rc = tr_model_cuda_packing_open(&p, l->m, l->st, t, at, l->err);
-    rc = rc == TR_OK ? load_codes(l, &p, to) : rc;
+    p.seed = tr_model_tensor_seed(l->seed, t->name);
+    if (rc == TR_OK) {
+        rc = l->st != NULL ? load_codes(l, &p, to)
+                           : load_dummy_codes(l, &p, to);
+    }
     rc = rc == TR_OK
              ? load_scales(l, &p, to + tr_weight_code_bytes(p.form, p.n, p.k))
              : rc;
@@ -672,7 +698,7 @@ tr_model_cuda_load(tr_model_cuda_t *m, const tr_model_cuda_options_t *options,
     if (rc == TR_OK && l.st != NULL && options->centre) {
         rc = tr_centre_choose(&m->config, l.st, m->equalise, &m->centre, err);
     }
-    if (rc == TR_OK && l.st != NULL && options->packed
+    if (rc == TR_OK && options->packed
         && (m->type == TR_BF16 || strcmp(options->dtype, "auto") == 0)) {
         rc = tr_model_cuda_choose_forms(m, l.st, err);
     }

@@ -225,7 +225,7 @@ one_case(const case_t *c)
     for (size_t i = 0; i < 256; i++) {
         tokens[i] = (int32_t) rng_below(&rng, VOCAB);
     }
-    model_cuda_open_packed(&b, dir, "bf16", false, 0, false);
+    model_cuda_open_packed(&b, dir, "bf16", false, 0, false, false);
     expanded = b.model->weights_size;
     logits(&b, tokens, want);
     model_cuda_close(&b);
@@ -235,7 +235,7 @@ one_case(const case_t *c)
         }
     }
     assert_true(most > 0.1f && most < 1e6f);
-    model_cuda_open_packed(&b, dir, "auto", false, 0, true);
+    model_cuda_open_packed(&b, dir, "auto", false, 0, true, false);
     check_forms(c, b.model);
     assert_true(b.model->weights_size < expanded);
     logits(&b, tokens, got);
@@ -255,11 +255,43 @@ test_formats(void **state)
     }
 }
 
+/* Without files a model has the forms that its configuration names. */
+static void
+test_dummy(void **state)
+{
+    float got[PIECES][VOCAB];
+    int32_t tokens[256];
+    model_cuda_t b;
+
+    (void) state;
+    for (size_t i = 0; i < 256; i++) {
+        tokens[i] = (int32_t) rng_below(&rng, VOCAB);
+    }
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const tr_weight_form_t *f;
+        double sum = 0;
+
+        write_model(&cases[i]);
+        model_cuda_open_with(&b, dir, "dummy", "auto", false, 0, true, false);
+        f = b.model->layers[0].form;
+        assert_int_equal(f[TR_PART_EXPERT_GATE_UP].format, cases[i].format);
+        assert_int_equal(f[TR_PART_EXPERT_GATE_UP].group, cases[i].group);
+        assert_int_equal(f[TR_PART_ROUTER].format, TR_WEIGHT_16);
+        logits(&b, tokens, got);
+        for (uint32_t j = 0; j < VOCAB; j++) {
+            sum += fabs((double) got[0][j]);
+        }
+        assert_true(sum > 1e-3 && sum < 1e6);
+        model_cuda_close(&b);
+    }
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_formats),
+        cmocka_unit_test(test_dummy),
     };
 
     rng = rng_seed();
