@@ -380,25 +380,23 @@ tr_channel_sleep(tr_channel_map_t *map, tr_ring_consumer_t *requests)
 {
     tr_status_t rc = tr_ring_sleep(requests);
     uint32_t w;
+    int seen;
 
     if (rc != TR_AGAIN) {
         return rc;
     }
     /* a ping or a control word set while the flag was still 0 did not ring */
-    if (atomic_load_explicit(&map->pulse->ping, memory_order_seq_cst)
-        != map->pinged) {
-        atomic_store_explicit(&map->request->consumer_asleep, 0,
-                              memory_order_seq_cst);
-        return TR_OK;
+    seen = atomic_load_explicit(&map->pulse->ping, memory_order_seq_cst)
+           != map->pinged;
+    for (w = 0; !seen && w < map->slots / 64; w++) {
+        seen = atomic_load_explicit(&map->dirty[w], memory_order_seq_cst) != 0;
     }
-    for (w = 0; w < map->slots / 64; w++) {
-        if (atomic_load_explicit(&map->dirty[w], memory_order_seq_cst) != 0) {
-            atomic_store_explicit(&map->request->consumer_asleep, 0,
-                                  memory_order_seq_cst);
-            return TR_OK;
-        }
+    if (!seen) {
+        return TR_AGAIN;
     }
-    return TR_AGAIN;
+    atomic_store_explicit(&map->request->consumer_asleep, 0,
+                          memory_order_seq_cst);
+    return TR_OK;
 }
 
 static inline void
@@ -493,8 +491,10 @@ tr_allow_set(tr_channel_map_t *map, uint64_t id, uint32_t tokens)
     return tr_channel_tell(map, map->allow, id, tokens);
 }
 
+/* The low half of the request's word, 0 when it is of another generation. */
 static inline uint32_t
-tr_allow_get(tr_channel_map_t *map, uint64_t id)
+tr_channel_told(const tr_channel_map_t *map, _Atomic uint64_t *words,
+                uint64_t id)
 {
     uint32_t slot = (uint32_t) id;
     uint64_t word;
@@ -502,24 +502,20 @@ tr_allow_get(tr_channel_map_t *map, uint64_t id)
     if (slot >= map->slots) {
         return 0;
     }
-    word = atomic_load_explicit(&map->allow[slot], memory_order_acquire);
+    word = atomic_load_explicit(&words[slot], memory_order_acquire);
     return (word >> 32) == (id >> 32) ? (uint32_t) word : 0;
+}
+
+static inline uint32_t
+tr_allow_get(tr_channel_map_t *map, uint64_t id)
+{
+    return tr_channel_told(map, map->allow, id);
 }
 
 static inline uint32_t
 tr_control_get(const tr_channel_map_t *map, uint64_t id)
 {
-    uint32_t slot = (uint32_t) id;
-    uint64_t word;
-
-    if (slot >= map->slots) {
-        return 0;
-    }
-    word = atomic_load_explicit(&map->control[slot], memory_order_acquire);
-    if ((word >> 32) != (id >> 32)) {
-        return 0;
-    }
-    return (uint32_t) word
+    return tr_channel_told(map, map->control, id)
            & (TR_CONTROL_ABORT | TR_CONTROL_PAUSE | TR_CONTROL_DETACH
               | TR_CONTROL_STAY);
 }

@@ -49,6 +49,34 @@ tr_wire_take_bytes(const uint8_t **at, size_t *left, uint32_t n,
     return TR_OK;
 }
 
+/* A record that is a head and nothing else. */
+static inline tr_status_t
+tr_wire_whole(const void *in, size_t len, void *head, size_t size)
+{
+    if (len != size) {
+        return TR_ERR_PROTOCOL;
+    }
+    memcpy(head, in, size);
+    return TR_OK;
+}
+
+/* An entry of a list: a head, and as many bytes as len, in the head, says. */
+static inline tr_status_t
+tr_wire_entry(tr_wire_bytes_t *left, void *head, size_t size,
+              const uint16_t *len, tr_wire_bytes_t *bytes)
+{
+    const uint8_t *at = (const uint8_t *) left->data;
+    size_t n = left->len;
+
+    if (tr_wire_take(&at, &n, head, size) != TR_OK
+        || tr_wire_take_bytes(&at, &n, *len, bytes) != TR_OK) {
+        return TR_ERR_PROTOCOL;
+    }
+    left->data = (const char *) at;
+    left->len = (uint32_t) n;
+    return TR_OK;
+}
+
 /* n lower-case hex digits, or n NULs. */
 static inline int
 tr_wire_is_hex(const char *at, size_t n)
@@ -202,11 +230,7 @@ tr_wire_accepted_parse(const void *in, size_t len, tr_wire_accepted_t *head,
 static inline tr_status_t
 tr_wire_started_parse(const void *in, size_t len, tr_wire_started_t *head)
 {
-    if (len != sizeof(*head)) {
-        return TR_ERR_PROTOCOL;
-    }
-    memcpy(head, in, sizeof(*head));
-    return TR_OK;
+    return tr_wire_whole(in, len, head, sizeof(*head));
 }
 
 static inline tr_status_t
@@ -274,45 +298,23 @@ static inline tr_status_t
 tr_wire_logprob_next(tr_wire_bytes_t *left, tr_wire_logprob_t *head,
                      tr_wire_bytes_t *bytes)
 {
-    const uint8_t *at = (const uint8_t *) left->data;
-    size_t n = left->len;
-
-    if (n == 0) {
+    if (left->len == 0) {
         return TR_AGAIN;
     }
-    if (tr_wire_take(&at, &n, head, sizeof(*head)) != TR_OK
-        || tr_wire_take_bytes(&at, &n, head->bytes_len, bytes) != TR_OK) {
-        return TR_ERR_PROTOCOL;
-    }
-    left->data = (const char *) at;
-    left->len = (uint32_t) n;
-    return TR_OK;
+    return tr_wire_entry(left, head, sizeof(*head), &head->bytes_len, bytes);
 }
 
 static inline tr_status_t
 tr_wire_top_next(tr_wire_bytes_t *left, tr_wire_top_t *head,
                  tr_wire_bytes_t *bytes)
 {
-    const uint8_t *at = (const uint8_t *) left->data;
-    size_t n = left->len;
-
-    if (tr_wire_take(&at, &n, head, sizeof(*head)) != TR_OK
-        || tr_wire_take_bytes(&at, &n, head->bytes_len, bytes) != TR_OK) {
-        return TR_ERR_PROTOCOL;
-    }
-    left->data = (const char *) at;
-    left->len = (uint32_t) n;
-    return TR_OK;
+    return tr_wire_entry(left, head, sizeof(*head), &head->bytes_len, bytes);
 }
 
 static inline tr_status_t
 tr_wire_kv_parse(const void *in, size_t len, tr_wire_kv_t *head)
 {
-    if (len != sizeof(*head)) {
-        return TR_ERR_PROTOCOL;
-    }
-    memcpy(head, in, sizeof(*head));
-    return TR_OK;
+    return tr_wire_whole(in, len, head, sizeof(*head));
 }
 
 static inline tr_status_t
