@@ -211,8 +211,8 @@ open_turns(tr_kv_gpu_t *g, tr_error_t *err)
 
     g->answer_size = (size_t) ((uint8_t *) (g->m.tally + slots)
                                - (uint8_t *) g->m.report);
-    for (i = 0; i < TR_KV_DEVICE_TURNS; i++) {
-        tr_kv_turn_t *t = &g->turn[i];
+    for (i = 0; i < TR_KV_IN_FLIGHT; i++) {
+        tr_kv_pinned_t *t = &g->pinned[i];
         uint32_t ids = g->kv.swap.n > 0 ? g->kv.swap.n : 1;
 
         t->in = cuda->pin(g->input_size);
@@ -299,9 +299,9 @@ send_alpha(tr_kv_gpu_t *g, tr_error_t *err)
     int rc = 0;
 
     for (i = 0; i < g->n_alpha && rc == 0; i++) {
-        memcpy(g->turn[0].in, g->alpha_host[i], each);
+        memcpy(g->pinned[0].in, g->alpha_host[i], each);
         rc = cuda->copy(g->device.stream,
-                        g->alpha + i * (each / sizeof(double)), g->turn[0].in,
+                        g->alpha + i * (each / sizeof(double)), g->pinned[0].in,
                         each);
         rc = rc != 0 ? rc : cuda->stream_wait(g->device.stream);
     }
@@ -333,11 +333,11 @@ gpu_free(tr_kv_cache_t *kv)
     uint32_t i;
 
     cuda->stream_wait(g->device.stream); /* nothing of it is in use */
-    for (i = 0; i < TR_KV_DEVICE_TURNS; i++) {
-        unpin(cuda, g->turn[i].in);
-        unpin(cuda, g->turn[i].out);
-        unpin(cuda, g->turn[i].refused);
-        unpin(cuda, g->turn[i].ids);
+    for (i = 0; i < TR_KV_IN_FLIGHT; i++) {
+        unpin(cuda, g->pinned[i].in);
+        unpin(cuda, g->pinned[i].out);
+        unpin(cuda, g->pinned[i].refused);
+        unpin(cuda, g->pinned[i].ids);
     }
     unpin(cuda, kv->swap.memory);
     unpin(cuda, g->counts);

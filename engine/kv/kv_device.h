@@ -56,7 +56,7 @@ typedef struct {
 } tr_kv_device_t;
 
 /* Batches under way at most: begun, and not settled. */
-#define TR_KV_DEVICE_TURNS 2u
+#define TR_KV_IN_FLIGHT 2u
 
 /* config.kernels and config.stream are not looked at; config.memory: bytes of
  * device memory for all that is allocated here, the pool and the manager's

@@ -130,8 +130,8 @@ typedef struct {
 
     uint64_t needed; /* g->needs when it was granted its next token, */
     uint64_t need;   /* which takes so many pages */
-    uint64_t row_of[TR_KV_DEVICE_TURNS];
-    uint32_t row_pos[TR_KV_DEVICE_TURNS]; /* in the batch row_of */
+    uint64_t row_of[TR_KV_IN_FLIGHT];
+    uint32_t row_pos[TR_KV_IN_FLIGHT]; /* in the batch row_of */
 
     uint64_t list;  /* the last list with a command for it, */
     uint32_t group; /* and that command's group */
@@ -159,7 +159,7 @@ typedef struct {
     tr_kv_device_row_t *rows;   /* [max_seqs] */
 } tr_kv_batch_t;
 
-#define TR_KV_BATCHES (TR_KV_DEVICE_TURNS + 1u)
+#define TR_KV_BATCHES (TR_KV_IN_FLIGHT + 1u)
 
 /* Of one batch: compressions and copies, at most `slots` of each. */
 #define TR_KV_REFUSED(slots) (2 * (slots))
@@ -170,7 +170,7 @@ typedef struct {
     int32_t *ids;
     uint8_t *out;
     uint32_t *refused;
-} tr_kv_turn_t;
+} tr_kv_pinned_t;
 
 typedef struct {
     tr_kv_cache_t kv; /* what everybody has a pointer to */
@@ -189,7 +189,7 @@ typedef struct {
     uint64_t needs;        /* how often that began anew */
     tr_kv_report_t report; /* the last */
     tr_kv_batch_t batch[TR_KV_BATCHES];
-    tr_kv_turn_t turn[TR_KV_DEVICE_TURNS];
+    tr_kv_pinned_t pinned[TR_KV_IN_FLIGHT];
 
     /* device memory; input has asks [max_seqs], then commands */
     uint8_t *pool, *memory, *input;
@@ -232,10 +232,10 @@ tr_kv_batch(tr_kv_gpu_t *g, uint64_t serial)
     return &g->batch[serial % TR_KV_BATCHES];
 }
 
-static inline tr_kv_turn_t *
-tr_kv_turn(tr_kv_gpu_t *g, uint64_t serial)
+static inline tr_kv_pinned_t *
+tr_kv_pinned(tr_kv_gpu_t *g, uint64_t serial)
 {
-    return &g->turn[serial % TR_KV_DEVICE_TURNS];
+    return &g->pinned[serial % TR_KV_IN_FLIGHT];
 }
 
 /* kv_device_list.c */
@@ -247,8 +247,8 @@ tr_kv_command_t *tr_kv_command(tr_kv_gpu_t *g, tr_kv_do_t kind, int32_t slot,
                                int32_t other);
 void tr_kv_share_command(tr_kv_gpu_t *g, tr_kv_share_kind_t kind,
                          const tr_kv_share_t *what);
-/* Launches the list from the pinned memory of `turn`; false: g->failed. */
-bool tr_kv_launch(tr_kv_gpu_t *g, const tr_kv_turn_t *turn);
+/* Launches the list from the pinned memory of a batch; false: g->failed. */
+bool tr_kv_launch(tr_kv_gpu_t *g, const tr_kv_pinned_t *pinned);
 /* The same at once, outside of a batch; returns when it was done. */
 bool tr_kv_flush(tr_kv_gpu_t *g);
 

@@ -399,19 +399,19 @@ launch_group(tr_kv_gpu_t *g, const tr_kv_group_t *group, const void *in)
 }
 
 bool
-tr_kv_launch(tr_kv_gpu_t *g, const tr_kv_turn_t *turn)
+tr_kv_launch(tr_kv_gpu_t *g, const tr_kv_pinned_t *pinned)
 {
     const tr_device_t *cuda = g->device.cuda;
     const tr_cuda_stream_t *s = g->device.stream;
     tr_kv_list_t *l = &g->list;
     size_t first = g->device.max_seqs * sizeof(tr_kv_page_request_t), at;
-    size_t bytes = write_list(g, turn->in, first);
+    size_t bytes = write_list(g, pinned->in, first);
     uint32_t i;
-    int rc = cuda->fetch(s, g->input, turn->in, bytes);
+    int rc = cuda->fetch(s, g->input, pinned->in, bytes);
 
     if (rc == 0 && l->n_ids != 0) {
-        memcpy(turn->ids, l->ids, l->n_ids * sizeof(*l->ids));
-        rc = cuda->copy(s, g->ids, turn->ids, l->n_ids * sizeof(*l->ids));
+        memcpy(pinned->ids, l->ids, l->n_ids * sizeof(*l->ids));
+        rc = cuda->copy(s, g->ids, pinned->ids, l->n_ids * sizeof(*l->ids));
     }
     for (i = 0, at = first; i < l->n_groups && rc == 0; i++) {
         at = tr_pad(at, TR_KV_RECORD);
@@ -431,15 +431,15 @@ bool
 tr_kv_flush(tr_kv_gpu_t *g)
 {
     const tr_device_t *cuda = g->device.cuda;
-    tr_kv_turn_t *turn = tr_kv_turn(g, g->next);
+    tr_kv_pinned_t *pinned = tr_kv_pinned(g, g->next);
     size_t asks = g->device.max_seqs * sizeof(tr_kv_page_request_t);
 
     /* what was copied from there is there */
     if (g->failed || cuda->stream_wait(g->device.stream) != 0) {
         g->failed = true;
     } else {
-        memset(turn->in, 0xff, asks);
-        tr_kv_launch(g, turn);
+        memset(pinned->in, 0xff, asks);
+        tr_kv_launch(g, pinned);
     }
     if (!g->failed && cuda->stream_wait(g->device.stream) != 0) {
         g->failed = true;

@@ -16,9 +16,9 @@
 
 /* Of the answer, where the parts are as on the device. */
 static tr_kv_report_t *
-answer_report(const tr_kv_turn_t *turn)
+answer_report(const tr_kv_pinned_t *pinned)
 {
-    return (tr_kv_report_t *) (void *) turn->out;
+    return (tr_kv_report_t *) (void *) pinned->out;
 }
 
 /* What the rows ask of the manager. */
@@ -48,7 +48,7 @@ static void
 expect_rows(tr_kv_gpu_t *g, const tr_kv_device_row_t *rows, uint32_t n)
 {
     tr_kv_batch_t *b = tr_kv_batch(g, g->next);
-    uint32_t turn = (uint32_t) (g->next % TR_KV_DEVICE_TURNS), i;
+    uint32_t at = (uint32_t) (g->next % TR_KV_IN_FLIGHT), i;
 
     for (i = 0; i < n; i++) {
         int32_t slot = rows[i].slot;
@@ -59,14 +59,14 @@ expect_rows(tr_kv_gpu_t *g, const tr_kv_device_row_t *rows, uint32_t n)
         if (slot < 0) {
             continue;
         }
-        assert(!s->out && x->row_of[turn] != g->next);
+        assert(!s->out && x->row_of[at] != g->next);
         if (s->uncompressed) {
             assert(end <= s->tokens);
             x->told = end > x->told ? end : x->told;
             continue;
         }
-        x->row_of[turn] = g->next;
-        x->row_pos[turn] = rows[i].pos;
+        x->row_of[at] = g->next;
+        x->row_pos[at] = rows[i].pos;
         if (rows[i].pos == s->tokens) {
             b->claimed += tr_kv_step_pages(g, slot);
             tr_kv_step_mirror(g, slot);
@@ -92,15 +92,15 @@ tr_kv_device_begin(tr_kv_cache_t *kv, const tr_kv_device_row_t *rows,
 {
     tr_kv_gpu_t *g = tr_kv_gpu(kv);
     tr_kv_batch_t *b = tr_kv_batch(g, g->next);
-    const tr_kv_turn_t *turn = tr_kv_turn(g, g->next);
+    const tr_kv_pinned_t *pinned = tr_kv_pinned(g, g->next);
 
-    assert(g->next - g->oldest < TR_KV_DEVICE_TURNS);
+    assert(g->next - g->oldest < TR_KV_IN_FLIGHT);
     assert(n <= g->device.max_seqs);
     if (g->failed) {
         return TR_CUDA_FAILED;
     }
-    write_asks(g, turn->in, rows, n);
-    if (!tr_kv_launch(g, turn)) {
+    write_asks(g, pinned->in, rows, n);
+    if (!tr_kv_launch(g, pinned)) {
         return TR_CUDA_FAILED;
     }
     expect_rows(g, rows, n);
@@ -110,7 +110,7 @@ tr_kv_device_begin(tr_kv_cache_t *kv, const tr_kv_device_row_t *rows,
     }
     b->returns = g->returns;
     b->n_slots = slots_used(g);
-    answer_report(turn)->steps = TR_KV_NEVER; /* nothing has come */
+    answer_report(pinned)->steps = TR_KV_NEVER; /* nothing has come */
     tr_kv_forget_needs(g);
     g->next++;
     b = tr_kv_batch(g, g->next);
@@ -133,16 +133,16 @@ tr_kv_device_step(tr_kv_cache_t *kv, uint32_t n)
 }
 
 static const uint8_t *
-answer_result(const tr_kv_gpu_t *g, const tr_kv_turn_t *turn)
+answer_result(const tr_kv_gpu_t *g, const tr_kv_pinned_t *pinned)
 {
-    return turn->out + ((uint8_t *) g->m.result - (uint8_t *) g->m.report);
+    return pinned->out + ((uint8_t *) g->m.result - (uint8_t *) g->m.report);
 }
 
 static const tr_kv_tally_t *
-answer_tally(const tr_kv_gpu_t *g, const tr_kv_turn_t *turn)
+answer_tally(const tr_kv_gpu_t *g, const tr_kv_pinned_t *pinned)
 {
     return (
-        const tr_kv_tally_t *) (const void *) (turn->out
+        const tr_kv_tally_t *) (const void *) (pinned->out
                                                + ((uint8_t *) g->m.tally
                                                   - (uint8_t *) g->m.report));
 }
@@ -153,7 +153,7 @@ tr_kv_device_end(tr_kv_cache_t *kv)
     tr_kv_gpu_t *g = tr_kv_gpu(kv);
     const tr_device_t *cuda = g->device.cuda;
     const tr_cuda_stream_t *s = g->device.stream;
-    const tr_kv_turn_t *turn = tr_kv_turn(g, g->next - 1);
+    const tr_kv_pinned_t *pinned = tr_kv_pinned(g, g->next - 1);
     const tr_kv_batch_t *b = tr_kv_batch(g, g->next - 1);
     size_t bytes = (size_t) ((uint8_t *) (g->m.tally + b->n_slots)
                              - (uint8_t *) g->m.report);
@@ -161,10 +161,10 @@ tr_kv_device_end(tr_kv_cache_t *kv)
 
     rc = cuda->manager_tally(s, &g->m, b->n_slots);
     if (rc == 0) {
-        rc = cuda->send(s, turn->out, g->m.report, bytes);
+        rc = cuda->send(s, pinned->out, g->m.report, bytes);
     }
     if (rc == 0 && b->n_refused != 0) {
-        rc = cuda->copy(s, turn->refused, g->refused,
+        rc = cuda->copy(s, pinned->refused, g->refused,
                         b->n_refused * sizeof(*g->refused));
     }
     g->failed = g->failed || rc != 0;
@@ -199,9 +199,9 @@ replay(tr_kv_gpu_t *g, int32_t slot, const tr_kv_tally_t *t, uint64_t serial)
     x->told = t->tokens;
     x->steps = 0;
     for (i = serial + 1; i < g->next; i++) {
-        uint32_t turn = (uint32_t) (i % TR_KV_DEVICE_TURNS);
+        uint32_t at = (uint32_t) (i % TR_KV_IN_FLIGHT);
 
-        if (x->row_of[turn] == i && x->row_pos[turn] == s->tokens) {
+        if (x->row_of[at] == i && x->row_pos[at] == s->tokens) {
             tr_kv_step_mirror(g, slot);
         }
     }
@@ -357,19 +357,20 @@ tr_kv_device_settle(tr_kv_cache_t *kv, bool *stalled)
 {
     tr_kv_gpu_t *g = tr_kv_gpu(kv);
     uint64_t serial = g->oldest;
-    const tr_kv_turn_t *turn = tr_kv_turn(g, serial);
+    const tr_kv_pinned_t *pinned = tr_kv_pinned(g, serial);
     const tr_kv_batch_t *b = tr_kv_batch(g, serial);
-    const tr_kv_tally_t *tally = answer_tally(g, turn);
+    const tr_kv_tally_t *tally = answer_tally(g, pinned);
     uint32_t i;
     bool good;
 
     assert(g->oldest != g->next);
     g->oldest++;
-    good = learn_report(g, answer_report(turn), b, turn->refused);
+    good = learn_report(g, answer_report(pinned), b, pinned->refused);
     if (good) {
         g->free = g->report.end - g->report.start;
         g->reported = serial;
-        good = learn_rows(g, b, serial, answer_result(g, turn), tally, stalled);
+        good = learn_rows(g, b, serial, answer_result(g, pinned), tally,
+                          stalled);
     }
     for (i = 0; i < b->n_slots && good; i++) {
         good = learn_slot(g, (int32_t) i, &tally[i], serial);

@@ -87,7 +87,7 @@ submit_rows(run_t *p, fixture_batch_t *b)
 static fixture_batch_t *
 coming(run_t *p)
 {
-    fixture_batch_t *b = &p->r.batch[p->r.g->next % TR_KV_DEVICE_TURNS];
+    fixture_batch_t *b = &p->r.batch[p->r.g->next % TR_KV_IN_FLIGHT];
 
     b->n = b->rows = 0;
     return b;
@@ -382,8 +382,7 @@ one_turn(run_t *p)
         submit_rows(p, b);
     }
     close_tried(p);
-    while (under_way(p) > random_below(2)
-           || under_way(p) == TR_KV_DEVICE_TURNS) {
+    while (under_way(p) > random_below(2) || under_way(p) == TR_KV_IN_FLIGHT) {
         collect(p);
     }
     if (p->pressed) {

@@ -71,7 +71,7 @@ typedef struct {
     int32_t *history;
     uint32_t *pos, *seq_row;
     float *numbers, *angles;
-    flight_t flight[TR_KV_DEVICE_TURNS];
+    flight_t flight[TR_KV_IN_FLIGHT];
     who_t who[SLOTS];
     int32_t text[TEXTS][LONGEST]; /* what prompts begin with */
     uint64_t lives, now, found, cuts, forks, ends, aborts, verified;
@@ -154,7 +154,7 @@ create(world_t *w, uint32_t blocks)
     w->seq_row = cuda->alloc((SLOTS + 1) * 4);
     w->numbers = cuda->alloc(numbers);
     w->angles = cuda->alloc(ROWS * DIM * sizeof(float));
-    for (uint32_t i = 0; i < TR_KV_DEVICE_TURNS; i++) {
+    for (uint32_t i = 0; i < TR_KV_IN_FLIGHT; i++) {
         flight_t *f = &w->flight[i];
 
         f->pos = cuda->pin(ROWS * 4);
@@ -177,7 +177,7 @@ static void
 destroy(world_t *w)
 {
     tr_kv_cache_free(w->kv);
-    for (uint32_t i = 0; i < TR_KV_DEVICE_TURNS; i++) {
+    for (uint32_t i = 0; i < TR_KV_IN_FLIGHT; i++) {
         flight_t *f = &w->flight[i];
 
         cuda->unpin(f->pos);
@@ -262,7 +262,7 @@ under_way(const world_t *w)
 static void
 collect(world_t *w)
 {
-    const flight_t *f = &w->flight[w->g->oldest % TR_KV_DEVICE_TURNS];
+    const flight_t *f = &w->flight[w->g->oldest % TR_KV_IN_FLIGHT];
     bool stalled[SLOTS];
 
     assert_int_equal(cuda->event_wait(f->event), 0);
@@ -353,7 +353,7 @@ submit(world_t *w, flight_t *f)
 static flight_t *
 coming(world_t *w)
 {
-    flight_t *f = &w->flight[w->g->next % TR_KV_DEVICE_TURNS];
+    flight_t *f = &w->flight[w->g->next % TR_KV_IN_FLIGHT];
 
     f->n = f->rows = 0;
     return f;
@@ -528,7 +528,7 @@ turn(world_t *w)
 {
     flight_t *f;
 
-    while (under_way(w) == TR_KV_DEVICE_TURNS
+    while (under_way(w) == TR_KV_IN_FLIGHT
            || (under_way(w) != 0 && random_below(3) == 0)) {
         collect(w);
     }
