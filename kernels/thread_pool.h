@@ -4,8 +4,8 @@
  * The caller works too, and is never held up by a helper that the kernel has
  * not scheduled: tasks are claimed one by one, and at the end the caller waits
  * only for tasks that somebody has begun.  On a machine with idle cores all
- * take part; on a busy one the caller does the work itself.  (An OpenMP
- * team meets at a barrier after every loop, some forty a decode step, and each
+ * take part; on a busy one the caller does the work itself.  (In OpenMP
+ * all meet at a barrier after every loop, some forty a decode step, and each
  * waits for the slowest to be scheduled.)
  *
  * Helpers look for the next loop for some tens of microseconds, then sleep: an

@@ -12,9 +12,10 @@
  *      `fold`, as with_attention_bias.
  *   5. If a backend refuses the recipe ("backend cpu: layer 0 ... has act ..."),
  *      teach model/cpu and model/cuda the step, then add it to their `support`.
- *   6. Its row in tests/unit/model/test_families.c, where a naive model checks it;
- *      a tiny model by tests/models/make.py, which holds it to transformers; its
- *      line in docs/models.md.
+ *   6. A tiny model by tests/models/make.py, which test_model_goldens.c finds by
+ *      itself and holds to transformers; where the naive model of
+ *      test_families.c can express the layer, a row there; its line in
+ *      docs/models.md.
  */
 #include "model_config_internal.h"
 
