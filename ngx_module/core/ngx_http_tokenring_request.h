@@ -17,6 +17,8 @@
 #define _NGX_HTTP_TOKENRING_REQUEST_H_INCLUDED_
 
 
+/* nginx's own come first: they say what libc's headers declare */
+#include "ngx_http_tokenring.h"
 #include "ngx_http_tokenring_scan.h"
 #include "ngx_http_tokenring_tenants.h"
 #include "ngx_http_tokenring_text.h"
