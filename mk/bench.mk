@@ -11,6 +11,8 @@
 #   make bench-capacity   conversations at once in one KV pool, by policy
 #   make bench-reuse      what reuse of prefixes saves, and costs
 #   make bench-fair       what others wait beside a flood, what fairness costs
+#   make bench-worker     what a worker pays for ids kept, and for tenants
+#   make bench-pause      the last stream's pause when an engine is killed
 #   make bench-dashboard  what a viewer of the dashboard costs a worker
 #   make bench-redis      what the publisher takes, with Redis and without
 #   make bench-redis-faults   what clients notice of a Redis in trouble
@@ -70,7 +72,7 @@ bench-gpu: $(BENCH_GPU)
 
 .PHONY: bench bench-tools bench-dashboard bench-redis bench-resume \
         bench-redis-faults bench-soak \
-        bench-capacity bench-reuse bench-fair bench-grammar bench-scan \
+        bench-capacity bench-reuse bench-fair bench-worker bench-pause bench-grammar bench-scan \
         bench-gateway bench-engine bench-weights bench-footprint bench-first-token bench-manager \
         bench-attention bench-kv-store bench-policy
 bench-tools: $(BENCH_PROG) $(BENCH_ENGINE) $(BENCH_WEIGHTS) $(BENCH_MANAGER) $(BENCH_ATTENTION) \
@@ -93,6 +95,12 @@ bench-capacity: engine cli module
 
 bench-reuse: engine cli module
 	@B="$B" node tests/bench/reuse.js $(call bench_json,reuse)
+
+bench-worker: engine module $B/bench/sse_load
+	@B="$B" node tests/bench/worker.js $(call bench_json,worker)
+
+bench-pause: engine cli module
+	@B="$B" node tests/bench/pause.js $(call bench_json,pause)
 
 bench-fair: engine cli module
 	@B="$B" node tests/bench/fair.js $(call bench_json,fair)
@@ -152,6 +160,10 @@ bench: deps
 	@$(MAKE) -s --no-print-directory bench-policy
 	@echo "== fair"
 	@$(MAKE) -s --no-print-directory bench-fair
+	@echo "== worker"
+	@$(MAKE) -s --no-print-directory bench-worker
+	@echo "== pause"
+	@$(MAKE) -s --no-print-directory bench-pause
 	@echo "== dashboard"
 	@$(MAKE) -s --no-print-directory bench-dashboard
 	@echo "== scan"

@@ -98,6 +98,12 @@ async function startEngine(dir, settings) {
   return child;
 }
 
+// tokenring drain with these options, of an engine with nothing to finish.
+function drain(engine, args) {
+  execFileSync(path.join(BUILD, 'bin/tokenring'), ['drain', ...args,
+    engine.socket], { stdio: 'pipe' });
+}
+
 // One worker, no TLS, no access log; `http` is the text of the http block
 // before its server, `location` what the one location does.
 async function startNginx(dir, name, { http, location, main = '' }) {
@@ -242,5 +248,5 @@ function options(defaults, usage) {
 }
 
 module.exports = { ROOT, BUILD, ENGINE, MODULE, NGINX, POCKET, makeDir,
-  freePort, connects, start, stop, startEngine, startNginx, waitHealthy, cpuNs,
+  freePort, connects, start, stop, startEngine, drain, startNginx, waitHealthy, cpuNs,
   sum, median, hardware, nginxVersion, save, options, sleep };

@@ -225,7 +225,7 @@ async function main() {
   const { stack, redis, slowPort } = await startStack();
   const calendar = new Calendar({ drain: DRAIN * 1000 });
   const fixture = { stack, redis, slowPort, calendar, broken, log: say,
-    seed: options.seed, ports: [stack.port, slowPort] };
+    seed: options.seed, clients: options.clients, ports: [stack.port, slowPort] };
   const load = new Load(fixture);
   const roll = dice(options.seed + 2000);
   const weather = new Weather({ ...fixture, burst: () => load.burst(roll, 60) });

@@ -61,8 +61,10 @@ class Calendar {
 
 class Weather {
   // broken(text): something is not as promised
-  constructor({ stack, redis, seed, calendar, burst, broken, log }) {
-    Object.assign(this, { stack, redis, calendar, burst, broken, log });
+  // clients: that ask all the time
+  constructor({ stack, redis, seed, clients, calendar, burst, broken, log }) {
+    Object.assign(this, { stack, redis, clients, calendar, burst, broken,
+      log });
     this.roll = dice(seed);
     this.engines = [stack.engine, ...stack.others];
     this.counts = {};
@@ -90,6 +92,21 @@ class Weather {
 
   async allSettled() {
     for (const i of this.engines.keys()) await this.settled(i);
+  }
+
+  // Those that have left are gone from the engines' queues, too: no more wait
+  // there than clients ask.
+  async queuesClear() {
+    await until(async () => {
+      try {
+        const m = await this.metrics();
+        return [...this.engines.keys()].every((i) => m.value(
+          'tokenring_num_requests_waiting', { replica: String(i) })
+          <= this.clients);
+      } catch {
+        return false; // a worker has just been killed
+      }
+    }, () => `the queues clear\n${this.stack.logs()}`);
   }
 
   // ---- what can happen ------------------------------------------------------
@@ -157,7 +174,9 @@ class Weather {
     const entry = this.calendar.begin('burst');
     await hostile[kind](this.stack);
     await this.allSettled();
-    this.calendar.end(entry);
+    await this.queuesClear();
+    // What a step loop has not taken yet counts as queued, and it may be busy.
+    entry.to = Date.now() + 5000;
   }
 
   // ---- when -----------------------------------------------------------------
