@@ -381,6 +381,7 @@ tr_connection_reply(tr_connection_t *c, tr_request_t *r)
         && reserve(c, r) == TR_OK) {
         s->state = TR_SLOT_RUNNING;
         tr_connection_charge_tokens(c, s);
+        tr_events_keep(r);
         (void) send_repeated(c, r, false);
         (void) put_accepted(c, r);
         submit(c, r);

@@ -380,3 +380,42 @@ test('one that went on at another engine is kept whole', async () => {
     await store.stop();
   }
 });
+
+// Its engine gets to read it when its client has left.
+test('one whose client left before it was accepted is kept', async () => {
+  const store = await Redis.start();
+  const alone = await Stack.start({
+    engine: { kv_policy: 'full', kv_memory: '64m', redis: store.address },
+    http: `tokenring_redis ${store.address};`, workers: 1,
+    location: 'tokenring_resumable on;',
+  });
+  try {
+    await alone.connected(1);
+    alone.engine.signal('SIGSTOP');
+    const url = `${alone.url}/v1/responses`;
+    const body = { model: 'pocket', input: story(3), max_output_tokens: 12,
+      temperature: 0, ignore_eos: true };
+    const s = stream(url, { ...body, stream: true },
+      { headers: { 'X-Tokenring-Detach': '1' } });
+    await until(async () => (await alone.metrics())
+      .value('tokenring_gateway_active_requests') === 1, 'it was sent');
+    s.hangUp();
+    await s.finished;
+    alone.engine.signal('SIGCONT');
+    const keys = await until(async () => {
+      const all = await store.command('KEYS', 'tr:req:*');
+      return all.length === 1 && (await store.hash(all[0])).state === 'done'
+        && all;
+    }, 'it is done');
+    const kept = await store.hash(keys[0]);
+    assert.equal(JSON.parse(kept.input)[0].content[0].text, story(3));
+    const id = `resp_${/[{](.*)[}]/.exec(keys[0])[1]}`;
+    const next = await post(url, { ...body, previous_response_id: id,
+      input: 'On.' });
+    assert.equal(next.status, 200, next.text);
+  } finally {
+    alone.engine.signal('SIGCONT');
+    await alone.stop();
+    await store.stop();
+  }
+});
