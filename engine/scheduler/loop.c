@@ -243,7 +243,7 @@ tr_loop_show_guard(tr_loop_t *l)
 
 /* ---- turns -------------------------------------------------------------- */
 
-static void
+void
 tr_loop_publish_snapshot(tr_loop_t *l)
 {
     const tr_kv_cache_t *kv = l->executor->kv;

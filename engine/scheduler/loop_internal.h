@@ -162,6 +162,8 @@ bool tr_loop_echo(tr_loop_t *l, uint64_t now);
 
 /* What is staged, to the workers; who is over, to the frontend thread. */
 void tr_loop_show(tr_loop_t *l);
+/* How many run and wait, and what the cache holds: for the status page. */
+void tr_loop_publish_snapshot(tr_loop_t *l);
 void tr_loop_tell_front(tr_loop_t *l);
 
 #endif

@@ -14,11 +14,12 @@
 #include <assert.h>
 #include <string.h>
 
-static void
+/* True: it had waited until now. */
+static bool
 tr_loop_scheduled(tr_loop_t *l, tr_request_t *r, uint64_t now)
 {
     if (r->scheduled_us != 0) {
-        return;
+        return false;
     }
     r->scheduled_us = now;
     r->fresh = tr_status_fresh_set(l->counters, r->name);
@@ -27,11 +28,12 @@ tr_loop_scheduled(tr_loop_t *l, tr_request_t *r, uint64_t now)
     if (r->migrations != 0) { /* counted where it began */
         tr_loop_count(&l->counters->replayed_tokens, r->replayed);
         r->first_token_us = r->replayed != 0 ? now : 0;
-        return;
+        return true;
     }
     tr_loop_count(&l->counters->prompt_tokens, r->prompt_tokens);
     tr_status_observe(&l->counters->queue_time,
                       tr_loop_since(r->arrival_us, now));
+    return true;
 }
 
 #define TR_LOOP_NOT_COMPUTED "the model could not compute this request"
@@ -98,13 +100,14 @@ tr_loop_submit_batch(tr_loop_t *l, uint64_t now)
 {
     tr_scheduler_t *s = &l->scheduler;
     tr_loop_batch_t *f = &l->in_flight[tr_scheduler_next(s)];
+    bool started = false;
     tr_status_t rc;
     uint32_t i;
 
     /* f is free: its last batch was completed before this one was composed */
     assert(s->n_in_flight < TR_BATCHES_IN_FLIGHT);
     for (i = 0; i < s->n_chunks; i++) {
-        tr_loop_scheduled(l, s->chunks[i].sequence->request, now);
+        started |= tr_loop_scheduled(l, s->chunks[i].sequence->request, now);
         tr_loop_item(l, &f->items[i], &s->chunks[i], &f->sampled[i]);
         f->refused[i] = TR_OK;
     }
@@ -114,6 +117,9 @@ tr_loop_submit_batch(tr_loop_t *l, uint64_t now)
         tr_loop_mask(l, f, s->chunks);
     }
     tr_loop_show(l); /* who has started: the step may be long */
+    if (started) {
+        tr_loop_publish_snapshot(l); /* so is there room in the queue */
+    }
     tr_loop_tell_front(l);
     rc = l->executor->submit(l->executor, &f->batch);
     if (rc == TR_OK) {
