@@ -44,6 +44,7 @@
  *     _tally.c      what tenants have used, by name [_tenants.h]
  *     _budget.c     so many units in a time
  *     _seats.c      requests that wait until their tenant may have more
+ *     _affinity.c   the engine at which a value's requests stay
  *     _cache_key.c  whose cached prefixes a request shares [_resumable.h]
  *     _prefix.c     which engines had a body's beginning [_prefix.h]
  *     _choose.c     which engine gets a request [_engine.h]

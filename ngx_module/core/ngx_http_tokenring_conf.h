@@ -56,6 +56,7 @@ struct ngx_http_tokenring_loc_conf_s {
     ngx_flag_t                      resumable;
     ngx_http_complex_value_t       *key;     /* whose a request is */
     ngx_http_complex_value_t       *cache_key; /* whose prefixes it shares */
+    ngx_http_complex_value_t       *affinity;  /* stays at one engine */
     ngx_flag_t                      prefix_affinity;
     ngx_http_tokenring_cache_t     *dashboard; /* NULL: none */
 

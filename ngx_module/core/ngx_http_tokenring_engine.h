@@ -185,6 +185,9 @@ ngx_uint_t ngx_http_tokenring_conn_may_serve(ngx_http_tokenring_conn_t *conn,
     ngx_str_t *model);
 
 /* this connection in ctx->tried */
+/* what it has to do, in tokens */
+uint64_t ngx_http_tokenring_conn_load(ngx_http_tokenring_conn_t *conn);
+
 uint64_t ngx_http_tokenring_conn_bit(ngx_http_tokenring_conn_t *conn);
 
 

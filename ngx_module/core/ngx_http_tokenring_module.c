@@ -237,6 +237,13 @@ static ngx_command_t  ngx_http_tokenring_commands[] = {
       offsetof(ngx_http_tokenring_loc_conf_t, cache_key),
       NULL },
 
+    { ngx_string("tokenring_affinity"),
+      NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF|NGX_CONF_TAKE1,
+      ngx_http_set_complex_value_slot,
+      NGX_HTTP_LOC_CONF_OFFSET,
+      offsetof(ngx_http_tokenring_loc_conf_t, affinity),
+      NULL },
+
     { ngx_string("tokenring_prefix_affinity"),
       NGX_HTTP_MAIN_CONF|NGX_HTTP_SRV_CONF|NGX_HTTP_LOC_CONF|NGX_CONF_FLAG,
       ngx_http_tokenring_set_prefix_affinity,
@@ -406,6 +413,7 @@ ngx_http_tokenring_create_loc_conf(ngx_conf_t *cf)
      *     conf->errors = 0;
      *     conf->key = NULL;
      *     conf->cache_key = NULL;
+     *     conf->affinity = NULL;
      *     conf->dashboard = NULL;
      *     conf->served = { 0, NULL };
      *     conf->handler = NULL;
@@ -518,6 +526,10 @@ ngx_http_tokenring_merge_values(ngx_http_tokenring_loc_conf_t *conf,
 
     if (conf->key == NULL) {
         conf->key = prev->key;
+    }
+
+    if (conf->affinity == NULL) {
+        conf->affinity = prev->affinity;
     }
 
     if (conf->cache_key == NULL) {

@@ -5,6 +5,7 @@
  * comes and again when its body is complete or its engine has refused it.
  */
 
+#include "ngx_http_tokenring_affinity.h"
 #include "ngx_http_tokenring_body.h"
 #include "ngx_http_tokenring_conf.h"
 #include "ngx_http_tokenring_engine.h"
@@ -12,11 +13,6 @@
 #include "ngx_http_tokenring_request.h"
 
 
-/* tokens of load that a warm cache is worth, beyond a quarter of the least */
-#define NGX_HTTP_TOKENRING_WARM  2048
-
-
-static uint64_t ngx_http_tokenring_load(ngx_http_tokenring_conn_t *conn);
 static ngx_uint_t ngx_http_tokenring_suits(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_conn_t *conn);
 static ngx_uint_t ngx_http_tokenring_takes(ngx_http_tokenring_ctx_t *ctx,
@@ -25,6 +21,8 @@ static ngx_http_tokenring_conn_t *ngx_http_tokenring_least_loaded(
     ngx_http_tokenring_ctx_t *ctx, ngx_uint_t *pending, tr_status_t *rc);
 static ngx_uint_t ngx_http_tokenring_start(ngx_http_tokenring_ctx_t *ctx);
 static ngx_http_tokenring_conn_t *ngx_http_tokenring_warmest(
+    ngx_http_tokenring_ctx_t *ctx, ngx_http_tokenring_conn_t *least);
+static ngx_http_tokenring_conn_t *ngx_http_tokenring_preferred(
     ngx_http_tokenring_ctx_t *ctx, ngx_http_tokenring_conn_t *least);
 static ngx_uint_t ngx_http_tokenring_handshakes(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_conn_t *conn);
@@ -42,8 +40,8 @@ static ngx_http_tokenring_conn_t *ngx_http_tokenring_make_room(
  * count, cannot hide our own prompts.
  */
 
-static uint64_t
-ngx_http_tokenring_load(ngx_http_tokenring_conn_t *conn)
+uint64_t
+ngx_http_tokenring_conn_load(ngx_http_tokenring_conn_t *conn)
 {
     uint64_t  tokens;
 
@@ -239,15 +237,15 @@ ngx_http_tokenring_choose(ngx_http_tokenring_ctx_t *ctx,
     if (best == NULL && rc == TR_ERR_QUEUE_FULL) {
         best = ngx_http_tokenring_make_room(ctx);
 
-    } else if (best && ctx->prefix) {
-        best = ngx_http_tokenring_warmest(ctx, best);
+    } else if (best) {
+        best = ngx_http_tokenring_preferred(ctx, best);
     }
 
     if (best) {
         ngx_log_debug4(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
                        "tokenring request: engine %V, replica:%ui load:%uL "
                        "outstanding:%ui", &best->engine->name, best->replica,
-                       ngx_http_tokenring_load(best), best->outstanding);
+                       ngx_http_tokenring_conn_load(best), best->outstanding);
 
         *out = best;
         return TR_OK;
@@ -308,7 +306,7 @@ ngx_http_tokenring_least_loaded(ngx_http_tokenring_ctx_t *ctx,
             continue;
         }
 
-        load = ngx_http_tokenring_load(conn);
+        load = ngx_http_tokenring_conn_load(conn);
 
         if (best == NULL || load * best->weight < best_load * conn->weight) {
             best = conn;
@@ -377,7 +375,7 @@ ngx_http_tokenring_warmest(ngx_http_tokenring_ctx_t *ctx,
 
     /* of the loads divided by the weights, as above */
 
-    bound = ngx_http_tokenring_load(least);
+    bound = ngx_http_tokenring_conn_load(least);
     bound += bound / 4 + NGX_HTTP_TOKENRING_WARM * least->weight;
 
     conns = ctx->group->conns.elts;
@@ -393,7 +391,7 @@ ngx_http_tokenring_warmest(ngx_http_tokenring_ctx_t *ctx,
             && ngx_http_tokenring_suits(ctx, conn)
             && ngx_http_tokenring_takes(ctx, conn, &rc)
             && !ngx_http_tokenring_crowded(ctx, conn)
-            && ngx_http_tokenring_load(conn) * least->weight
+            && ngx_http_tokenring_conn_load(conn) * least->weight
                <= bound * conn->weight)
         {
             most = n;
@@ -402,6 +400,47 @@ ngx_http_tokenring_warmest(ngx_http_tokenring_ctx_t *ctx,
     }
 
     return best;
+}
+
+
+/*
+ * Where it is wanted that something of the request decides, and not the load
+ * alone: first what is in a cache, then tokenring_affinity.
+ */
+
+static ngx_http_tokenring_conn_t *
+ngx_http_tokenring_preferred(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_conn_t *least)
+{
+    uint64_t                     value;
+    ngx_uint_t                   i, n;
+    tr_status_t                  rc;
+    ngx_http_tokenring_conn_t  **conns, *best, *may[64];
+
+    best = ctx->prefix ? ngx_http_tokenring_warmest(ctx, least) : NULL;
+
+    if (best && ngx_http_tokenring_prefix_match(ctx, best)) {
+        return best;
+    }
+
+    if (!ngx_http_tokenring_affinity_value(ctx, &value)) {
+        return least;
+    }
+
+    conns = ctx->group->conns.elts;
+    rc = TR_OK;
+
+    for (i = 0, n = 0; i < ctx->group->conns.nelts && n < 64; i++) {
+
+        if (ngx_http_tokenring_suits(ctx, conns[i])
+            && ngx_http_tokenring_takes(ctx, conns[i], &rc)
+            && !ngx_http_tokenring_crowded(ctx, conns[i]))
+        {
+            may[n++] = conns[i];
+        }
+    }
+
+    return n ? ngx_http_tokenring_affinity_best(may, n, value) : least;
 }
 
 
