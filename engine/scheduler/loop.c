@@ -131,8 +131,20 @@ tr_loop_refuse(tr_loop_t *l)
     }
 }
 
-/* Ends who goes on at another engine: whose worker keeps tokens, unless it has
- * said that it could not, or the client has left. */
+/* Ends r, if another engine may go on with it: its worker keeps tokens, unless
+ * it has said that it could not, or the client has left. */
+static bool
+tr_loop_give_up(tr_loop_t *l, tr_request_t *r)
+{
+    if ((r->submit_flags & TR_SUBMIT_IDS) == 0 || tr_request_stays(r)) {
+        return false;
+    }
+    tr_error_set(&r->error, TR_ERR_MOVED, "", "%s",
+                 "The engine gives its requests to others");
+    tr_loop_end(l, r);
+    return true;
+}
+
 static void
 tr_loop_move_all(tr_loop_t *l)
 {
@@ -140,11 +152,7 @@ tr_loop_move_all(tr_loop_t *l)
 
     for (r = l->requests.first; r != NULL; r = next) {
         next = r->next;
-        if ((r->submit_flags & TR_SUBMIT_IDS) != 0 && !tr_request_stays(r)) {
-            tr_error_set(&r->error, TR_ERR_DRAINING, "", "%s",
-                         "The engine gives its requests to others");
-            tr_loop_end(l, r);
-        }
+        (void) tr_loop_give_up(l, r);
     }
 }
 
@@ -436,9 +444,11 @@ tr_loop_end_all(tr_loop_t *l)
     tr_loop_take(l, begun);
     for (r = l->requests.first; r != NULL; r = next) {
         next = r->next;
-        tr_error_set(&r->error, TR_ERR_DRAINING, "", "%s",
-                     "the engine is stopping");
-        tr_loop_end(l, r);
+        if (!tr_loop_give_up(l, r)) {
+            tr_error_set(&r->error, TR_ERR_DRAINING, "", "%s",
+                         "the engine is stopping");
+            tr_loop_end(l, r);
+        }
     }
     while (l->scheduler.n_in_flight != 0) { /* nobody wants it any more */
         tr_loop_complete_batch(l);

@@ -328,7 +328,8 @@ static inline bool
 tr_request_moves(const tr_request_t *r)
 {
     return (r->submit_flags & TR_SUBMIT_IDS) != 0 && !tr_request_stays(r)
-           && (r->elsewhere || r->error.status == TR_ERR_DRAINING
+           && (r->elsewhere || r->error.status == TR_ERR_MOVED
+               || r->error.status == TR_ERR_DRAINING
                || r->error.status == TR_ERR_LOST);
 }
 

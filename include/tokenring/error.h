@@ -51,7 +51,9 @@ enum tr_log_level {
     X(TR_ERR_UNSUPPORTED, -26, 400, BAD, "unsupported", INFO)                 \
     X(TR_ERR_REPLAY, -27, 500, SERVER, "internal_error", ERROR)               \
     /* the engine's device is gone: to its requests, the engine is */         \
-    X(TR_ERR_LOST, -28, 503, SERVER, "engine_unavailable", ERROR)
+    X(TR_ERR_LOST, -28, 503, SERVER, "engine_unavailable", ERROR)             \
+    /* the engine gives the request up: another one is to go on with it */    \
+    X(TR_ERR_MOVED, -29, 503, SERVER, "engine_draining", INFO)
 
 #define TR_STATUS_ENUM(name, value, http, type, code, level) name = (value),
 enum { TR_STATUS_TABLE(TR_STATUS_ENUM) };

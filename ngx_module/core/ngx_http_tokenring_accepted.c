@@ -145,7 +145,7 @@ ngx_http_tokenring_accepted_again(ngx_http_tokenring_ctx_t *ctx,
      * as if it had just come */
     ctx->late_since = ngx_current_msec;
 
-    if (ctx->moves >= ctx->conf->migrate) {
+    if (!ngx_http_tokenring_move_left(ctx)) {
         ngx_http_tokenring_move_stays(ctx);
     }
 

@@ -95,6 +95,7 @@ void ngx_http_tokenring_move_forget(ngx_http_tokenring_ctx_t *ctx);
 void ngx_http_tokenring_move_stays(ngx_http_tokenring_ctx_t *ctx);
 
 /* may this request go on there? */
+ngx_uint_t ngx_http_tokenring_move_left(ngx_http_tokenring_ctx_t *ctx);
 ngx_uint_t ngx_http_tokenring_move_fits(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_conn_t *conn);
 

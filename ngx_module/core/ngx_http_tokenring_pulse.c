@@ -9,6 +9,7 @@
  * go on elsewhere, too, it is fenced: its channel is closed.
  */
 
+#include "ngx_http_tokenring_body.h"
 #include "ngx_http_tokenring_channel.h"
 #include "ngx_http_tokenring_conf.h"
 #include "ngx_http_tokenring_metrics.h"
@@ -149,7 +150,7 @@ ngx_http_tokenring_hangs(ngx_http_tokenring_conn_t *conn)
     for (i = 0; i < conn->map.slots; i++) {
         ctx = conn->slots[i].ctx;
 
-        if (ctx && ctx->movable && ctx->moves < ctx->conf->migrate
+        if (ctx && ctx->movable && ngx_http_tokenring_move_left(ctx)
             && (mute || age >= ngx_max(ctx->conf->stall_timeout,
                                        NGX_HTTP_TOKENRING_PONG)))
         {

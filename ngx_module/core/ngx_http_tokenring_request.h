@@ -326,6 +326,8 @@ struct ngx_http_tokenring_ctx_s {
     size_t                          charged; /* bytes, to the body memory */
     uint64_t                        tried;   /* bit: conn_bit() */
     ngx_uint_t                      moves;
+    ngx_uint_t                      given;   /* of these, for no loss */
+    uint64_t                        moved_at; /* tokens at the last of them */
     ngx_uint_t                      charges; /* see _suspects.c */
     ngx_msec_t                      move_deadline;  /* to be accepted by */
     ngx_msec_t                      halted_since;   /* if halted */

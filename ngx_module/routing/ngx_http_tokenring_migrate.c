@@ -33,6 +33,9 @@ static ngx_int_t ngx_http_tokenring_migrate_setting(
 static void ngx_http_tokenring_move_turn(ngx_http_tokenring_ctx_t *ctx);
 static ngx_uint_t ngx_http_tokenring_move_refused(
     ngx_http_tokenring_ctx_t *ctx);
+static ngx_uint_t ngx_http_tokenring_move_given(
+    ngx_http_tokenring_ctx_t *ctx);
+static uint64_t ngx_http_tokenring_move_tokens(ngx_http_tokenring_ctx_t *ctx);
 static ngx_uint_t ngx_http_tokenring_may_move(ngx_http_tokenring_ctx_t *ctx);
 static void ngx_http_tokenring_move_reset(ngx_http_tokenring_ctx_t *ctx);
 static void ngx_http_tokenring_move_wait(ngx_http_tokenring_ctx_t *ctx);
@@ -350,6 +353,43 @@ ngx_http_tokenring_move_refused(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
+/*
+ * An engine has given it up to others, which counts for no loss; but for one
+ * where it has got nothing since it came there: engines that only hand it on
+ * would do so for ever.
+ */
+
+static ngx_uint_t
+ngx_http_tokenring_move_given(ngx_http_tokenring_ctx_t *ctx)
+{
+    return ctx->error == TR_ERR_MOVED
+           && ngx_http_tokenring_move_tokens(ctx) != ctx->moved_at;
+}
+
+
+static uint64_t
+ngx_http_tokenring_move_tokens(ngx_http_tokenring_ctx_t *ctx)
+{
+    uint64_t    n;
+    ngx_uint_t  i;
+
+    for (n = 0, i = 0; i < ctx->nchoices; i++) {
+        n += ctx->choices[i].told;
+    }
+
+    return n;
+}
+
+
+/* may it be lost once more? */
+
+ngx_uint_t
+ngx_http_tokenring_move_left(ngx_http_tokenring_ctx_t *ctx)
+{
+    return ctx->moves - ctx->given < ctx->conf->migrate;
+}
+
+
 static ngx_uint_t
 ngx_http_tokenring_may_move(ngx_http_tokenring_ctx_t *ctx)
 {
@@ -383,6 +423,7 @@ ngx_http_tokenring_may_move(ngx_http_tokenring_ctx_t *ctx)
         break;
 
     case TR_ERR_DRAINING:
+    case TR_ERR_MOVED:
         break;
 
     default:
@@ -393,7 +434,8 @@ ngx_http_tokenring_may_move(ngx_http_tokenring_ctx_t *ctx)
 
     if (!ctx->movable
         || (!ngx_http_tokenring_move_refused(ctx)
-            && ctx->moves >= ctx->conf->migrate))
+            && !ngx_http_tokenring_move_given(ctx)
+            && !ngx_http_tokenring_move_left(ctx)))
     {
         ngx_http_tokenring_count(unmovable);
         return 0;
@@ -441,6 +483,8 @@ ngx_http_tokenring_move(ngx_http_tokenring_ctx_t *ctx)
         ctx->halted_since = ngx_current_msec;
     }
 
+    ctx->given += ngx_http_tokenring_move_given(ctx);
+    ctx->moved_at = ngx_http_tokenring_move_tokens(ctx);
     ctx->moves++;
     ngx_http_tokenring_count(migrations);
 

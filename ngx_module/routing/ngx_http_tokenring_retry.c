@@ -300,10 +300,11 @@ ngx_http_tokenring_may_retry(ngx_http_tokenring_ctx_t *ctx)
     case TR_ERR_CLOSED:
     case TR_ERR_LOST:
         /* once, or as often as it might move if it had begun */
-        return !ctx->retried || ctx->moves < ctx->conf->migrate;
+        return !ctx->retried || ngx_http_tokenring_move_left(ctx);
 
     case TR_ERR_QUEUE_FULL:
     case TR_ERR_DRAINING:
+    case TR_ERR_MOVED:
         /* only if an engine said so, not if none was found */
         return ctx->body_sent != NGX_HTTP_TOKENRING_NOTHING;
 

@@ -21,8 +21,9 @@
  *     abort        count tokens, then FINISH(aborted) that nobody asked for
  *     dies         at a border between records (fake_engine_dies.c)
  *     moves        "first" tokens, then ERROR with status -"leave" (10,
- *                  DRAINING); the replay is refused "refuse" times with status -"status" (7), then goes
- *                  on to count tokens
+ *                  DRAINING); the replay is refused "refuse" times with
+ *                  status -"status" (7), then goes on to count tokens, but
+ *                  has the error "again" times more, "step" tokens later each
  *     escapes      one token with everything that JSON must escape
  *     items        reasoning, text, and count calls
  *     arguments    two calls: arguments with a backslash before a NUL, and
@@ -56,6 +57,7 @@ static int status_fd;
 static uint8_t *scratch;
 static bool refuse, mute, stuck, plain;
 static uint32_t refused;     /* replays, since one was accepted */
+static uint32_t given;       /* up, since it was new */
 static bool left;            /* one request of "leaves" has its error */
 static volatile pid_t child; /* of --restart */
 volatile sig_atomic_t fake_stopping;
@@ -173,11 +175,24 @@ finish_all(fake_channel_t *c, fake_request_t *r, uint16_t reason)
     request_free(r);
 }
 
+/* One that has moved: is it to do so again? */
+static bool
+moves_again(const fake_request_t *r)
+{
+    uint32_t step = fake_body_number(r, "step", 1);
+
+    return r->accepted && given < fake_body_number(r, "again", 0)
+           && r->sent >= fake_body_number(r, "first", 1) + step * (given + 1);
+}
+
 /* A request that moves: true if it was refused, or has left. */
 static bool
 moves_on(fake_channel_t *c, fake_request_t *r)
 {
-    if (r->replay) {
+    if (r->replay && moves_again(r)) {
+        given++;
+        fake_put_error(c, r, -(int) fake_body_number(r, "leave", 10));
+    } else if (r->replay) {
         if (r->accepted || refused >= fake_body_number(r, "refuse", 0)) {
             refused = r->accepted ? refused : 0;
             return false;
@@ -188,7 +203,7 @@ moves_on(fake_channel_t *c, fake_request_t *r)
         if (r->sent < fake_body_number(r, "first", 1)) {
             return false;
         }
-        refused = 0;
+        refused = given = 0;
         fake_put_error(c, r, -(int) fake_body_number(r, "leave", 10));
     }
     request_free(r);

@@ -103,6 +103,30 @@ test('its engine lost the device: as if the engine were lost', async () => {
   assert.equal(again.status, 503);
 });
 
+// tokenring_migrate allows one loss.  An engine that gives the request up for
+// others is none, as long as it gets on; one that was lost is.
+test('given up by its engine again and again: no loss is counted', async () => {
+  const before = await moves();
+  const s = await ask('', { leave: 29, count: 10, first: 2, again: 3, step: 2 });
+  assert.ok(s.done, s.raw.slice(-400));
+  assert.equal(s.text(), tokens(10));
+  assert.equal(s.events.at(-1).usage.completion_tokens, 10);
+  assert.equal(await moves(), before + 4);
+  const lost = await ask('', { leave: 28, count: 10, first: 2, again: 3, step: 2 });
+  assert.ok(!lost.done);
+  assert.equal(lost.text(), tokens(4));
+  assert.equal(lost.events.at(-1).error.code, 'engine_unavailable');
+});
+
+test('given up by engines that do nothing for it: that ends', async () => {
+  const before = await moves();
+  const s = await ask('', { leave: 29, count: 10, first: 2, again: 1000, step: 0 });
+  assert.ok(!s.done);
+  assert.equal(s.text(), tokens(2));
+  assert.equal(s.events.at(-1).error.code, 'engine_draining');
+  assert.equal(await moves(), before + 2);
+});
+
 test('refused, then accepted: a whole answer', async () => {
   const r = await post(`${stack.url}/v1/chat/completions`,
     { fake: 'moves', count: 6, first: 3, refuse: 2 });

@@ -276,8 +276,12 @@ ends_that_are_moves(void **state)
     tr_request_t *r = make(1, 1);
 
     (void) state;
-    r->error.status = TR_ERR_DRAINING;
     r->submit_flags = TR_SUBMIT_IDS;
+    r->error.status = TR_ERR_TIMEOUT;
+    assert_false(tr_request_moves(r));
+    r->error.status = TR_ERR_DRAINING;
+    assert_true(tr_request_moves(r));
+    r->error.status = TR_ERR_MOVED;
     assert_true(tr_request_moves(r));
     assert_false(tr_request_goes_elsewhere(r)); /* nothing of it is kept */
     r->submit_flags |= TR_SUBMIT_RESUMABLE;
