@@ -1,8 +1,9 @@
 'use strict';
 //
-// Clients log all that they see, while engines are killed, stopped, drained, and
-// NGINX reloads; a checker (lib/history.js) reads the log.  First the checker
-// itself: faults that are planted in a right history, each of which it must find.
+// Clients log all that they see, and so does who follows their streams in Redis,
+// while engines are killed, stopped, drained, Redis is stuck, and NGINX reloads; a
+// checker (lib/history.js) reads the log.  First the checker itself: faults that
+// are planted in a right history, each of which it must find.
 // HISTORY_SECONDS (6): how long the engines are disturbed (make test-histories).
 
 const { test } = require('node:test');
@@ -12,6 +13,7 @@ const fs = require('node:fs');
 const path = require('node:path');
 const { BUILD, Stack, until, sleep } = require('../lib/stack');
 const { History, check, wanted } = require('../lib/history');
+const { Redis } = require('../lib/redis');
 const { story } = require('../lib/prompts');
 
 // ---- the checker ----------------------------------------------------------
@@ -32,7 +34,7 @@ two: { texts: ['b0 b1 b2 ', 'c0 c1 c2 '], reasons: ['length', 'stop'],
 
 const token = (text) => ({ content: [{ token: text, logprob: -1 }] });
 
-// A right history of six requests, mixed.
+// A right history of six requests, mixed, one of which is followed.
 function right(roll) {
   const queues = ['one', 'two', 'one', 'two', 'one', 'two'].map((key, r) => {
     const { texts, reasons, prompt, completion } = WANTS[key];
@@ -66,6 +68,9 @@ function right(roll) {
     lines.push({ r, kind: 'end', cut: false });
     return lines;
   });
+  queues.push(queues[1].map((l) => (l.kind === 'ask'
+    ? { r: 6, kind: 'follow', key: l.key, choices: l.choices, of: 1 }
+    : structuredClone({ ...l, r: 6 }))));
   const out = [{ kind: 'nemesis', what: 'none' }];
   while (queues.some((q) => q.length)) {
     const q = queues[roll(queues.length)];
@@ -84,6 +89,10 @@ const kind = (k) => (l) => l.kind === k;
 const choice = (l) => l.data.choices[0];
 const copy = (l) => structuredClone(l);
 const FAULTS = {
+  'who follows misses a token': (h, pick) =>
+    h.splice(pick((l) => says(l) && l.r === 6), 1),
+  'who follows has another id': (h) => h.filter((l) => l.r === 6 && l.data)
+    .forEach((l) => { l.data.id = 'chatcmpl-9'; }),
   'a token is lost': (h, pick) => h.splice(pick(says), 1),
   'a token comes twice': (h, pick) => {
     const i = pick(says);
@@ -221,57 +230,112 @@ const NEMESIS = [
   ['reload', (stack) => stack.reload()],
 ];
 
-test('a history of disturbed engines is right', async () => {
-  const brief = { ...CPU, drain_timeout: '0s' };
-  const stack = await Stack.start({ engine: brief, engines: { second: brief },
-    pass: 'fleet', location: 'tokenring_migrate 100 timeout=60s strict;',
-    http: 'tokenring_engine fleet unix:DIR/main.sock unix:DIR/second.sock;' });
-  stack.complaints = () => [];
-  const url = `${stack.url}/v1/chat/completions`;
+const NGINX = { pass: 'fleet',
+  http: 'tokenring_engine fleet unix:DIR/main.sock unix:DIR/second.sock;',
+  location: 'tokenring_migrate 100 timeout=60s strict;' };
+
+// Each body asked alone: what is right.
+async function learn(url) {
+  const wants = {};
+  for (const [key, body] of Object.entries(BODIES)) {
+    const alone = new History();
+    await alone.ask(url, key, body);
+    wants[key] = wanted(alone.lines);
+    assert.deepEqual(check(alone.lines, wants), []);
+  }
+  return wants;
+}
+
+// Clients ask, once(client) each of them again and again, while the engines are
+// disturbed; then the history is read.
+async function disturbed(stack, history, nemesis, wants, once) {
   const engines = [stack.engine, stack.others[0]];
-  const history = new History();
+  const deadline = Date.now() + SECONDS * 1000;
+  let over = false;
+  const clients = Array.from({ length: 6 }, async (_, i) => {
+    for (let k = i; !over; k++) await once(`body${k % 6}`);
+  });
+  const roll = dice(Number(process.env.HISTORY_SEED || 1));
+  let turns = 0;
+  while (Date.now() < deadline || turns < nemesis.length) {
+    const [what, act] = nemesis[turns < nemesis.length ? turns
+      : roll(nemesis.length)];
+    await sleep(roll(300));
+    history.put({ kind: 'nemesis', what });
+    await act(stack, engines[turns++ % 2]);
+    await until(async () => (await stack.metrics())
+      .value('tokenring_connected_workers') >= 2, 'both are there');
+  }
+  over = true;
+  await Promise.all(clients);
+  const faults = check(history.lines, wants);
+  if (faults.length) {
+    const log = path.join(BUILD, 'history.jsonl');
+    fs.writeFileSync(log, history.lines.map((l) => `${JSON.stringify(l)}\n`)
+      .join(''));
+    assert.fail(`${log}: ${faults.slice(0, 20).join('\n')}`);
+  }
+  const m = await stack.metrics();
+  assert.ok(m.value('tokenring_gateway_migrations_total') > 0);
+  await stack.idle();
+}
+
+async function withEngines(options, run) {
+  const brief = { ...CPU, drain_timeout: '0s', ...options.engine };
+  const stack = await Stack.start({ ...NGINX, ...options, engine: brief,
+    engines: { second: brief } });
+  stack.complaints = () => [];
   try {
     await stack.connected(2);
-    const wants = {};
-    for (const [key, body] of Object.entries(BODIES)) {
-      const alone = new History();
-      await alone.ask(url, key, body);
-      wants[key] = wanted(alone.lines);
-      assert.deepEqual(check(alone.lines, wants), []);
-    }
-    const deadline = Date.now() + SECONDS * 1000;
-    let over = false;
-    const clients = Array.from({ length: 6 }, async (_, i) => {
-      for (let k = i; !over; k++) {
-        const key = `body${k % 6}`;
-        await history.ask(url, key, BODIES[key]);
-      }
-    });
-    const roll = dice(Number(process.env.HISTORY_SEED || 1));
-    let turns = 0;
-    while (Date.now() < deadline || turns < NEMESIS.length) {
-      const [what, act] = NEMESIS[turns < NEMESIS.length ? turns
-        : roll(NEMESIS.length)];
-      await sleep(roll(300));
-      history.put({ kind: 'nemesis', what });
-      await act(stack, engines[turns++ % 2]);
-      await until(async () => (await stack.metrics())
-        .value('tokenring_connected_workers') >= 2, 'both are there');
-    }
-    over = true;
-    await Promise.all(clients);
-    const faults = check(history.lines, wants);
-    if (faults.length) {
-      const log = path.join(BUILD, 'history.jsonl');
-      fs.writeFileSync(log, history.lines.map((l) => `${JSON.stringify(l)}\n`)
-        .join(''));
-      assert.fail(`${log}: ${faults.slice(0, 20).join('\n')}`);
-    }
-    const m = await stack.metrics();
-    assert.ok(m.value('tokenring_gateway_migrations_total') > 0);
-    await stack.idle();
+    const url = `${stack.url}/v1/chat/completions`;
+    await run(stack, url, await learn(url));
   } finally {
-    for (const e of engines) if (e.pid) e.signal('SIGCONT');
+    for (const e of [stack.engine, ...stack.others]) {
+      if (e.pid) e.signal('SIGCONT');
+    }
     await stack.stop();
+  }
+}
+
+test('a history of disturbed engines is right', () =>
+  withEngines({}, async (stack, url, wants) => {
+    const history = new History();
+    await disturbed(stack, history, NEMESIS, wants,
+      (key) => history.ask(url, key, BODIES[key]));
+  }));
+
+// Streams that are stored: somebody follows each of them from its first moment on,
+// and somebody reads it when it is over.
+test('a history of stored streams, and of who follows them, is right', async () => {
+  const redis = await Redis.start();
+  const stuck = ['redis', async () => {
+    process.kill(redis.pid, 'SIGSTOP');
+    await sleep(500);
+    process.kill(redis.pid, 'SIGCONT');
+  }];
+  const stop = NEMESIS.find(([what]) => what === 'stop');
+  try {
+    await withEngines({
+      engine: { redis: redis.address },
+      http: `${NGINX.http} tokenring_redis ${redis.address} timeout=5s;`,
+      location: `${NGINX.location} tokenring_resumable on;`,
+    }, async (stack, url, wants) => {
+      const history = new History();
+      const read = (id, key, r) => history.follow(
+        `${stack.url}/v1/requests/${id}/stream`, key, BODIES[key].n, r);
+      await disturbed(stack, history, [...NEMESIS, stuck, stop], wants,
+        async (key) => {
+          let follower = null, id;
+          const r = await history.ask(url, key, BODIES[key], (name, number) => {
+            id = name;
+            if (BODIES[key].stream) follower = read(name, key, number);
+          });
+          await follower;
+          if (BODIES[key].stream) await read(id, key, r);
+        });
+    });
+  } finally {
+    process.kill(redis.pid, 'SIGCONT');
+    await redis.stop();
   }
 });

@@ -4,6 +4,7 @@
 // the product.  A history is an array, in the order of time:
 //
 //   {r, kind: 'ask', key, streamed, choices}   request r, of the body called key
+//   {r, kind: 'follow', key, choices, of}      r reads request `of` from Redis
 //   {r, kind: 'head', status}
 //   {r, kind: 'event', data}                   a chunk of a stream, parsed
 //   {r, kind: 'done'}                          [DONE]
@@ -13,8 +14,9 @@
 //
 // A right history: each request is answered with 200, each choice has one text
 // without a gap and one end, with nothing behind it; usage stands once and has the
-// tokens that were seen; then comes one [DONE], and the end.  wants: by key,
-// {texts, reasons, prompt, completion} of an undisturbed run.
+// tokens that were seen; then comes one [DONE], and the end.  Who follows a request
+// sees the same, under its id.  wants: by key, {texts, reasons, prompt, completion}
+// of an undisturbed run.
 
 const http = require('node:http');
 
@@ -26,30 +28,44 @@ class History {
 
   put(line) { this.lines.push(line); }
 
-  // Asks and records; resolves at the end, whatever it is.
-  ask(url, key, body) {
+  // Asks and records; resolves at the end, whatever it is.  named(id, r): the
+  // response has come, and has this id.
+  ask(url, key, body, named = () => {}) {
     const r = this.next++;
     const streamed = Boolean(body.stream);
     this.put({ r, kind: 'ask', key, streamed, choices: body.n || 1 });
+    return this.read(url, r, streamed, body, named);
+  }
+
+  // Reads what request `of` says, or has said.
+  follow(url, key, choices, of) {
+    const r = this.next++;
+    this.put({ r, kind: 'follow', key, choices, of });
+    return this.read(url, r, true, null, () => {});
+  }
+
+  read(url, r, streamed, body, named) {
     return new Promise((resolve) => {
       const end = (cut) => {
         this.put({ r, kind: 'end', cut });
         resolve(r);
       };
-      const text = JSON.stringify(body);
-      const req = http.request(url, { method: 'POST', agent: false, headers: {
-        'Content-Type': 'application/json',
-        'Content-Length': Buffer.byteLength(text) } }, (res) => {
+      const text = body ? JSON.stringify(body) : '';
+      const req = http.request(url, { method: body ? 'POST' : 'GET', agent: false,
+        headers: body ? { 'Content-Type': 'application/json',
+          'Content-Length': Buffer.byteLength(text) } : {} }, (res) => {
         let left = '';
         this.put({ r, kind: 'head', status: res.statusCode });
+        named(res.headers['x-tokenring-id'], r);
         res.setEncoding('utf8').on('data', (part) => {
           left += part;
           if (!streamed) return;
           const blocks = left.split('\n\n');
           left = blocks.pop();
-          blocks.filter((b) => b.startsWith('data: ')).forEach((b) => {
-            this.put(b === 'data: [DONE]' ? { r, kind: 'done' }
-              : { r, kind: 'event', data: JSON.parse(b.slice(6)) });
+          blocks.flatMap((b) => b.split('\n')
+            .filter((l) => l.startsWith('data: '))).forEach((l) => {
+            this.put(l === 'data: [DONE]' ? { r, kind: 'done' }
+              : { r, kind: 'event', data: JSON.parse(l.slice(6)) });
           });
         });
         res.on('end', () => {
@@ -204,7 +220,7 @@ function check(lines, wants) {
   const all = new Map();
   for (const line of lines) {
     if (line.kind === 'nemesis') continue;
-    if (line.kind === 'ask') {
+    if (line.kind === 'ask' || line.kind === 'follow') {
       if (all.has(line.r)) faults.push(`request ${line.r} is asked twice`);
       all.set(line.r, new Seen(line, wants[line.key], faults));
     } else if (all.has(line.r)) {
@@ -217,6 +233,13 @@ function check(lines, wants) {
   for (const [r, seen] of all) {
     seen.finish();
     const id = (seen.id || '').split(' ')[0];
+    if (seen.ask.kind === 'follow') {
+      const of = all.get(seen.ask.of);
+      if (!of || of.id !== seen.id) {
+        faults.push(`request ${r} follows ${seen.ask.of}, and has another id`);
+      }
+      continue;
+    }
     if (id && ids.has(id)) {
       faults.push(`requests ${ids.get(id)} and ${r} have one id`);
     }
