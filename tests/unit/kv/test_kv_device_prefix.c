@@ -6,13 +6,16 @@
  * comes evicts.  Each token writes itself into the pages of every head and into
  * the history, in the order of the stream; whenever the device has caught up, what
  * a sequence has must be there, whoever computed it.  Beside them run compressed
- * sequences.  The books are sound after each turn, no row is refused a page that
+ * sequences, which share nothing, or find and cut what others of them left
+ * (kv_kept.c): of a head's numbers, which are all the same, the zero of a token's
+ * codes says which it is.  The books are sound after each turn, no row is refused a page that
  * was granted, and at the end none is missing.
  *
  *   TR_PREFIX_OPS=N   turns (default 4,000)
  *   TR_PREFIX_SEED=N  the seed that a failure printed
  */
 #include "tests/unit/fixtures/kv_device_fixture.h"
+#include "tests/unit/fixtures/kept_fixture.h"
 
 #include <time.h>
 
@@ -62,11 +65,15 @@ typedef struct {
     tr_kv_cache_t *kv;
     tr_kv_gpu_t *g;
     tr_cuda_stream_t stream;
-    tr_kv_policy_t *full, *uniform;
-    uint32_t page_tokens;
+    tr_kv_policy_t *full, *tight;
+    bool cuts; /* `tight` is reused */
+    uint32_t page_tokens, slots;
+    tr_kv_cache_t seen; /* as a cache of the host's */
     /* what the device has, when it has caught up */
     uint8_t *seen_pool;
     int32_t *seen_tables, *seen_history;
+    tr_kv_seq_t *seen_seq;
+    uint32_t *seen_count;
     /* on the device */
     int32_t *history;
     uint32_t *pos, *seq_row;
@@ -74,7 +81,8 @@ typedef struct {
     flight_t flight[TR_KV_IN_FLIGHT];
     who_t who[SLOTS];
     int32_t text[TEXTS][LONGEST]; /* what prompts begin with */
-    uint64_t lives, now, found, cuts, forks, ends, aborts, verified;
+    uint64_t lives, now, found, n_cuts, forks, ends, aborts, verified;
+    uint64_t copies, kept, tight_verified;
 } world_t;
 
 /* ---- the device --------------------------------------------------------- */
@@ -82,13 +90,32 @@ typedef struct {
 static size_t
 table_bytes(const world_t *w)
 {
-    return (size_t) SLOTS * HEADS * w->kv->view.table_len * sizeof(int32_t);
+    return (size_t) w->slots * HEADS * w->kv->view.table_len * sizeof(int32_t);
+}
+
+/* The arrays into which look() copies. */
+static void
+make_seen(world_t *w)
+{
+    w->seen_pool = cuda->pin(tr_kv_pages(w->kv) * tr_kv_page_bytes(w->kv));
+    w->seen_tables = cuda->pin(table_bytes(w));
+    w->seen_seq = cuda->pin(w->slots * sizeof(*w->seen_seq));
+    w->seen_count = cuda->pin((size_t) w->slots * HEADS * TR_KV_TIERS_MAX
+                              * sizeof(*w->seen_count));
+    w->seen = *w->kv;
+    w->seen.m = w->g->m;
+    w->seen.m.tables = w->seen_tables;
+    w->seen.m.seq = w->seen_seq;
+    w->seen.m.count = w->seen_count;
+    w->seen.view = w->g->m.view;
+    w->seen.view.layout = w->seen.plan.layout;
+    w->seen.view.pool = w->seen.m.view.pool = w->seen_pool;
 }
 
 static void
 make_cache(world_t *w, uint32_t blocks)
 {
-    const tr_kv_policy_t *policies[2] = { w->full, w->uniform };
+    const tr_kv_policy_t *policies[2] = { w->full, w->tight };
     tr_kv_config_t c = { .layers = LAYERS,
                          .kv_heads = KV_HEADS,
                          .head_dim = DIM,
@@ -97,15 +124,20 @@ make_cache(world_t *w, uint32_t blocks)
                          .memory = 8u << 20,
                          .policies = policies,
                          .n_policies = 2,
-                         .reuse = true };
+                         .reuse = true,
+                         .reuse_compressed = w->cuts };
     tr_kv_device_t d = { .cuda = cuda,
                          .stream = &w->stream,
                          .max_seqs = SLOTS,
                          .max_prompts = 2,
-                         .history = { w->history, LONGEST } };
+                         .history = { NULL, LONGEST } };
     tr_error_t err = { 0 };
     uint64_t page, rest;
 
+    w->slots = tr_kv_all_slots(&c);
+    w->history = cuda->alloc(w->slots * LONGEST * sizeof(int32_t));
+    w->seen_history = cuda->pin(w->slots * LONGEST * sizeof(int32_t));
+    d.history.token = w->history;
     assert_int_equal(tr_kv_device_create(&c, &d, &w->kv, &err), TR_OK);
     page = tr_kv_page_bytes(w->kv);
     rest = c.memory - tr_kv_pages(w->kv) * page;
@@ -116,10 +148,9 @@ make_cache(world_t *w, uint32_t blocks)
     }
     w->g = tr_kv_gpu(w->kv);
     assert_true(tr_kv_reuses(w->kv, w->full));
-    assert_false(tr_kv_reuses(w->kv, w->uniform));
+    assert_true(tr_kv_reuses(w->kv, w->tight) == w->cuts);
     w->page_tokens = w->kv->view.layout[0].tokens;
-    w->seen_pool = cuda->pin(tr_kv_pages(w->kv) * page);
-    w->seen_tables = cuda->pin(table_bytes(w));
+    make_seen(w);
 }
 
 static void
@@ -131,12 +162,17 @@ look(world_t *w)
                tr_kv_pages(w->kv) * tr_kv_page_bytes(w->kv));
     cuda->copy(s, w->seen_tables, w->g->m.tables, table_bytes(w));
     cuda->copy(s, w->seen_history, w->history,
-               SLOTS * LONGEST * sizeof(int32_t));
+               w->slots * LONGEST * sizeof(int32_t));
+    cuda->copy(s, w->seen_seq, w->g->m.seq, w->slots * sizeof(*w->seen_seq));
+    cuda->copy(s, w->seen_count, w->g->m.count,
+               (size_t) w->slots * HEADS * TR_KV_TIERS_MAX
+                   * sizeof(*w->seen_count));
     assert_int_equal(cuda->stream_wait(s), 0);
 }
 
+/* spec: of the compressed ones, which are then reused; NULL: they are not. */
 static void
-create(world_t *w, uint32_t blocks)
+create(world_t *w, uint32_t blocks, const char *spec)
 {
     size_t numbers = LAYERS * ROWS * ROW * sizeof(float);
     tr_error_t err;
@@ -145,11 +181,15 @@ create(world_t *w, uint32_t blocks)
     assert_int_equal(tr_kv_policy_create("full", LAYERS, KV_HEADS, DIM,
                                          &w->full, &err),
                      TR_OK);
-    assert_int_equal(tr_kv_policy_create("uniform:levels=8/8", LAYERS, KV_HEADS,
-                                         DIM, &w->uniform, &err),
+    assert_int_equal(tr_kv_policy_create(spec != NULL ? spec
+                                                      : "uniform:levels=8/8",
+                                         LAYERS, KV_HEADS, DIM, &w->tight,
+                                         &err),
                      TR_OK);
-    w->history = cuda->alloc(SLOTS * LONGEST * sizeof(int32_t));
-    w->seen_history = cuda->pin(SLOTS * LONGEST * sizeof(int32_t));
+    w->cuts = spec != NULL;
+    if (w->cuts) {
+        tr_kv_policy_position(w->tight);
+    }
     w->pos = cuda->alloc(ROWS * 4);
     w->seq_row = cuda->alloc((SLOTS + 1) * 4);
     w->numbers = cuda->alloc(numbers);
@@ -190,6 +230,8 @@ destroy(world_t *w)
     cuda->unpin(w->seen_pool);
     cuda->unpin(w->seen_tables);
     cuda->unpin(w->seen_history);
+    cuda->unpin(w->seen_seq);
+    cuda->unpin(w->seen_count);
     cuda->release(w->history);
     cuda->release(w->pos);
     cuda->release(w->seq_row);
@@ -197,7 +239,7 @@ destroy(world_t *w)
     cuda->release(w->angles);
     cuda->stream_close(&w->stream);
     tr_kv_policy_free(w->full);
-    tr_kv_policy_free(w->uniform);
+    tr_kv_policy_free(w->tight);
 }
 
 /* ---- tokens ------------------------------------------------------------- */
@@ -232,6 +274,49 @@ stands(const world_t *w, int32_t slot, uint32_t head, uint32_t pos)
     return tr_float_from_half(bits);
 }
 
+/* Key of a token, all of whose numbers are the same. */
+static float
+coded(const place_t *p)
+{
+    uint16_t zero;
+
+    memcpy(&zero, p->page + tr_kv_key_meta(p->layout, p->at, 0) + 2, 2);
+    return tr_float_from_half(zero);
+}
+
+/* What stands in tiers and window, and uncompressed behind them. */
+static void
+verify_tight(world_t *w, const who_t *r)
+{
+    static place_t place[600];
+    uint32_t base = w->seen_seq[r->slot].base, page = w->page_tokens;
+
+    REQUIRE(memcmp(w->seen_history + (size_t) r->slot * LONGEST, r->token,
+                   r->n * sizeof(int32_t))
+            == 0);
+    REQUIRE(base <= r->n);
+    for (uint32_t head = 0; head < HEADS; head++) {
+        const int32_t *row = manager_row(&w->seen.m, r->slot, head);
+
+        REQUIRE(places(&w->seen, r->slot, head, place) == base);
+        for (uint32_t pos = 0; pos < r->n; pos++) {
+            uint32_t at = pos - base;
+            uint16_t bits;
+
+            if (pos < base) {
+                REQUIRE(coded(&place[pos]) == mark(r, head, pos));
+                continue;
+            }
+            memcpy(&bits,
+                   tr_kv_page_at(&w->seen.view, row[at / page])
+                       + tr_kv_key_row(&w->kv->view.layout[0], at % page),
+                   2);
+            REQUIRE(tr_float_from_half(bits) == mark(r, head, pos));
+        }
+    }
+    w->tight_verified += r->n;
+}
+
 /* All that was asked is done. */
 static void
 verify(world_t *w)
@@ -239,6 +324,10 @@ verify(world_t *w)
     look(w);
     for (uint32_t i = 0; i < SLOTS; i++) {
         const who_t *r = &w->who[i];
+
+        if (r->slot >= 0 && !r->dense && w->cuts) {
+            verify_tight(w, r);
+        }
 
         for (uint32_t pos = 0; r->slot >= 0 && r->dense && pos < r->n; pos++) {
             REQUIRE(w->seen_history[(size_t) r->slot * LONGEST + pos]
@@ -387,13 +476,17 @@ make_prompt(const world_t *w, who_t *r)
     uint32_t same = random_below(LONGEST), text = random_below(TEXTS);
 
     r->goal = 2 + random_below(LONGEST - 2);
+    if (w->cuts && random_below(2) == 0) { /* a short prefix is not copied */
+        same = LONGEST - random_below(LONGEST / 4);
+        r->goal = LONGEST - random_below(LONGEST / 4);
+    }
     for (uint32_t i = 0; i < LONGEST; i++) {
         r->token[i] = i < same ? w->text[text][i] : (int32_t) random_below(3);
     }
     memset(&r->key, 0, sizeof(r->key));
     r->key.len = 1 + random_below(2);
-    r->dense = random_below(4) != 0;
-    r->reuse = r->dense && random_below(8) != 0;
+    r->dense = w->cuts ? random_below(3) == 0 : random_below(4) != 0;
+    r->reuse = (r->dense || w->cuts) && random_below(8) != 0;
     r->complete = false;
     r->n = r->fed = 0;
 }
@@ -401,19 +494,23 @@ make_prompt(const world_t *w, who_t *r)
 static void
 do_start(world_t *w, who_t *r)
 {
+    const tr_kv_policy_t *policy;
     tr_kv_found_t found;
     uint64_t left;
 
     make_prompt(w, r);
+    policy = r->dense ? w->full : w->tight;
     r->life = ++w->lives;
-    r->slot = tr_kv_open(w->kv, r->dense ? w->full : w->uniform);
+    r->slot = tr_kv_open(w->kv, policy);
     REQUIRE(r->slot >= 0);
-    tr_kv_prompt(w->kv, r->slot, r->goal);
+    if (!r->reuse || r->dense) {
+        tr_kv_prompt(w->kv, r->slot, r->goal);
+    }
     if (!r->reuse) {
         return;
     }
     left = tr_kv_free_pages(w->kv);
-    tr_kv_find(w->kv, w->full, &r->key, r->token, r->goal - 1, &found);
+    tr_kv_find(w->kv, policy, &r->key, r->token, r->goal - 1, &found);
     REQUIRE(found.tokens < r->goal);
     REQUIRE(tr_kv_free_pages(w->kv) <= left); /* what is pinned is not free */
     if (random_below(6) == 0) {
@@ -422,9 +519,12 @@ do_start(world_t *w, who_t *r)
     }
     r->n = r->fed = found.tokens;
     w->found += found.tokens;
-    w->cuts += found.match.part_tokens != 0;
+    w->n_cuts += found.match.part_tokens != 0;
+    w->copies += found.kept != 0;
     if (tr_kv_adopt(w->kv, r->slot, &r->key, &found) != TR_OK) {
         do_close(w, r);
+    } else if (!r->dense) { /* behind what it adopted */
+        tr_kv_prompt(w->kv, r->slot, r->goal);
     }
 }
 
@@ -472,6 +572,10 @@ do_run(world_t *w, who_t *r, flight_t *f)
     if (r->n == r->goal && !r->dense) {
         if (!r->complete) {
             r->complete = tr_kv_compress(w->kv, r->slot, r->n) == TR_OK;
+            if (r->complete && r->reuse && random_below(2) == 0) {
+                w->kept += tr_kv_keep_copy(w->kv, r->slot, r->token, r->n,
+                                           random_below(2) == 0);
+            }
             return;
         }
         r->goal = r->goal < LONGEST ? r->goal + 1 : r->goal;
@@ -512,7 +616,9 @@ operate(world_t *w)
     } else if (what == 1) { /* whatever is under way */
         do_close(w, r);
         w->aborts++;
-    } else if (what == 2 || (r->n == r->goal && r->dense && what < 12)) {
+    } else if (what == 2
+               || (r->n == r->goal && what < 12
+                   && (r->dense || (r->complete && w->cuts)))) {
         if (r->reuse) {
             tr_kv_keep(w->kv, r->slot, r->token, r->fed, true);
             w->ends++;
@@ -576,7 +682,7 @@ check_end(world_t *w)
 }
 
 static void
-play(uint32_t blocks, bool overflow)
+play(uint32_t blocks, bool overflow, const char *spec)
 {
     const char *given = getenv("TR_PREFIX_SEED"),
                *ops = getenv("TR_PREFIX_OPS");
@@ -584,9 +690,10 @@ play(uint32_t blocks, bool overflow)
     world_t *w = calloc(1, sizeof(*w));
 
     assert_non_null(w);
+    n = spec != NULL ? n / 4 : n; /* there are four of these */
     seed = given != NULL ? strtoull(given, NULL, 10) : (uint64_t) time(NULL);
     fixture_state = seed * 0x9e3779b97f4a7c15u + 1;
-    create(w, blocks);
+    create(w, blocks, spec);
     if (overflow) { /* the list is launched early, again and again */
         w->g->list.room = 5;
         w->g->list.share_room = 3;
@@ -603,11 +710,20 @@ play(uint32_t blocks, bool overflow)
     print_message("seed %llu: %llu tokens found, %llu cuts, %llu forks, %llu "
                   "ends, %llu aborts, %llu tokens verified\n",
                   (unsigned long long) seed, (unsigned long long) w->found,
-                  (unsigned long long) w->cuts, (unsigned long long) w->forks,
+                  (unsigned long long) w->n_cuts, (unsigned long long) w->forks,
                   (unsigned long long) w->ends, (unsigned long long) w->aborts,
                   (unsigned long long) w->verified);
-    REQUIRE(w->found != 0 && w->cuts != 0 && w->forks != 0 && w->ends != 0
-            && w->aborts != 0 && w->verified != 0);
+    REQUIRE(w->found != 0 && w->n_cuts != 0 && w->ends != 0
+            && (w->forks != 0 || spec != NULL) && w->aborts != 0
+            && w->verified != 0);
+    if (spec != NULL) {
+        print_message("%s: %llu copies taken, %llu kept, %llu tokens "
+                      "verified\n",
+                      spec, (unsigned long long) w->copies,
+                      (unsigned long long) w->kept,
+                      (unsigned long long) w->tight_verified);
+        REQUIRE(w->copies != 0 && w->kept != 0 && w->tight_verified != 0);
+    }
     destroy(w);
     free(w);
 }
@@ -616,21 +732,33 @@ static void
 tiny_pool(void **unused)
 {
     (void) unused;
-    play(14, false);
+    play(14, false, NULL);
 }
 
 static void
 roomy_pool(void **unused)
 {
     (void) unused;
-    play(40, false);
+    play(40, false, NULL);
 }
 
 static void
 short_list(void **unused)
 {
     (void) unused;
-    play(24, true);
+    play(24, true, NULL);
+}
+
+/* Compressed ones are kept and cut, in order, by position, with a window and
+ * without one. */
+static void
+compressed(void **unused)
+{
+    (void) unused;
+    play(40, false, "uniform:levels=8/4,window=9");
+    play(50, false, "int4");
+    play(40, false, "diffkv:alpha_high=1,alpha_low=0,window=16,sinks=3");
+    play(40, true, "uniform:levels=8/8");
 }
 
 /* However many blocks a prompt has, they are lent by one launch, and kept by
@@ -646,7 +774,7 @@ one_launch_each(void **unused)
     (void) unused;
     assert_non_null(w);
     fixture_state = 1;
-    create(w, 60);
+    create(w, 60, NULL);
     r = &w->who[0];
     *r = (who_t){
         .dense = true, .reuse = true, .goal = 4 * w->page_tokens, .life = 1
@@ -689,7 +817,8 @@ main(void)
     const struct CMUnitTest tests[] = { cmocka_unit_test(one_launch_each),
                                         cmocka_unit_test(tiny_pool),
                                         cmocka_unit_test(roomy_pool),
-                                        cmocka_unit_test(short_list) };
+                                        cmocka_unit_test(short_list),
+                                        cmocka_unit_test(compressed) };
 
     return cmocka_run_group_tests_name("kv_device_prefix", tests, setup, NULL);
 }
