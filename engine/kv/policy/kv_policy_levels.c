@@ -39,6 +39,10 @@ tr_kv_level_check(const tr_kv_policy_t *p, tr_kv_level_t *level,
     return TR_OK;
 }
 
+/* Of so few numbers the largest are not far out: four codes from end to end are
+ * nearer to the best step than three fifths of it. */
+#define NARROW_DIMS 64u
+
 tr_status_t
 tr_kv_levels_check(tr_kv_policy_t *p, uint32_t head_dim, tr_error_t *err)
 {
@@ -78,7 +82,8 @@ tr_kv_levels_check(tr_kv_policy_t *p, uint32_t head_dim, tr_error_t *err)
                                 a->key_bits, a->value_bits);
         }
         rc = tr_kv_level_check(p, &p->level[i], p->groups, head_dim, err);
-        p->level[i].narrow = b->key_bits == 2 || b->value_bits == 2;
+        p->level[i].narrow = (b->key_bits == 2 || b->value_bits == 2)
+                             && head_dim / p->groups >= NARROW_DIMS;
     }
     return rc == TR_OK ? tr_kv_level_check(p, &p->window_level, p->groups,
                                            head_dim, err)

@@ -315,7 +315,7 @@ static void
 check_level(const tr_kv_level_t *l, uint32_t k, uint32_t v, uint32_t kg,
             uint32_t vg, uint32_t channel, uint32_t scored)
 {
-    uint8_t narrow = channel == 0 && (k == 2 || v == 2);
+    uint8_t narrow = channel == 0 && (k == 2 || v == 2) && HEAD_DIM / vg >= 64;
     tr_kv_level_t want = { (uint8_t) k,  (uint8_t) v,       (uint8_t) kg,
                            (uint8_t) vg, (uint8_t) channel, (uint8_t) scored,
                            narrow };
@@ -336,6 +336,12 @@ test_levels(void **state)
     check_level(&p->level[2], 4, 2, 2, 2, 0, 1);
     check_level(&p->window_level, 16, 16, 1, 1, 0, 1);
     assert_true(p->scored && !p->by_sum && p->leaves == 1);
+    tr_kv_policy_free(p);
+
+    /* few numbers share a scale: codes from end to end */
+    p = make("uniform:levels=4/2,groups=4");
+    check_level(&p->level[0], 4, 2, 4, 4, 0, 0);
+    assert_int_equal(p->level[0].narrow, 0);
     tr_kv_policy_free(p);
 
     p = make("int4:group=32");
