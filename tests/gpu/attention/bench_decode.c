@@ -288,8 +288,10 @@ fill_tables(setup_t *s, const case_t *x)
                                      * x->head_dim / 8;
 
                     s->bytes += (double) tokens
-                                * (bytes
-                                   + (k > 0 ? 8 + 8 + at->position_bytes : 0));
+                                * (bytes + (k > 0 ? 8 : 0)
+                                   + (k > 0 && at->level.scored
+                                          ? 8 + at->position_bytes
+                                          : 0));
                 }
             }
         }
@@ -552,6 +554,12 @@ run_case(const tr_cuda_stream_t *stream, const case_t *x)
         4, 2, 1, 1, 0, 1, 0 \
     }
 
+/* The last level of a policy that forgets nothing: nobody reads its scores. */
+#define K4V2_LAST           \
+    {                       \
+        4, 2, 1, 1, 0, 0, 0 \
+    }
+
 static const struct {
     const char *name;
     uint32_t n_levels;
@@ -565,7 +573,10 @@ static const struct {
     { "K4V2", 1, { K4V2 }, { 1 }, 78, 68 },
     { "30% K8V4 70% K4V2", 2, { K8V4, K4V2 }, { 0.3, 0.7 }, 92, 84 },
     { "40% K8V4 60% K4V2", 2, { K8V4, K4V2 }, { 0.4, 0.6 }, 0, 0 },
+    { "K4V2 last", 1, { K4V2_LAST }, { 1 }, 0, 0 },
+    { "12% K8V4 88% K4V2 last", 2, { K8V4, K4V2_LAST }, { 0.12, 0.88 }, 0, 0 },
 };
+#define MIXED 6  /* from here on: what levels cost beside one alone */
 #define STORES 5 /* that all shapes are run with */
 
 static void
@@ -662,6 +673,11 @@ main(int argc, char **argv)
     for (size_t k = 0; k < STORES && !brief; k++) {
         run_store(&s, k, "qwen2.5-7b", 64, 4096, 28, 4, 1, filter);
         run_store(&s, k, "qwen2.5-32b", 64, 4096, 40, 8, 1, filter);
+    }
+    for (size_t k = MIXED; k < sizeof(stores) / sizeof(stores[0]); k++) {
+        run_store(&s, k, "llama-8b", 64, 4096, 32, 8, 1, filter);
+        run_store(&s, k, "llama-8b", 240, 4096, 32, 8, 1, filter);
+        run_store(&s, k, "llama-8b", 8, 32768, 32, 8, 1, filter);
     }
     /* a full batch of the engine's */
     run_store(&s, 5, "qwen2.5-32b", 288, 2458, 40, 8, 1, filter);
