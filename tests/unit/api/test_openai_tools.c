@@ -78,22 +78,25 @@ test_allowed(void **state)
           "tool_choice.allowed_tools.tools", "expects one tool or more");
 }
 
-/* A body with a tool whose parameters have so many levels, in `out`. */
+/* A body with a tool whose parameters have so many levels. */
 static void
-write_nested(char *out, int levels)
+write_nested(char *out, size_t size, int levels)
 {
-    out += sprintf(out,
-                   "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}],"
-                   "\"tool_choice\":\"required\",\"tools\":[{\"type\":"
-                   "\"function\",\"function\":{\"name\":\"a\",\"parameters\":");
+    FILE *f = fmemopen(out, size, "w");
+
+    assert_non_null(f);
+    fprintf(f, "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}],"
+               "\"tool_choice\":\"required\",\"tools\":[{\"type\":"
+               "\"function\",\"function\":{\"name\":\"a\",\"parameters\":");
     for (int i = 1; i < levels; i++) {
-        out += sprintf(out, "{\"n\":");
+        fprintf(f, "{\"n\":");
     }
-    out += sprintf(out, "{}");
+    fprintf(f, "{}");
     for (int i = 1; i < levels; i++) {
-        out += sprintf(out, "}");
+        fprintf(f, "}");
     }
-    sprintf(out, "}}]}");
+    fprintf(f, "}}]}");
+    assert_int_equal(fclose(f), 0);
 }
 
 static void
@@ -103,14 +106,14 @@ test_deep(void **state)
 
     (void) state;
     with_tools.max_model_len = 8192;
-    write_nested(body, 200);
+    write_nested(body, sizeof(body), 200);
     check(body, TR_OK, "", "");
-    write_nested(body, 1900);
+    write_nested(body, sizeof(body), 1900);
     check(body, TR_ERR_INVALID, "tools[0].function.parameters",
           "nested deeper than 256 levels");
     /* nothing is held for a prompt that does not fit */
     with_tools.max_model_len = 512;
-    write_nested(body, 300);
+    write_nested(body, sizeof(body), 300);
     check(body, TR_ERR_CONTEXT_LENGTH, "messages", "512 tokens");
 }
 

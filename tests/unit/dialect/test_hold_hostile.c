@@ -67,7 +67,7 @@ static json_t *
 many_ways(void)
 {
     json_t *defs = json_object(), *list;
-    char ref[32], name[8];
+    char ref[32], name[16];
 
     for (int level = 0; level < 4; level++) {
         list = json_array();
