@@ -3,12 +3,13 @@
  * (test_loop_kept.c): requests to a real model leave their caches behind, and
  * cuts of these, and of cuts, at any position, have in every head exactly the
  * tokens in front of it, with codes, metadata, level, scores and history.  What
- * the host counts is what is there, and at the end no page is missing.  And
- * requests one after the other find as much, and answer the same, as on the
- * CPU.
+ * the host counts is what is there, and at the end no page is missing.  Then what is
+ * reported: tokens that were not computed, exactly.  And many at once that begin
+ * alike, in a pool that is too small for them, with aborts and pauses.
  *
  *   TR_PREFIX_OPS=N   operations of each policy (default 60)
  *   TR_CUDA_LIBRARY   a GPU's library instead of the software device
+ *   test_loop_kept_cuda crowd   one of them
  */
 #include "engine/executor/executor_cuda.h"
 #include "engine/kv/kv_device_internal.h"
@@ -264,11 +265,135 @@ cuts(void **unused)
     cuts_of("int4");
 }
 
-int
-main(void)
-{
-    const struct CMUnitTest tests[] = { cmocka_unit_test(cuts) };
+/* ---- what is reported --------------------------------------------------- */
 
+static uint32_t
+cached(fixture_loop_t *l, uint32_t i)
+{
+    submit(l, &asks[i], i);
+    while (l->open != 0) {
+        turn(l, asks, true);
+    }
+    return asks[i].last.cached_tokens;
+}
+
+static void
+exactly_of(const char *spec)
+{
+    tr_config_t c = cuda_settings(spec);
+    fixture_loop_t l;
+
+    memset(asks, 0, sizeof(asks));
+    for (uint32_t i = 0; i < 8; i++) {
+        asks[i].prompt_len = asks[i].same = 300;
+        asks[i].n = 1;
+        asks[i].reuse = true;
+        asks[i].params = plain(1, 30);
+    }
+    start_with(&l, &c, false);
+    assert_int_equal(cached(&l, 0), 0);
+    assert_int_equal(cached(&l, 1), 299); /* all but the last token */
+    asks[2].same = 200;
+    assert_int_equal(cached(&l, 2), 200);
+    asks[3].key.len = 1; /* somebody else's */
+    assert_int_equal(cached(&l, 3), 0);
+    asks[4].n = 3; /* they copy their own prompt */
+    assert_int_equal(cached(&l, 4), 0);
+    asks[5].reuse = false;
+    assert_int_equal(cached(&l, 5), 0);
+    asks[6].prompt_len = asks[6].same = 250; /* the beginning alone */
+    assert_int_equal(cached(&l, 6), 249);
+    asks[7].params.max_tokens = 1; /* ends with its prompt */
+    assert_int_equal(cached(&l, 7), 299);
+    assert_int_equal(atomic_load(&l.counters.prefix_tokens),
+                     299 + 200 + 249 + 299);
+    assert_int_equal(atomic_load(&l.counters.prefill_tokens),
+                     /* each choice of 4 begins with the prompt's last token */
+                     300 + 1 + 100 + 300 + (300 + 2) + 300 + 1 + 1);
+    assert_null(tr_loop_stop(l.loop));
+    end_engine(&l);
+}
+
+static void
+exactly(void **unused)
+{
+    (void) unused;
+    exactly_of("diffkv:alpha_high=12,alpha_low=0");
+    exactly_of("uniform:levels=8/4");
+}
+
+/* ---- many at once ------------------------------------------------------- */
+
+#define CROWD 18u
+
+/* Did somebody find something, and did something make room? */
+static bool
+crowd_of(const char *spec, uint64_t state)
+{
+    tr_config_t c = cuda_settings(spec);
+    uint64_t found, evicted;
+    uint32_t turns = 0;
+    fixture_loop_t l;
+
+    memset(asks, 0, sizeof(asks));
+    for (uint32_t i = 0; i < CROWD; i++) {
+        ask_t *a = &asks[i];
+
+        a->prompt_len = 120 + rng_below(&state, 100);
+        a->text = rng_below(&state, 2);
+        a->same = a->prompt_len - rng_below(&state, 20);
+        a->n = 1 + (rng_below(&state, 6) == 0);
+        a->reuse = rng_below(&state, 8) != 0;
+        a->echo = rng_below(&state, 8) == 0;
+        a->params = plain(i, 4 + rng_below(&state, 12));
+    }
+    c.kv_memory = 3 << 20;
+    c.swap_memory = 64 << 20;
+    start_with(&l, &c, false);
+    for (uint32_t i = 0; i < CROWD; i++) {
+        submit(&l, &asks[i], i);
+    }
+    while (l.open != 0) {
+        if (!turn(&l, asks, true) || ++turns % 50 == 0 || turns >= 400) {
+            resume(&l);
+        } else {
+            disturb(&l, asks, CROWD, &state);
+        }
+    }
+    assert_null(tr_loop_stop(l.loop));
+    found = atomic_load(&l.counters.prefix_tokens);
+    evicted = atomic_load(&l.counters.prefix_evicted);
+    print_message("%s: found %llu, evicted %llu, preemptions %llu\n", spec,
+                  (unsigned long long) found, (unsigned long long) evicted,
+                  (unsigned long long) atomic_load(&l.counters.preemptions));
+    end_engine(&l);
+    return found != 0 && evicted != 0;
+}
+
+static void
+crowd(void **unused)
+{
+    static const char *const specs[] = { "diffkv:alpha_high=12,alpha_low=0",
+                                         "int4" };
+
+    (void) unused;
+    for (uint32_t i = 0; i < 2; i++) {
+        uint32_t tries = 0;
+
+        while (!crowd_of(specs[i], seed ^ (77 + tries))) {
+            assert_true(++tries < 6);
+        }
+    }
+}
+
+int
+main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(cuts),
+                                        cmocka_unit_test(exactly),
+                                        cmocka_unit_test(crowd) };
+
+    cmocka_set_test_filter(argc > 1 ? argv[1] : "*");
     return cmocka_run_group_tests_name("loop_kept_cuda", tests, setup,
                                        teardown);
 }
