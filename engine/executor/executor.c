@@ -160,10 +160,8 @@ tr_executor_policy_name(const tr_executor_policy_t *p)
 bool
 tr_executor_reuses_compressed(const tr_config_t *config)
 {
-    return strcmp(config->backend, "cuda") == 0
-               ? strcmp(config->kv_reuse, "yes") == 0
-               : strcmp(config->kv_reuse, "no") != 0
-                     && strcmp(config->backend, "cpu") == 0;
+    return strcmp(config->kv_reuse, "no") != 0
+           && strcmp(config->backend, "null") != 0;
 }
 
 tr_status_t
