@@ -332,7 +332,7 @@ typedef struct {
     uint64_t work;
 } subset_t;
 
-#define SUBSET_WORK (1u << 24)
+#define SUBSET_WORK (1u << 22)
 
 /* Closes s->list[0 .. n); begin, end: anchors that hold here. */
 static uint32_t

@@ -124,7 +124,7 @@ typedef struct {
     tr_status_t failed; /* TR_OK, or why nothing is added any more */
 } tr_rules_t;
 
-#define TR_RULES_WORK (1u << 25)
+#define TR_RULES_WORK (1u << 23)
 
 void tr_rules_free(tr_rules_t *b);
 /* All of these do nothing when building has failed, and give 0. */

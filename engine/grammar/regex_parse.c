@@ -16,7 +16,7 @@
 #define DEPTH_MAX 64
 #define NODES_MAX 65536u
 #define REPEAT_MAX 65536u
-#define WORK_MAX (1u << 23) /* some 50 ms */
+#define WORK_MAX (1u << 22) /* some 25 ms */
 #define PROPERTIES 16       /* of general categories, in one expression */
 
 typedef struct {

@@ -7,6 +7,7 @@
  * {"schema": ..., "tests": [{"valid": true, "data": ...}]}.  Each schema is
  * compiled once; the tokens of each valid instance (keys in the schema's order)
  * are followed, and the mask before each is timed, as a new grammar meets them.
+ * Then hostile schemas (hostile_schemas.h) are compiled, each alone.
  */
 #include <dirent.h>
 #include <stdio.h>
@@ -17,6 +18,7 @@
 #include <jansson.h>
 
 #include "engine/grammar/grammar.h"
+#include "tests/unit/fixtures/hostile_schemas.h"
 
 typedef struct {
     double *data;
@@ -197,6 +199,43 @@ run(bench_t *b, const char *path, const char *file)
     json_decref(root);
 }
 
+static void
+run_hostile(bench_t *b)
+{
+    const size_t n = sizeof(hostile) / sizeof(hostile[0]);
+    char *text = malloc(HOSTILE_TEXT + 1);
+    const char *dearest = "";
+    double most = 0;
+    list_t took = { 0 };
+
+    for (size_t i = 0; i < n; i++) {
+        tr_grammar_spec_t spec = { .kind = TR_GRAMMAR_SCHEMA,
+                                   .text = text,
+                                   .param = "schema" };
+        tr_grammar_t *g;
+        tr_error_t err;
+        double from;
+
+        write_schema(text, &hostile[i]);
+        spec.len = strlen(text);
+        spec.flags = hostile[i].drops ? 0 : TR_GRAMMAR_REFUSE;
+        from = now_us();
+        if (tr_grammar_compile(b->vocabulary, &spec, &g, &err) == TR_OK) {
+            tr_grammar_unref(g);
+        }
+        from = now_us() - from;
+        add(&took, from);
+        if (from > most) {
+            most = from;
+            dearest = hostile[i].name;
+        }
+    }
+    report("compile, hostile", &took);
+    printf("the dearest hostile schema: %s\n", dearest);
+    free(took.data);
+    free(text);
+}
+
 int
 main(int argc, char **argv)
 {
@@ -237,6 +276,7 @@ main(int argc, char **argv)
     report("mask", &b.masks);
     report("compile", &b.compiles);
     report("compile, refused", &b.refusals);
+    run_hostile(&b);
     printf("instances %u, followed to the end %u; slowest mask: %s\n",
            b.instances, b.whole, b.where);
     return 0;
