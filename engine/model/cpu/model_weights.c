@@ -29,6 +29,7 @@
 
 #include "engine/config/log.h"
 #include "engine/model/model_tensors.h"
+#include "engine/model/weights/packed.h"
 
 #define BLOCK_ROWS 64u
 #define LOGIT_ROWS 96u /* of a step that has fewer rows, at most (model.c) */
@@ -264,10 +265,11 @@ count_codes(loader_t *l)
             l->codes_columns = t.columns;
         }
         tensor = l->st ? tr_model_tensor_named(l->st, t.name) : NULL;
-        l->expanded += tensor != NULL && tensor->packed != NULL
-                       && !(codes
-                            && tr_model_keeps_codes(l->m, l->options, &t,
-                                                    tensor));
+        if (tensor != NULL && tensor->packed != NULL
+            && !(codes && tr_model_keeps_codes(l->m, l->options, &t, tensor))) {
+            tr_packed_say_expanded(tensor->packed);
+            l->expanded++;
+        }
     }
 }
 

@@ -180,7 +180,10 @@ count_expanded(const tr_model_cuda_t *m, const tr_safetensors_t *st)
         bool packed = t.part < TR_PART_MATRICES && tr_part_layered(t.part)
                       && m->layers[t.layer].form[t.part].format != TR_WEIGHT_16;
 
-        n += tensor != NULL && tensor->packed != NULL && !packed;
+        if (tensor != NULL && tensor->packed != NULL && !packed) {
+            tr_packed_say_expanded(tensor->packed);
+            n++;
+        }
     }
     return n;
 }

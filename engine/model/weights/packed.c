@@ -490,3 +490,10 @@ tr_packed_bytes(const tr_packed_t *p)
     }
     return bytes;
 }
+
+void
+tr_packed_say_expanded(const tr_packed_t *p)
+{
+    tr_log(TR_LEVEL_INFO, "weights expanded tensor=\"%s\" format=\"%s\"",
+           p->name, p->format->name);
+}

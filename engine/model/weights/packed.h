@@ -116,6 +116,9 @@ bool tr_packed_in_order(const tr_packed_t *p);
 /* Bytes in the files. */
 uint64_t tr_packed_bytes(const tr_packed_t *p);
 
+/* Says in the log, at level info, that it is kept in 16 bits. */
+void tr_packed_say_expanded(const tr_packed_t *p);
+
 /* ---- for layouts ---------------------------------------------------------- */
 
 /* TR_ERR_FORMAT unless the part has that shape; n dims. */

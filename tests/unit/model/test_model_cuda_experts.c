@@ -8,6 +8,8 @@
 #include "tests/unit/fixtures/model_cuda_fixture.h"
 #include "tests/unit/fixtures/packed_fixture.h"
 
+#include "engine/config/log.h"
+
 #include <math.h>
 
 #define HIDDEN 256u
@@ -255,6 +257,35 @@ test_formats(void **state)
     }
 }
 
+/* Each tensor that is kept in 16 bits is named in the log. */
+static void
+test_said(void **state)
+{
+    char path[100], line[400];
+    uint32_t said = 0;
+    model_cuda_t b;
+    FILE *f;
+
+    (void) state;
+    write_model(&cases[1]);
+    snprintf(path, sizeof(path), "%s/log", dir);
+    tr_log_open(path, TR_LEVEL_INFO);
+    model_cuda_open_packed(&b, dir, "auto", false, 0, true, false);
+    model_cuda_close(&b);
+    tr_log_open(NULL, TR_LEVEL_NOTICE);
+    f = fopen(path, "r");
+    assert_non_null(f);
+    while (fgets(line, sizeof(line), f) != NULL) {
+        said += strstr(line, "info weights expanded tensor=\"model.layers.")
+                    != NULL
+                && strstr(line, "mlp.experts.down_proj\" format=\"MXFP4\"")
+                       != NULL;
+    }
+    fclose(f);
+    unlink(path);
+    assert_int_equal(said, cases[1].plain);
+}
+
 /* Without files a model has the forms that its configuration names. */
 static void
 test_dummy(void **state)
@@ -291,6 +322,7 @@ main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_formats),
+        cmocka_unit_test(test_said),
         cmocka_unit_test(test_dummy),
     };
 
