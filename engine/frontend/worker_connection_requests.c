@@ -518,7 +518,7 @@ take_record(tr_connection_t *c, const tr_record_t *rec, const uint8_t *payload)
     }
     if (s->request != NULL && c->env->loop != NULL) {
         /* the worker may have seen its end before we were told */
-        tr_connection_reap(tr_loop_over(c->env->loop));
+        tr_connection_reap(tr_loop_over_now(c->env->loop));
     }
     if (s->request != NULL) {
         return tr_connection_violation(c,

@@ -21,19 +21,27 @@ tr_emit_touch(tr_emit_t *e, tr_response_writer_t *o)
     }
 }
 
-/* Has its worker taken it to another engine?  What the worker wanted before it
- * fenced the channel is read here: the frontend thread may not have come to it
- * yet. */
+/* Where its channel is fenced: does its worker take it to another engine?  What
+ * the worker wanted before that is read here: the frontend thread may not have
+ * come to it yet. */
 static bool
-tr_emit_fenced(const tr_request_t *r)
+tr_emit_moves(const tr_request_t *r)
 {
-    const tr_response_writer_t *o = r->writer;
-
-    return (r->submit_flags & TR_SUBMIT_IDS) != 0
-           && tr_response_writer_fenced(o) && !tr_request_stays(r)
-           && (tr_control_get(o->channel, r->id)
+    return (r->submit_flags & TR_SUBMIT_IDS) != 0 && !tr_request_stays(r)
+           && (tr_control_get(r->writer->channel, r->id)
                & (TR_CONTROL_DETACH | TR_CONTROL_STAY))
                   == 0;
+}
+
+/* r's worker is to hear something, and perhaps does not. */
+static void
+tr_emit_tell(tr_emit_t *e, tr_request_t *r)
+{
+    if ((r->submit_flags & TR_SUBMIT_IDS) != 0 && r->writer->channel != NULL
+        && e->n_told < TR_EMIT_TOLD
+        && (e->n_told == 0 || e->told[e->n_told - 1] != r)) {
+        e->told[e->n_told++] = r;
+    }
 }
 
 /* What the worker gets, to the publisher, if r's output is kept; nothing that it
@@ -45,10 +53,11 @@ tr_emit_event(tr_emit_t *e, tr_request_t *r, uint16_t type,
     if (r->events == NULL || r->events_closed || e->silent) {
         return;
     }
-    r->elsewhere |= tr_emit_fenced(r);
+    r->elsewhere |= tr_response_writer_fenced(r->writer) && tr_emit_moves(r);
     if (!r->elsewhere) {
         tr_events_record(r, type, pieces, n);
         e->events = r->events;
+        tr_emit_tell(e, r);
     }
 }
 
@@ -613,13 +622,20 @@ tr_emit_error(tr_emit_t *e, tr_request_t *r)
     return rc;
 }
 
-void
-tr_emit_publish_events(tr_emit_t *e)
+/* o's worker has fenced the channel in front of this step, perhaps just now: who
+ * goes on elsewhere was told nothing in it. */
+static void
+tr_emit_unheard(tr_emit_t *e, const tr_response_writer_t *o)
 {
-    if (e->events != NULL) {
-        tr_events_publish(e->events);
-        e->ahead = e->events;
-        e->events = NULL;
+    uint32_t i;
+
+    for (i = 0; i < e->n_told; i++) {
+        tr_request_t *r = e->told[i];
+
+        if (r->writer == o && tr_emit_moves(r)) {
+            r->elsewhere = true;
+            tr_events_unsay(r);
+        }
     }
 }
 
@@ -631,12 +647,15 @@ tr_emit_publish(tr_emit_t *e)
     for (o = e->staged; o != NULL; o = next) {
         next = o->next_staged;
         o->next_staged = NULL;
-        tr_response_writer_publish(o,
-                                   &e->bell); /* not to be touched after this */
+        if (!tr_response_writer_publish(o, &e->bell)) {
+            tr_emit_unheard(e, o);
+        }
+        tr_response_writer_let_go(o); /* not to be touched after this */
     }
     e->staged = NULL;
-    if (e->ahead != NULL) {
-        tr_events_workers_know(e->ahead);
-        e->ahead = NULL;
+    e->n_told = 0;
+    if (e->events != NULL) {
+        tr_events_publish(e->events);
+        e->events = NULL;
     }
 }

@@ -9,14 +9,18 @@
 
 #include "request.h"
 
+/* Requests of a step of which it is known whether their workers heard it. */
+#define TR_EMIT_TOLD 1024u
+
 typedef struct {
     const tr_tokenizer_t *tokenizer; /* borrowed */
     tr_response_writer_t
         *staged;                 /* response writers with unpublished records */
     tr_request_events_t *events; /* something was told there */
-    tr_request_events_t *ahead;  /* it was shown, and to workers not yet */
-    tr_bell_t bell;              /* of the step loop's thread */
-    bool silent; /* nothing is told: tokens were, by another engine */
+    tr_request_t *told[TR_EMIT_TOLD]; /* of those that can move */
+    uint32_t n_told;
+    tr_bell_t bell; /* of the step loop's thread */
+    bool silent;    /* nothing is told: tokens were, by another engine */
     char text[TR_RESPONSE_WRITER_TEXT_MAX + TR_DIALECT_TEXT_MAX];
     tr_dialect_out_t items;
     uint8_t logprobs[TR_RESPONSE_WRITER_LOGPROB_MAX];
@@ -59,10 +63,9 @@ tr_status_t tr_emit_finish(tr_emit_t *e, tr_request_t *r, uint32_t choice,
 /* ERROR from r->error. TR_AGAIN as above. */
 tr_status_t tr_emit_error(tr_emit_t *e, tr_request_t *r);
 
-/* Shows the publisher what it was told.  Before a request is given back: its
- * end is told by another thread, and must come after this. */
-void tr_emit_publish_events(tr_emit_t *e);
-/* Shows everything staged, and rings whose workers sleep. */
+/* Shows everything staged, and rings whose workers sleep; then the publisher is
+ * shown what they have heard.  Before a request is given back: its end is told by
+ * another thread, and must come after this. */
 void tr_emit_publish(tr_emit_t *e);
 
 #endif

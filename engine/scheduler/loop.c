@@ -5,6 +5,7 @@
 #include "loop_internal.h"
 
 #include <poll.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -670,6 +671,15 @@ tr_loop_over(tr_loop_t *l)
         return NULL;
     }
     return atomic_exchange(&l->over, NULL);
+}
+
+tr_request_t *
+tr_loop_over_now(tr_loop_t *l)
+{
+    while (atomic_load(&l->showing) != 0) {
+        sched_yield();
+    }
+    return tr_loop_over(l);
 }
 
 void

@@ -51,8 +51,10 @@ tr_status_t tr_loop_reserve(tr_loop_t *l, const tr_request_t *r);
 void tr_loop_submit(tr_loop_t *l, tr_request_t *r);
 
 /* Frontend thread: the requests that are over (given), linked by next; NULL
- * when there are none.  One is here before its worker can see its last record. */
+ * when there are none.  _now: with all those whose workers have seen their last
+ * records; it waits for them, which is for microseconds. */
 tr_request_t *tr_loop_over(tr_loop_t *l);
+tr_request_t *tr_loop_over_now(tr_loop_t *l);
 
 /* Frontend thread: request->control changed, or a ring has room again. */
 void tr_loop_wake(tr_loop_t *l);
@@ -67,7 +69,7 @@ uint64_t tr_loop_beat(const tr_loop_t *l);
 void tr_loop_drain(tr_loop_t *l);
 
 /* Frontend thread.  on: requests whose gateway keeps what they were told (IDS)
- * end with TR_ERR_DRAINING between two steps, until it is taken back. */
+ * end with TR_ERR_MOVED between two steps, until it is taken back. */
 void tr_loop_move(tr_loop_t *l, bool on);
 
 /* Any thread: a consistent copy of the figures for the status page. */

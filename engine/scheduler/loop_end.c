@@ -3,9 +3,9 @@
  *
  * A request that has ended, but whose last record found no room in its response
  * writer, has released everything but itself and waits in `ending`.  Once the
- * last record is staged, the request returns to the frontend thread just before
- * the record is published: the worker may use the slot again as soon as it has
- * seen the record.  What a batch in flight still computes for it is dropped
+ * last record is staged, the request returns to the frontend thread just behind
+ * its publication (tr_loop_show): the worker may use the slot again as soon as it
+ * has seen the record.  What a batch in flight still computes for it is dropped
  * (scheduler.h).
  */
 #include "loop_internal.h"

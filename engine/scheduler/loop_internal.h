@@ -47,6 +47,7 @@ struct tr_loop {
     /* shared with other threads */
     tr_request_t *_Atomic incoming; /* linked by next, newest first */
     tr_request_t *_Atomic over;     /* the same */
+    _Atomic uint32_t showing;       /* what is over: workers, and then `over` */
     _Atomic uint32_t woken, asleep, stop;
     _Atomic uint64_t asked, beat; /* signs of life: wanted, given */
     _Atomic uint32_t draining;    /* nobody is scheduled for the first time */

@@ -361,7 +361,9 @@ tr_loop_show(tr_loop_t *l)
 {
     tr_request_t *r, *next;
 
-    tr_emit_publish_events(&l->emit);
+    /* their workers may submit in their places before they are given back */
+    atomic_store(&l->showing, 1);
+    tr_emit_publish(&l->emit);
     for (r = l->leaving; r != NULL; r = next) {
         next = r->next;
         r->next = atomic_load_explicit(&l->over, memory_order_relaxed);
@@ -370,5 +372,5 @@ tr_loop_show(tr_loop_t *l)
         l->news = true;
     }
     l->leaving = NULL;
-    tr_emit_publish(&l->emit);
+    atomic_store(&l->showing, 0);
 }

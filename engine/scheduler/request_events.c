@@ -3,7 +3,7 @@
  */
 #include "request_events.h"
 
-#include <sched.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -357,18 +357,29 @@ tr_events_record(tr_request_t *r, uint16_t type, const tr_ring_piece_t *pieces,
 }
 
 void
-tr_events_publish(tr_request_events_t *t)
+tr_events_unsay(const tr_request_t *r)
 {
-    atomic_store_explicit(&t->ahead, 1, memory_order_relaxed);
-    /* the publisher looks by itself while requests are inside: nobody is
-     * rung */
-    (void) tr_ring_publish(&t->loop);
+    tr_ring_producer_t *p = &r->events->loop;
+    uint64_t at = p->published, id;
+    uint8_t *record;
+    uint16_t type;
+
+    while ((record = tr_ring_staged(p, &at)) != NULL) {
+        memcpy(&id, record + offsetof(tr_record_t, id), sizeof(id));
+        memcpy(&type, record + offsetof(tr_record_t, type), sizeof(type));
+        if (id == r->event_id && type >= TR_EVENT_RECORDS) {
+            id = 0; /* nobody's */
+            memcpy(record + offsetof(tr_record_t, id), &id, sizeof(id));
+        }
+    }
 }
 
 void
-tr_events_workers_know(tr_request_events_t *t)
+tr_events_publish(tr_request_events_t *t)
 {
-    atomic_store_explicit(&t->ahead, 0, memory_order_release);
+    /* the publisher looks by itself while requests are inside: nobody is
+     * rung */
+    (void) tr_ring_publish(&t->loop);
 }
 
 /* ---- publisher ----------------------------------------------------------- */
@@ -376,11 +387,5 @@ tr_events_workers_know(tr_request_events_t *t)
 void
 tr_events_look(tr_request_events_t *t)
 {
-    do {
-        while (atomic_load_explicit(&t->ahead, memory_order_acquire) != 0) {
-            sched_yield();
-        }
-        (void) tr_ring_look(&t->from_loop);
-        /* what was seen just now may have come behind that */
-    } while (atomic_load_explicit(&t->ahead, memory_order_acquire) != 0);
+    (void) tr_ring_look(&t->from_loop);
 }

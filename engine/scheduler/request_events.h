@@ -45,7 +45,8 @@ enum tr_event_type {
     TR_EVENT_LOST,        /* a record did not fit; no more follow */
     TR_EVENT_END,         /* tr_event_end_t */
     TR_EVENT_KEPT,        /* tr_event_kept_t: a response that is kept */
-    TR_EVENT_MOVED        /* tr_event_moved_t: it goes on here */
+    TR_EVENT_MOVED,       /* tr_event_moved_t: it goes on here */
+    TR_EVENT_RECORDS = 16
     /* from 16 on: records of wire.h, as they are.  ACCEPTED of every request,
      * the others of those whose output is kept. */
 };
@@ -135,10 +136,6 @@ typedef struct {
     uint32_t inside;       /* arrivals told whose end was not */
     _Atomic uint64_t lost; /* requests that the publisher never heard of */
 
-    /* the step loop has shown something here and not yet to workers: Redis must
-     * not have what a worker cannot have */
-    _Atomic uint32_t ahead;
-
     /* publisher to frontend thread: requests to be cancelled */
     uint64_t cancels[TR_EVENTS_CANCELS];
     _Atomic uint32_t cancels_tail, cancels_head;
@@ -189,15 +186,16 @@ bool tr_events_progress(tr_request_t *r, const tr_wire_usage_t *kv,
 /* A record of r's output, if that is kept. */
 void tr_events_record(tr_request_t *r, uint16_t type,
                       const tr_ring_piece_t *pieces, unsigned n);
-/* Shows what was told; once a step.  It counts when the workers were shown it,
- * too. */
+/* r's worker has not heard the records that were told since the last
+ * tr_events_publish: nor does the publisher. */
+void tr_events_unsay(const tr_request_t *r);
+/* Shows what was told; once a step, when the workers were shown it: Redis must
+ * not have what a worker cannot have. */
 void tr_events_publish(tr_request_events_t *t);
-void tr_events_workers_know(tr_request_events_t *t);
 
 /* ---- publisher ----------------------------------------------------------- */
 
-/* Looks how far the step loop's ring may be read; waits while that is ahead of
- * the workers, which is for microseconds. */
+/* Looks how far the step loop's ring may be read. */
 void tr_events_look(tr_request_events_t *t);
 
 /* False when the mailbox is full. */

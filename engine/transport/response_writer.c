@@ -243,14 +243,20 @@ tr_response_writer_error(tr_response_writer_t *o, uint64_t id,
     return tr_response_writer_put(o, TR_RECORD_ERROR, 0, id, record.pieces, 3);
 }
 
-void
+bool
 tr_response_writer_publish(tr_response_writer_t *o, tr_bell_t *bell)
 {
-    if (!tr_response_writer_dead(o) && tr_ring_publish(&o->ring)
-        && !tr_bell_ring(bell, o->bell_fd)) {
+    int rc = tr_response_writer_dead(o) ? 0 : tr_ring_publish_open(&o->ring);
+
+    if (rc == 1 && !tr_bell_ring(bell, o->bell_fd)) {
         tr_response_writer_break(o, TR_RESPONSE_WRITER_BAD_BELL);
     }
-    /* from here on the frontend thread may free it */
+    return rc != -1;
+}
+
+void
+tr_response_writer_let_go(tr_response_writer_t *o)
+{
     atomic_store_explicit(&o->held, 0, memory_order_release);
 }
 

@@ -100,8 +100,8 @@ tr_response_writer_fenced(const tr_response_writer_t *o)
 /* Frontend thread: the worker has gone. */
 void tr_response_writer_close(tr_response_writer_t *o);
 /* Frontend thread, after the last of its requests came back, and before the
- * ring is unmapped or a descriptor closed.  A request comes back just before
- * its last record is published: this waits (microseconds) until it is out. */
+ * ring is unmapped or a descriptor closed.  The step loop may still hold it: this
+ * waits (microseconds) until it lets go. */
 void tr_response_writer_free(tr_response_writer_t *o);
 
 /* Step loop: is there room for one more step of `n` sequences of this channel,
@@ -142,8 +142,11 @@ tr_status_t tr_response_writer_error(tr_response_writer_t *o, uint64_t id,
                                      uint32_t prompt_tokens,
                                      uint32_t completion_tokens);
 
-/* Step loop: shows what is staged, rings the worker if it sleeps, lets go. */
-void tr_response_writer_publish(tr_response_writer_t *o, tr_bell_t *bell);
+/* Step loop: shows what is staged, and rings the worker if it sleeps.  False: it
+ * has gone to other engines (tr_channel_fence), and hears nothing of it. */
+bool tr_response_writer_publish(tr_response_writer_t *o, tr_bell_t *bell);
+/* From here on the frontend thread may free it. */
+void tr_response_writer_let_go(tr_response_writer_t *o);
 
 /* The bell of the calling thread, one that rings workers; the log says it when
  * there is no timer for it. */

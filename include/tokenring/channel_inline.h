@@ -343,6 +343,7 @@ tr_channel_loop_answers(const tr_channel_map_t *map)
 static inline void
 tr_channel_fence(tr_channel_map_t *map)
 {
+    tr_ring_close(map->response);
     atomic_store_explicit(&map->pulse->fenced, 1, memory_order_seq_cst);
 }
 

@@ -116,6 +116,17 @@ static inline uint32_t tr_ring_space(tr_ring_producer_t *p);
 /* Shows what was staged.  1: the consumer sleeps and must be rung. */
 static inline int tr_ring_publish(tr_ring_producer_t *p);
 
+/* Consumer: what is published from now on is not taken.  What was published
+ * before still is.  The producer, where it must know which of both: the same as
+ * tr_ring_publish, or -1: it is not taken, nor is anything behind it. */
+#define TR_RING_CLOSED 1u /* in the producer's index, of multiples of 8 */
+static inline void tr_ring_close(tr_ring_shared_t *shared);
+static inline int tr_ring_publish_open(tr_ring_producer_t *p);
+
+/* The records that were staged and not published, one after the other, from
+ * *at, at first p->published, on; NULL: no more.  They may be changed. */
+static inline uint8_t *tr_ring_staged(tr_ring_producer_t *p, uint64_t *at);
+
 /* TR_AGAIN: wait, the doorbell will ring when space was released; TR_OK: `need`
  * bytes of payload are free already, do not wait; TR_ERR_PROTOCOL. */
 static inline tr_status_t tr_ring_wait_space(tr_ring_producer_t *p,

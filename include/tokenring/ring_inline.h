@@ -150,13 +150,8 @@ tr_ring_space(tr_ring_producer_t *p)
 }
 
 static inline int
-tr_ring_publish(tr_ring_producer_t *p)
+tr_ring_wakes_consumer(tr_ring_producer_t *p)
 {
-    if (p->tail == p->published) {
-        return 0;
-    }
-    p->published = p->tail;
-    atomic_store_explicit(&p->shared->tail, p->tail, memory_order_seq_cst);
     /* a plain look first: the exchange would take the line from a busy peer */
     if (atomic_load_explicit(&p->shared->consumer_asleep, memory_order_seq_cst)
         == 0) {
@@ -165,6 +160,61 @@ tr_ring_publish(tr_ring_producer_t *p)
     return atomic_exchange_explicit(&p->shared->consumer_asleep, 0,
                                     memory_order_seq_cst)
            == 1;
+}
+
+static inline int
+tr_ring_publish(tr_ring_producer_t *p)
+{
+    if (p->tail == p->published) {
+        return 0;
+    }
+    p->published = p->tail;
+    atomic_store_explicit(&p->shared->tail, p->tail, memory_order_seq_cst);
+    return tr_ring_wakes_consumer(p);
+}
+
+static inline void
+tr_ring_close(tr_ring_shared_t *shared)
+{
+    atomic_fetch_or_explicit(&shared->tail, TR_RING_CLOSED,
+                             memory_order_seq_cst);
+}
+
+static inline int
+tr_ring_publish_open(tr_ring_producer_t *p)
+{
+    uint64_t shown = p->published;
+
+    if (p->tail == p->published) {
+        return 0;
+    }
+    if (!atomic_compare_exchange_strong_explicit(&p->shared->tail, &shown,
+                                                 p->tail, memory_order_seq_cst,
+                                                 memory_order_seq_cst)) {
+        return -1;
+    }
+    p->published = p->tail;
+    return tr_ring_wakes_consumer(p);
+}
+
+static inline uint8_t *
+tr_ring_staged(tr_ring_producer_t *p, uint64_t *at)
+{
+    uint8_t *record;
+    uint32_t length;
+    uint16_t type;
+
+    while (*at != p->tail) {
+        record = p->data + (*at & (p->capacity - 1));
+        memcpy(&length, record + offsetof(tr_record_t, length), sizeof(length));
+        memcpy(&type, record + offsetof(tr_record_t, type), sizeof(type));
+        if (type != TR_RECORD_PAD) {
+            *at += sizeof(tr_record_t) + tr_ring_align8(length);
+            return record;
+        }
+        *at += length;
+    }
+    return NULL;
 }
 
 static inline tr_status_t
@@ -198,6 +248,7 @@ tr_ring_refresh_tail(tr_ring_consumer_t *c, memory_order order)
 {
     uint64_t tail = atomic_load_explicit(&c->shared->tail, order);
 
+    tail &= ~(uint64_t) TR_RING_CLOSED;
     if (tail < c->tail || tail - c->released > c->capacity || (tail & 7) != 0) {
         return TR_ERR_PROTOCOL;
     }

@@ -266,7 +266,7 @@ exactly_max_tokens(void **state)
                     assert_int_equal(f.reason, TR_FINISH_LENGTH);
                 }
                 /* it came back before this could be seen */
-                for (over = tr_loop_over(l); over != NULL; over = next) {
+                for (over = tr_loop_over_now(l); over != NULL; over = next) {
                     next = over->next;
                     assert_ptr_equal(over, r[over->id]);
                     back |= 1u << over->id;

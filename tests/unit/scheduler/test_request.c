@@ -245,7 +245,6 @@ end_when_fenced(bool fenced, uint32_t word, uint32_t control, bool told)
     r->error.status = TR_ERR_INTERNAL;
     assert_int_equal(tr_emit_error(&e, r), TR_OK);
     assert_int_equal(tr_request_goes_elsewhere(r), !told);
-    tr_emit_publish_events(&e);
     tr_emit_publish(&e);
     assert_int_equal(tr_ring_get(&events.from_loop, &rec, copy, sizeof(copy)),
                      told ? TR_OK : TR_AGAIN);
@@ -267,6 +266,69 @@ ends_at_a_fenced_channel(void **state)
     end_when_fenced(true, TR_CONTROL_STAY, 0, true);
     end_when_fenced(true, 0, TR_CONTROL_DETACH, true);
     end_when_fenced(true, 0, TR_CONTROL_STAY, true);
+}
+
+/* The worker fences the channel when a step has told r's end, and has not shown it
+ * yet, or right behind that: it hears of it, or the publisher does not, unless
+ * the request stays. */
+static void
+fenced_at_a_step(bool early, uint32_t word)
+{
+    static tr_emit_t e;
+    static uint8_t copy[4096];
+    bool heard = !early, told = heard || word == TR_CONTROL_STAY;
+    tr_request_events_t events;
+    tr_response_writer_t writer;
+    tr_ring_consumer_t peer;
+    tr_request_t *r = make(1, 1);
+    tr_channel_map_t map;
+    tr_record_t rec;
+    int fd;
+
+    assert_int_equal(tr_channel_create(64, 4096, 65536, 1, &map, &fd), TR_OK);
+    assert_int_equal(tr_events_init(&events, -1, -1), TR_OK);
+    assert_int_equal(tr_response_writer_init(&writer, map.response,
+                                             map.response_data,
+                                             map.response_capacity, -1, -1),
+                     TR_OK);
+    tr_ring_consumer_init(&peer, map.response, map.response_data,
+                          map.response_capacity);
+    writer.channel = &map;
+    r->id = TR_ID(5, 9);
+    r->writer = &writer;
+    r->events = &events;
+    r->event_id = 7;
+    r->submit_flags = TR_SUBMIT_IDS | TR_SUBMIT_RESUMABLE;
+    r->error.status = TR_ERR_INTERNAL;
+    memset(&e, 0, sizeof(e));
+    assert_int_equal(tr_emit_error(&e, r), TR_OK);
+    tr_control_set(&map, r->id, word);
+    if (early) {
+        tr_channel_fence(&map);
+    }
+    tr_emit_publish(&e);
+    tr_channel_fence(&map);
+    assert_int_equal(tr_request_goes_elsewhere(r), !told);
+    assert_int_equal(tr_ring_get(&peer, &rec, copy, sizeof(copy)),
+                     heard ? TR_OK : TR_AGAIN);
+    assert_int_equal(tr_ring_get(&peer, &rec, copy, sizeof(copy)), TR_AGAIN);
+    assert_int_equal(tr_ring_get(&events.from_loop, &rec, copy, sizeof(copy)),
+                     TR_OK);
+    assert_int_equal(rec.id, told ? 7 : 0);
+    tr_response_writer_free(&writer);
+    tr_events_free(&events);
+    tr_channel_unmap(&map);
+    close(fd);
+    free(r);
+}
+
+static void
+fenced_within_a_step(void **state)
+{
+    (void) state;
+    fenced_at_a_step(false, 0);
+    fenced_at_a_step(true, 0);
+    fenced_at_a_step(true, TR_CONTROL_STAY);
 }
 
 /* An end as draining is none where another engine goes on. */
@@ -325,6 +387,7 @@ main(void)
         cmocka_unit_test(layout_refuses),
         cmocka_unit_test(detached_vector),
         cmocka_unit_test(ends_at_a_fenced_channel),
+        cmocka_unit_test(fenced_within_a_step),
         cmocka_unit_test(ends_that_are_moves),
     };
 
