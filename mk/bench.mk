@@ -18,8 +18,11 @@
 #   make bench-redis-faults   what clients notice of a Redis in trouble
 #   make bench-resume     answers read again from Redis, many followers
 #   make bench-grammar    masks and compile times over schemas of jsonschemabench
-#                         (BENCH_TOKENIZER=DIR BENCH_SCHEMAS=DIR), not part of
-#                         `make bench`
+#                         (BENCH_TOKENIZER=DIR BENCH_SCHEMAS=DIR), and of hostile
+#                         ones, not part of `make bench`
+#   make bench-template   a prompt of 1,000 messages with tools, also for
+#                         BENCH_MODELS=DIR..
+#   make bench-hostile    what plain streams notice of 64 hostile schemas
 #   make bench-scan       reading the model in a body, ns a byte
 #   make bench-footprint  start, memory, idle CPU
 #   make bench-first-token    seconds from a clone to the first token, compiled
@@ -40,6 +43,7 @@ BENCH_STORE  := $B/bench/bench_kv_store
 BENCH_POLICY := $B/bench/bench_policy
 BENCH_GRAMMAR := $B/bench/bench_grammar
 BENCH_SCAN   := $B/bench/bench_scan
+BENCH_TEMPLATE := $B/bench/bench_template
 bench_json    = $(if $(RESULTS),--json $(RESULTS)/$(1).json)
 
 $(BENCH_PROG): $B/bench/%: tests/bench/%.c engine/executor/null_trace.h
@@ -48,7 +52,7 @@ $(BENCH_PROG): $B/bench/%: tests/bench/%.c engine/executor/null_trace.h
 	$Q$(CC) $(TR_CFLAGS) $(CFLAGS) -o $@ $<
 
 $(BENCH_ENGINE) $(BENCH_WEIGHTS) $(BENCH_MANAGER) $(BENCH_ATTENTION) $(BENCH_STORE) \
-    $(BENCH_POLICY) $(BENCH_GRAMMAR) $(BENCH_SCAN): \
+    $(BENCH_POLICY) $(BENCH_GRAMMAR) $(BENCH_SCAN) $(BENCH_TEMPLATE): \
     $B/bench/%: $B/obj/tests/bench/%.o $B/libtokenring.a
 	@mkdir -p $(@D)
 	@echo "  LD    $@"
@@ -73,10 +77,12 @@ bench-gpu: $(BENCH_GPU)
 .PHONY: bench bench-tools bench-dashboard bench-redis bench-resume \
         bench-redis-faults bench-soak \
         bench-capacity bench-reuse bench-fair bench-worker bench-pause bench-grammar bench-scan \
+        bench-template bench-hostile \
         bench-gateway bench-engine bench-weights bench-footprint bench-first-token bench-manager \
         bench-attention bench-kv-store bench-policy
 bench-tools: $(BENCH_PROG) $(BENCH_ENGINE) $(BENCH_WEIGHTS) $(BENCH_MANAGER) $(BENCH_ATTENTION) \
-             $(BENCH_STORE) $(BENCH_POLICY) $(BENCH_GRAMMAR) $(BENCH_SCAN)
+             $(BENCH_STORE) $(BENCH_POLICY) $(BENCH_GRAMMAR) $(BENCH_SCAN) \
+             $(BENCH_TEMPLATE)
 
 bench-gateway: engine module $(BENCH_PROG)
 	@B="$B" node tests/bench/gateway.js $(call bench_json,gateway)
@@ -131,6 +137,12 @@ bench-redis-faults: engine module
 
 bench-grammar: $(BENCH_GRAMMAR)
 	@$< $(BENCH_TOKENIZER) $(BENCH_SCHEMAS)
+
+bench-template: $(BENCH_TEMPLATE)
+	@$< 1000 models/pocket $(BENCH_MODELS)
+
+bench-hostile: engine module
+	@B="$B" node tests/bench/hostile.js
 
 bench-scan: $(BENCH_SCAN)
 	@$< $(call bench_json,scan)
