@@ -883,7 +883,7 @@ fixture_run(const fixture_device_t *device, uint64_t seed, uint32_t operations,
         return false;
     }
     for (uint32_t i = 0; i < operations && !w->failed; i++) {
-        uint32_t dice = fixture_random(30);
+        uint32_t dice = fixture_random(36);
 
         if (dice < 2) {
             fixture_open(w);
