@@ -200,7 +200,7 @@ test('a pool that is too small: sequences make way, and come back the same',
 test('a device that goes away: an error, and the engine leaves',
   { skip: LIBRARY !== SOFT && 'only a software device can be lost' },
   async () => {
-    process.env.TOKENRING_SOFT_FAIL = 'lost:6000';
+    process.env.TOKENRING_SOFT_FAIL = 'lost:12000';
     const starting = Stack.start({ engine: GPU });
     const stack = await starting
       .finally(() => { delete process.env.TOKENRING_SOFT_FAIL; });
