@@ -140,35 +140,11 @@ test('two engines, killed in turns', () => disturbed({
   return k;
 }));
 
-// Its cache is made as it was at the first engine: the prompt at once, and what
-// was said since token by token.
-const DIFFKV = { ...CPU, kv_policy: 'diffkv', kv_reuse: 'no', replay: 'decode' };
-
-test('a policy that compresses, with replay decode: the same answers', () =>
-  disturbed({ engine: DIFFKV, engines: { second: DIFFKV },
-    location: 'tokenring_migrate 100 timeout=60s strict;',
-  }, 16, async (stack, over) => {
-    const engines = [stack.engine, stack.others[0]];
-    let k = 0;
-    while (k < 6 && !over()) {
-      await underWay(stack, over, k);
-      if (over()) break;
-      await engines[k % 2].kill();
-      await engines[k % 2].start();
-      await until(() => over() || engines[k % 2].connects(), 'it is back');
-      k++;
-    }
-    return k;
-  }));
-
-test('beside another model: each stays with its own', () => disturbed({
-  engines: { second: CPU,
-    third: { backend: 'null', served_model_name: 'other' } },
-  location: 'tokenring_migrate 100 timeout=60s strict;',
-}, 8, async (stack, over) => {
+// Kills two engines by turns, so many times, each when something is under way.
+const killedByTurns = (times) => async (stack, over) => {
   const engines = [stack.engine, stack.others[0]];
   let k = 0;
-  while (k < 4 && !over()) {
+  while (k < times && !over()) {
     await underWay(stack, over, k);
     if (over()) break;
     await engines[k % 2].kill();
@@ -177,7 +153,22 @@ test('beside another model: each stays with its own', () => disturbed({
     k++;
   }
   return k;
-}));
+};
+
+// Its cache is made as it was at the first engine: the prompt at once, and what
+// was said since token by token.
+const DIFFKV = { ...CPU, kv_policy: 'diffkv', kv_reuse: 'no', replay: 'decode' };
+
+test('a policy that compresses, with replay decode: the same answers', () =>
+  disturbed({ engine: DIFFKV, engines: { second: DIFFKV },
+    location: 'tokenring_migrate 100 timeout=60s strict;',
+  }, 16, killedByTurns(6)));
+
+test('beside another model: each stays with its own', () => disturbed({
+  engines: { second: CPU,
+    third: { backend: 'null', served_model_name: 'other' } },
+  location: 'tokenring_migrate 100 timeout=60s strict;',
+}, 8, killedByTurns(4)));
 
 test('one engine that is killed and comes back', () => disturbed({
   location: 'tokenring_migrate 100 timeout=60s;',

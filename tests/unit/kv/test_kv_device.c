@@ -129,17 +129,13 @@ host_close(const tr_kv_manager_t *m, const int32_t *slots, uint32_t n)
     }
 }
 
+/* Behind the plans of heads. */
 static void
-host_plan(const tr_kv_manager_t *m, const tr_kv_complete_t *c, uint32_t n)
+host_admit(const tr_kv_manager_t *m, uint32_t n)
 {
-    static manager_prompt_t s;
     static manager_total_t total;
     uint32_t each = manager_ceil(m->heads, MANAGER_WARPS);
 
-    for (uint32_t b = m->heads * n; b > 0; b--) {
-        memset(&s, 0x5a, sizeof(s));
-        manager_classify(m, c, (b - 1) / m->heads, (b - 1) % m->heads, &s);
-    }
     for (uint32_t i = 0; i < n; i++) {
         memset(&total, 0x5a, sizeof(total));
         manager_total_job(m, i, &total);
@@ -148,6 +144,18 @@ host_plan(const tr_kv_manager_t *m, const tr_kv_complete_t *c, uint32_t n)
     for (uint32_t b = 0; b < n * each; b++) {
         manager_fill(m, b / each, b % each);
     }
+}
+
+static void
+host_plan(const tr_kv_manager_t *m, const tr_kv_complete_t *c, uint32_t n)
+{
+    static manager_prompt_t s;
+
+    for (uint32_t b = m->heads * n; b > 0; b--) {
+        memset(&s, 0x5a, sizeof(s));
+        manager_classify(m, c, (b - 1) / m->heads, (b - 1) % m->heads, &s);
+    }
+    host_admit(m, n);
 }
 
 static void
@@ -183,23 +191,6 @@ host_page(void *arg, int32_t page, void *out)
     const tr_kv_view_t *v = &((host_t *) arg)->m.view;
 
     memcpy(out, tr_kv_page_at(v, page), v->page_bytes);
-}
-
-/* Behind the plans of heads. */
-static void
-host_admit(const tr_kv_manager_t *m, uint32_t n)
-{
-    static manager_total_t total;
-    uint32_t each = manager_ceil(m->heads, MANAGER_WARPS);
-
-    for (uint32_t i = 0; i < n; i++) {
-        memset(&total, 0x5a, sizeof(total));
-        manager_total_job(m, i, &total);
-    }
-    manager_admit(m, n);
-    for (uint32_t b = 0; b < n * each; b++) {
-        manager_fill(m, b / each, b % each);
-    }
 }
 
 static void

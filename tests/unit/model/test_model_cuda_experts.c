@@ -176,22 +176,6 @@ write_model(const case_t *c)
 static const uint32_t pieces[] = { LONG, 1, 1, 20 };
 #define PIECES (sizeof(pieces) / sizeof(pieces[0]))
 
-/* Of the last position of each piece of a sequence. */
-static void
-logits(model_cuda_t *b, const int32_t *tokens, float out[PIECES][VOCAB])
-{
-    uint32_t at = 0;
-
-    model_cuda_slot(b, 1, LONG);
-    for (size_t i = 0; i < PIECES; i++) {
-        model_cuda_run(b, 1, at, pieces[i], tokens + at,
-                       tr_model_cuda_path(b->model, b->policy, 0, pieces[i]));
-        memcpy(out[i], b->logits, VOCAB * sizeof(float));
-        at += pieces[i];
-    }
-    model_cuda_slot_close(b, 1);
-}
-
 static void
 check_forms(const case_t *c, const tr_model_cuda_t *m)
 {
@@ -229,7 +213,7 @@ one_case(const case_t *c)
     }
     model_cuda_open_packed(&b, dir, "bf16", false, 0, false, false);
     expanded = b.model->weights_size;
-    logits(&b, tokens, want);
+    model_cuda_pieces(&b, tokens, pieces, PIECES, want[0]);
     model_cuda_close(&b);
     for (size_t i = 0; i < PIECES; i++) {
         for (uint32_t j = 0; j < VOCAB; j++) {
@@ -240,7 +224,7 @@ one_case(const case_t *c)
     model_cuda_open_packed(&b, dir, "auto", false, 0, true, false);
     check_forms(c, b.model);
     assert_true(b.model->weights_size < expanded);
-    logits(&b, tokens, got);
+    model_cuda_pieces(&b, tokens, pieces, PIECES, got[0]);
     model_cuda_close(&b);
     if (memcmp(want, got, sizeof(want)) != 0) {
         fail_msg("%s: packed experts give other logits than in 16 bits",
@@ -308,7 +292,7 @@ test_dummy(void **state)
         assert_int_equal(f[TR_PART_EXPERT_GATE_UP].format, cases[i].format);
         assert_int_equal(f[TR_PART_EXPERT_GATE_UP].group, cases[i].group);
         assert_int_equal(f[TR_PART_ROUTER].format, TR_WEIGHT_16);
-        logits(&b, tokens, got);
+        model_cuda_pieces(&b, tokens, pieces, PIECES, got[0]);
         for (uint32_t j = 0; j < VOCAB; j++) {
             sum += fabs((double) got[0][j]);
         }

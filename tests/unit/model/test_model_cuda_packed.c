@@ -203,22 +203,6 @@ write_model(const case_t *c)
 static const uint32_t pieces[] = { LONG, SHORT, 1, 1, 70 };
 #define PIECES (sizeof(pieces) / sizeof(pieces[0]))
 
-/* Of the last position of each piece of a sequence. */
-static void
-logits(model_cuda_t *b, const int32_t *tokens, float out[PIECES][VOCAB])
-{
-    uint32_t at = 0;
-
-    model_cuda_slot(b, 1, LONG);
-    for (size_t i = 0; i < PIECES; i++) {
-        model_cuda_run(b, 1, at, pieces[i], tokens + at,
-                       tr_model_cuda_path(b->model, b->policy, 0, pieces[i]));
-        memcpy(out[i], b->logits, VOCAB * sizeof(float));
-        at += pieces[i];
-    }
-    model_cuda_slot_close(b, 1);
-}
-
 static void
 compare(const char *name, float want[PIECES][VOCAB], float got[PIECES][VOCAB])
 {
@@ -281,7 +265,7 @@ one_case(const case_t *c)
     check_forms(&(case_t){ .form = { TR_WEIGHT_16, TR_WEIGHT_PLAIN, 0 } },
                 b.model);
     expanded = b.model->weights_size;
-    logits(&b, tokens, want);
+    model_cuda_pieces(&b, tokens, pieces, PIECES, want[0]);
     model_cuda_close(&b);
     for (int fused = 0; fused < 2; fused++) {
         model_cuda_open_packed(&b, dir, "auto", fused, 0, true, false);
@@ -290,7 +274,7 @@ one_case(const case_t *c)
             assert_int_equal(b.model->type, TR_BF16);
             assert_true(b.model->weights_size < expanded);
         }
-        logits(&b, tokens, got);
+        model_cuda_pieces(&b, tokens, pieces, PIECES, got[0]);
         compare(c->name, want, got);
         model_cuda_close(&b);
     }

@@ -67,23 +67,10 @@ static void
 run_engine(fixture_loop_t *l, const char *spec, uint32_t prompts)
 {
     tr_config_t c = settings(spec, 24 << 20, 0);
-    uint32_t i;
 
     strcpy(c.kv_reuse, "yes");
     start_with(l, &c, false);
-    memset(asks, 0, sizeof(asks));
-    for (i = 0; i < prompts; i++) {
-        asks[i].prompt_len = asks[i].same = 300 + 40 * i;
-        asks[i].text = i;
-        asks[i].n = 1;
-        asks[i].reuse = true;
-        asks[i].params = plain(i, 80);
-        submit(l, &asks[i], i);
-    }
-    while (l->open != 0) {
-        turn(l, asks, true);
-    }
-    assert_null(tr_loop_stop(l->loop));
+    leave_prefixes(l, asks, prompts);
 }
 
 /* Nothing is missing. */

@@ -196,22 +196,9 @@ static void
 run_engine(fixture_loop_t *l, const char *spec, uint32_t prompts)
 {
     tr_config_t c = cuda_settings(spec);
-    uint32_t i;
 
     start_with(l, &c, false);
-    memset(asks, 0, sizeof(asks));
-    for (i = 0; i < prompts; i++) {
-        asks[i].prompt_len = asks[i].same = 300 + 40 * i;
-        asks[i].text = i;
-        asks[i].n = 1;
-        asks[i].reuse = true;
-        asks[i].params = plain(i, 80);
-        submit(l, &asks[i], i);
-    }
-    while (l->open != 0) {
-        turn(l, asks, true);
-    }
-    assert_null(tr_loop_stop(l->loop));
+    leave_prefixes(l, asks, prompts);
     settle(l->executor);
 }
 
@@ -268,16 +255,6 @@ cuts(void **unused)
 
 /* ---- what is reported --------------------------------------------------- */
 
-static uint32_t
-cached(fixture_loop_t *l, uint32_t i)
-{
-    submit(l, &asks[i], i);
-    while (l->open != 0) {
-        turn(l, asks, true);
-    }
-    return asks[i].last.cached_tokens;
-}
-
 static void
 exactly_of(const char *spec)
 {
@@ -292,20 +269,20 @@ exactly_of(const char *spec)
         asks[i].params = plain(1, 30);
     }
     start_with(&l, &c, false);
-    assert_int_equal(cached(&l, 0), 0);
-    assert_int_equal(cached(&l, 1), 299); /* all but the last token */
+    assert_int_equal(cached(&l, asks, 0), 0);
+    assert_int_equal(cached(&l, asks, 1), 299); /* all but the last token */
     asks[2].same = 200;
-    assert_int_equal(cached(&l, 2), 200);
+    assert_int_equal(cached(&l, asks, 2), 200);
     asks[3].key.len = 1; /* somebody else's */
-    assert_int_equal(cached(&l, 3), 0);
+    assert_int_equal(cached(&l, asks, 3), 0);
     asks[4].n = 3; /* they copy their own prompt */
-    assert_int_equal(cached(&l, 4), 0);
+    assert_int_equal(cached(&l, asks, 4), 0);
     asks[5].reuse = false;
-    assert_int_equal(cached(&l, 5), 0);
+    assert_int_equal(cached(&l, asks, 5), 0);
     asks[6].prompt_len = asks[6].same = 250; /* the beginning alone */
-    assert_int_equal(cached(&l, 6), 249);
+    assert_int_equal(cached(&l, asks, 6), 249);
     asks[7].params.max_tokens = 1; /* ends with its prompt */
-    assert_int_equal(cached(&l, 7), 299);
+    assert_int_equal(cached(&l, asks, 7), 299);
     assert_int_equal(atomic_load(&l.counters.prefix_tokens),
                      299 + 200 + 249 + 299);
     assert_int_equal(atomic_load(&l.counters.prefill_tokens),

@@ -80,16 +80,6 @@ among_others(void **unused)
 
 /* ---- what is reported --------------------------------------------------- */
 
-static uint32_t
-cached(fixture_loop_t *l, uint32_t i)
-{
-    submit(l, &asks[i], i);
-    while (l->open != 0) {
-        turn(l, asks, true);
-    }
-    return asks[i].last.cached_tokens;
-}
-
 /* Each count by hand: 16-bit pages of models/pocket alone hold 24 tokens, whose
  * borders do not matter. */
 static void
@@ -109,28 +99,28 @@ exactly(void **unused)
         asks[i].params.temperature = 0;
     }
     start_with(&l, &c, false);
-    assert_int_equal(cached(&l, 0), 0);
-    assert_int_equal(cached(&l, 1), 149); /* all but the last token */
+    assert_int_equal(cached(&l, asks, 0), 0);
+    assert_int_equal(cached(&l, asks, 1), 149); /* all but the last token */
     asks[2].same = 101;
-    assert_int_equal(cached(&l, 2), 101);
+    assert_int_equal(cached(&l, asks, 2), 101);
     asks[3].prompt_len = asks[3].same = 60; /* the beginning alone */
-    assert_int_equal(cached(&l, 3), 59);
+    assert_int_equal(cached(&l, asks, 3), 59);
     asks[4].reuse = false; /* neither reads */
     asks[4].text = 2;
-    assert_int_equal(cached(&l, 4), 0);
+    assert_int_equal(cached(&l, asks, 4), 0);
     asks[5].text = 2; /* nor writes */
-    assert_int_equal(cached(&l, 5), 0);
+    assert_int_equal(cached(&l, asks, 5), 0);
     asks[6].key.len = 1; /* somebody else's */
-    assert_int_equal(cached(&l, 6), 0);
+    assert_int_equal(cached(&l, asks, 6), 0);
     asks[7].n = 3; /* counts once */
-    assert_int_equal(cached(&l, 7), 149);
+    assert_int_equal(cached(&l, asks, 7), 149);
     asks[8].echo = true; /* no token's probability is known without it */
     asks[8].params.logprobs = 1;
-    assert_int_equal(cached(&l, 8), 0);
+    assert_int_equal(cached(&l, asks, 8), 0);
     asks[9].echo = true;
-    assert_int_equal(cached(&l, 9), 149);
+    assert_int_equal(cached(&l, asks, 9), 149);
     asks[10].params.max_tokens = 0;
-    assert_int_equal(cached(&l, 10), 0);
+    assert_int_equal(cached(&l, asks, 10), 0);
     assert_int_equal(atomic_load(&l.counters.prefix_queries), 8);
     assert_int_equal(atomic_load(&l.counters.prefix_hits), 5);
     assert_int_equal(atomic_load(&l.counters.prefix_tokens),
@@ -190,7 +180,7 @@ old_ones_go(void **unused)
     asks[1] = asks[0];
     c.cache_ttl_us = 300000;
     start_with(&l, &c, false);
-    assert_int_equal(cached(&l, 0), 0);
+    assert_int_equal(cached(&l, asks, 0), 0);
     assert_true(atomic_load(&l.counters.kv_cached_pages) != 0);
     for (uint32_t i = 0;
          i < 300 && atomic_load(&l.counters.kv_cached_pages) != 0; i++) {
@@ -199,7 +189,7 @@ old_ones_go(void **unused)
     assert_int_equal(atomic_load(&l.counters.kv_cached_pages), 0);
     assert_int_equal(atomic_load(&l.counters.prefix_blocks), 0);
     assert_true(atomic_load(&l.counters.prefix_expired) != 0);
-    assert_int_equal(cached(&l, 1), 0);
+    assert_int_equal(cached(&l, asks, 1), 0);
     stop(&l);
 }
 
@@ -265,20 +255,20 @@ counts_of(const char *spec)
 
     ask_compressed(8);
     start_compressed(&l, spec, 32 << 20);
-    assert_int_equal(cached(&l, 0), 0);
-    assert_int_equal(cached(&l, 1), 399); /* all but the last token */
+    assert_int_equal(cached(&l, asks, 0), 0);
+    assert_int_equal(cached(&l, asks, 1), 399); /* all but the last token */
     asks[2].same = 301;
-    assert_int_equal(cached(&l, 2), 301);
+    assert_int_equal(cached(&l, asks, 2), 301);
     asks[3].prompt_len = asks[3].same = 350; /* the beginning alone */
-    assert_int_equal(cached(&l, 3), 349);
+    assert_int_equal(cached(&l, asks, 3), 349);
     asks[4].reuse = false;
-    assert_int_equal(cached(&l, 4), 0);
+    assert_int_equal(cached(&l, asks, 4), 0);
     asks[5].key.len = 1; /* somebody else's */
-    assert_int_equal(cached(&l, 5), 0);
+    assert_int_equal(cached(&l, asks, 5), 0);
     asks[6].same = 20; /* not worth it */
-    assert_int_equal(cached(&l, 6), 0);
+    assert_int_equal(cached(&l, asks, 6), 0);
     asks[7].n = 2; /* choices copy their own prompt */
-    assert_int_equal(cached(&l, 7), 0);
+    assert_int_equal(cached(&l, asks, 7), 0);
     assert_true(atomic_load(&l.counters.kv_cached_pages) != 0);
     assert_true(tr_kv_sound(l.executor->kv));
     stop(&l);
@@ -310,8 +300,8 @@ cuts_alike(const char *spec, uint32_t cut)
         asks[i].same = asks[3].same = cut;
         asks[i].prompt_len = cut + 30 + 150 * i;
         start_compressed(&l, spec, 32 << 20);
-        assert_int_equal(cached(&l, i), 0);
-        assert_int_equal(cached(&l, 3), cut);
+        assert_int_equal(cached(&l, asks, i), 0);
+        assert_int_equal(cached(&l, asks, 3), cut);
         if (i != 0) {
             assert_int_equal(asks[3].together[0].len, first.len);
             assert_int_equal(asks[3].together[0].logprobs, first.logprobs);
