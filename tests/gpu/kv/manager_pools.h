@@ -152,4 +152,8 @@ fixture_rule(const fixture_t *w, const tr_kv_policy_t *p, uint32_t policy)
     return rule;
 }
 
+/* An operation of the device's manager. */
+#define FIXTURE_CALL(w, op, in, n) \
+    ((w)->device->run((w)->device->arg, op, in, sizeof(*(in)), n))
+
 #endif
