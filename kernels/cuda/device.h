@@ -712,7 +712,7 @@ size_t tr_cuda_kv_swap_work(const tr_kv_view_t *kv);
 /* ---- the table ----------------------------------------------------------- */
 
 /* Changes with the order or the signature of any entry. */
-#define TR_DEVICE_VERSION 17u
+#define TR_DEVICE_VERSION 18u
 
 /* All entries, in the order of the table. */
 /* clang-format off */
