@@ -217,12 +217,8 @@ class Load {
       assert.ok(last && last.error, `a stream ends with [DONE] or an error: `
         + s.raw.slice(-300));
       assert.ok(s.events.slice(0, -1).every((e) => !e.error));
-      // One that was queued, and whose client has its id already, is refused by an
-      // engine that stops.
       return excuse(`error event ${last.error.code}`,
         this.calendar.engineGone(began, now)
-        || (last.error.code === 'engine_draining' && s.events.length === 1
-          && blame('engine'))
         || (redis && (blame('redis') || blame('worker') || blame('engine'))));
     }
     if (s.status < 400) return null;

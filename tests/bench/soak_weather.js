@@ -175,8 +175,7 @@ class Weather {
     await hostile[kind](this.stack);
     await this.allSettled();
     await this.queuesClear();
-    // What a step loop has not taken yet counts as queued, and it may be busy.
-    entry.to = Date.now() + 5000;
+    this.calendar.end(entry);
   }
 
   // ---- when -----------------------------------------------------------------
