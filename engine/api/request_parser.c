@@ -14,6 +14,8 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include "engine/base/crash.h"
 #include "engine/config/log.h"
@@ -47,6 +49,7 @@ typedef struct {
 } worker_t;
 
 #define COMPILING_MAX 64 /* requests whose grammar waits */
+#define COMPILER_NICE 10 /* a compiler waits for a step, not a step for it */
 
 struct tr_request_parser {
     const tr_openai_t *api;
@@ -256,6 +259,7 @@ compiler_thread(void *arg)
 
     pthread_setname_np(pthread_self(), "tr-grammar");
     tr_crash_stack();
+    (void) setpriority(PRIO_PROCESS, (id_t) gettid(), COMPILER_NICE);
     for (;;) {
         tr_grammar_t *g;
 
