@@ -427,7 +427,11 @@ tr_engine_start(const tr_config_t *config, tr_engine_t **out, tr_error_t *err)
         rc = tr_listener_lock(&e->listener, config->socket, true, err);
     }
     if (rc == TR_OK) {
+        e->config.gpu_left = e->listener.left;
         rc = load_model(e, err);
+    }
+    if (rc == TR_OK) {
+        tr_listener_note(&e->listener, e->executor->device_memory);
     }
     if (rc == TR_OK) {
         rc = open_grammars(e, err);

@@ -112,6 +112,11 @@ static const setting_t settings[] = {
       "backend cuda: share of the GPU's memory that may be in use; what "
       "weights and workspaces leave is the KV page pool, unless kv_memory is "
       "given" },
+    { "gpu_memory_wait", KIND_DURATION, AT(gpu_memory_wait_us), "60s", 0,
+      S(3600), NULL,
+      "backend cuda: how long a start waits for memory that others hold, such "
+      "as "
+      "an engine that was killed; then it takes what there is" },
     { "dtype", KIND_CHOICE, AT(dtype), "auto", 0, 0, "auto bf16 f16",
       "backend cuda: type of the weights; auto: as in the files, 32 bits "
       "become "

@@ -52,10 +52,12 @@ typedef struct {
     char cuda_library[TR_CONFIG_PATH]; /* "": beside the engine */
     uint32_t device;                   /* ordinal of the GPU */
     double gpu_memory_utilization;     /* share of its memory that we may use */
-    char dtype[8];                     /* auto | bf16 | f16 */
-    bool cuda_fused_products;          /* small_gemm may be used */
-    char weights_format[8];            /* auto | expand */
-    char cpu_weights[8];               /* auto | int8 | int4 */
+    uint64_t gpu_memory_wait_us;       /* for what a killed one still holds */
+    uint64_t gpu_left; /* no setting: bytes that a killed engine had of it */
+    char dtype[8];     /* auto | bf16 | f16 */
+    bool cuda_fused_products; /* small_gemm may be used */
+    char weights_format[8];   /* auto | expand */
+    char cpu_weights[8];      /* auto | int8 | int4 */
 
     uint32_t threads;           /* compute threads, 0: all cores */
     uint32_t tokenizer_threads; /* request parsers */

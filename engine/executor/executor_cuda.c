@@ -2,6 +2,7 @@
  * The executor that runs a model on a GPU (executor_cuda.h): opening.
  *
  *   library, device                  cuda_library.c
+ *   memory that others still hold    executor_cuda_wait.c
  *   weights                          model_cuda_weights.c
  *   workspaces, uploads, results     sized by the configuration
  *   KV cache                         what is left of gpu_memory_utilization
@@ -67,7 +68,9 @@ open_device(tr_executor_cuda_t *x, const tr_config_t *config, tr_error_t *err)
            config->device, x->info.name, x->info.major, x->info.minor,
            x->info.memory >> 20, x->info.free_memory >> 20,
            x->info.driver / 1000, x->info.driver % 1000 / 10);
-    return TR_OK;
+    rc = tr_executor_cuda_await(x, config, err);
+    x->free_before = x->info.free_memory;
+    return rc;
 }
 
 static tr_status_t
@@ -533,6 +536,20 @@ open_pool(tr_executor_cuda_t *x, const tr_config_t *config, tr_error_t *err)
                               pool->threads);
 }
 
+/* What all of it took, for who starts in its place after a kill. */
+static tr_status_t
+count_memory(tr_executor_cuda_t *x, tr_error_t *err)
+{
+    uint64_t now;
+
+    if (x->cuda->device_info(x->device.ordinal, &x->info) != 0) {
+        return device_error(x, "asking for free memory", err);
+    }
+    now = x->info.free_memory;
+    x->base.device_memory = x->free_before > now ? x->free_before - now : 0;
+    return TR_OK;
+}
+
 static tr_status_t
 open_parts(tr_executor_cuda_t *x, const tr_config_t *config, tr_error_t *err)
 {
@@ -569,7 +586,10 @@ open_parts(tr_executor_cuda_t *x, const tr_config_t *config, tr_error_t *err)
     if (rc == TR_OK) {
         rc = open_cache(x, config, &kv, err);
     }
-    return rc == TR_OK ? open_graphs(x, err) : rc;
+    if (rc == TR_OK) {
+        rc = open_graphs(x, err);
+    }
+    return rc == TR_OK ? count_memory(x, err) : rc;
 }
 
 tr_status_t

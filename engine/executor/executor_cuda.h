@@ -88,6 +88,7 @@ typedef struct {
     tr_executor_t base;
     const tr_device_t *cuda;
     tr_cuda_device_info_t info;
+    uint64_t free_before; /* bytes of the device, before anything was taken */
     tr_device_props_t device;
     tr_cuda_stream_t stream;
     tr_model_cuda_t *model;
@@ -152,6 +153,12 @@ uint32_t tr_cuda_count_pools(const tr_batch_t *batch);
 uint32_t tr_cuda_flatten(tr_executor_cuda_t *x, tr_cuda_slot_t *t,
                          const tr_batch_t *batch, const tr_cuda_upload_t *l,
                          uint32_t n_seqs, uint32_t n_samples);
+
+/* executor_cuda_wait.c */
+
+/* Until there is memory enough, or it has waited for as long as it may. */
+tr_status_t tr_executor_cuda_await(tr_executor_cuda_t *x,
+                                   const tr_config_t *config, tr_error_t *err);
 
 /* executor_cuda_step.c */
 

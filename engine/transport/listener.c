@@ -36,6 +36,34 @@ read_pid(int fd)
     return strtol(text, NULL, 10);
 }
 
+/* In the second line, after the process id. */
+static uint64_t
+read_left(int fd)
+{
+    char text[64], *line;
+    ssize_t n = pread(fd, text, sizeof(text) - 1, 0);
+
+    text[n > 0 ? n : 0] = '\0';
+    line = strchr(text, '\n');
+    return line != NULL ? strtoull(line + 1, NULL, 10) : 0;
+}
+
+static void
+write_lock(const tr_listener_t *l, int fd, uint64_t device_memory)
+{
+    char text[64];
+    int n = device_memory != 0
+                ? snprintf(text, sizeof(text), "%ld\n%llu\n", (long) getpid(),
+                           (unsigned long long) device_memory)
+                : snprintf(text, sizeof(text), "%ld\n", (long) getpid());
+
+    if (ftruncate(fd, 0) != 0 || pwrite(fd, text, (size_t) n, 0) != n) {
+        tr_log(TR_LEVEL_WARN,
+               "cannot write the process id path=%s.lock error=\"%s\"", l->path,
+               strerror(errno));
+    }
+}
+
 /* 1 when path still names the file that fd is. */
 static int
 same_file(int fd, const char *path)
@@ -121,8 +149,8 @@ tr_status_t
 tr_listener_lock(tr_listener_t *l, const char *path, bool given,
                  tr_error_t *err)
 {
-    char name[TR_CONFIG_PATH + 8], pid[32];
-    int fd, n;
+    char name[TR_CONFIG_PATH + 8];
+    int fd;
 
     tr_listener_init(l);
     snprintf(l->path, sizeof(l->path), "%s", path);
@@ -150,15 +178,18 @@ tr_listener_lock(tr_listener_t *l, const char *path, bool given,
         }
         close(fd);
     }
-    n = snprintf(pid, sizeof(pid), "%ld\n", (long) getpid());
-    if (ftruncate(fd, 0) != 0 || pwrite(fd, pid, (size_t) n, 0) != n) {
-        tr_log(TR_LEVEL_WARN,
-               "cannot write the process id path=%s "
-               "error=\"%s\"",
-               name, strerror(errno));
-    }
+    l->left = read_left(fd);
+    write_lock(l, fd, l->left);
     l->lock_fd = fd;
     return TR_OK;
+}
+
+void
+tr_listener_note(const tr_listener_t *l, uint64_t device_memory)
+{
+    if (l->lock_fd != -1) {
+        write_lock(l, l->lock_fd, device_memory);
+    }
 }
 
 /* Removes a dead engine's socket; anything else in the way is an error. */

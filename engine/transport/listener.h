@@ -3,7 +3,8 @@
  *
  * PATH.lock is held by flock for the life of the engine, so that two engines
  * never fight for one path, and a socket left by a killed one can be replaced
- * without a guess.  At exit only our own inodes are removed.
+ * without a guess.  At exit only our own inodes are removed.  So the file is there
+ * after a kill; it says how much memory of a GPU the engine had.
  *
  * Or the socket was given to this process, bound and listening, by who starts
  * engines when somebody connects (LISTEN_FDS of systemd, `tokenring supervise`).
@@ -23,6 +24,7 @@ typedef struct {
     char path[TR_CONFIG_PATH];
     dev_t dev; /* of the socket file that we made */
     ino_t ino;
+    uint64_t left; /* bytes of a GPU that a killed engine had; 0: not known */
 } tr_listener_t;
 
 /* Who is at the other end of a connection. */
@@ -38,6 +40,8 @@ void tr_listener_init(tr_listener_t *l);
  * or what this process was given instead, if it was. */
 tr_status_t tr_listener_lock(tr_listener_t *l, const char *path, bool given,
                              tr_error_t *err);
+/* For the next one's `left`, should this process be killed. */
+void tr_listener_note(const tr_listener_t *l, uint64_t device_memory);
 /* Binds with this file mode and listens, unless it was given. */
 tr_status_t tr_listener_open(tr_listener_t *l, uint32_t mode, tr_error_t *err);
 /* Removes what is ours; safe after any failure. */

@@ -52,6 +52,7 @@ bool soft_capturing(void);
 /* Is all of [p, p + bytes) device memory, or pinned? */
 bool soft_known(const void *p, size_t bytes);
 size_t soft_memory_used(void);
+size_t soft_memory_taken(void); /* by others, too */
 /* Something begins to run, or nothing runs any more. */
 void soft_memory_open(bool yes);
 

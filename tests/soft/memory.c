@@ -109,7 +109,7 @@ take(size_t bytes, bool pinned)
         return NULL;
     }
     if (bytes == 0 || soft_fails(pinned ? SOFT_PIN : SOFT_ALLOC)
-        || (!pinned && (bytes > size || soft_memory_used() > size - bytes))
+        || (!pinned && (bytes > size || soft_memory_taken() > size - bytes))
         || (b = map(bytes)) == NULL) {
         soft_failed("out of memory: %zu bytes", bytes);
         return NULL;

@@ -222,6 +222,50 @@ test('a device that goes away: an error, and the engine leaves',
     }
   });
 
+// Memory of a killed engine, which the driver frees late: here, when a file goes.
+test('a killed engine\'s memory is waited for',
+  { skip: LIBRARY !== SOFT && 'only a software device is held by a file' },
+  async () => {
+    const held = path.join(fs.mkdtempSync(path.join(os.tmpdir(),
+      'tokenring-e2e-')), 'held');
+    process.env.TOKENRING_SOFT_HELD = held;
+    const stack = await Stack.start({ engine: { ...GPU, kv_memory: null,
+      gpu_memory_utilization: '0.75' } })
+      .catch((e) => { delete process.env.TOKENRING_SOFT_HELD; throw e; });
+    const { engine } = stack;
+    const pages = () => [...read(engine.log).matchAll(/kv_pages=(\d+)/g)]
+      .map((m) => Number(m[1]));
+    const again = async (mib, settings) => {
+      await engine.kill('SIGKILL');
+      const [pid, bytes] = read(`${engine.socket}.lock`).trim().split('\n');
+      assert.ok(Number(pid) > 0);
+      assert.ok(Number(bytes) > 100 << 20, `${bytes} bytes were taken`);
+      fs.writeFileSync(held, String(mib));
+      return engine.start(settings);
+    };
+    try {
+      const starting = again(100, {});
+      await until(() => /waiting for memory of the GPU/.test(read(engine.log)),
+        () => `it waits\n${read(engine.log)}`);
+      assert.equal(pages().length, 1, 'it is not ready');
+      fs.rmSync(held);
+      await starting;
+      assert.match(read(engine.log), /waited for .* enough=yes/);
+      assert.equal(pages()[1], pages()[0], 'it has all that the first had');
+      // after as long as it may, it takes what there is
+      await again(60, { gpu_memory_wait: '200ms' });
+      assert.match(read(engine.log), /waited for .* enough=no/);
+      assert.ok(pages()[2] < pages()[0]);
+      const lines = read(engine.log).match(/waiting for memory/g).length;
+      await again(60, { gpu_memory_wait: '0' });
+      assert.equal(read(engine.log).match(/waiting for memory/g).length, lines);
+    } finally {
+      delete process.env.TOKENRING_SOFT_HELD;
+      await stack.stop();
+      fs.rmSync(path.dirname(held), { recursive: true, force: true });
+    }
+  });
+
 test('what cannot start, and why', () => {
   const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'tokenring-e2e-'));
   const start = (settings, env = {}) => {
