@@ -23,6 +23,7 @@ typedef struct {
     ngx_uint_t                      limited; /* tokenring_limits was given */
     ngx_array_t                     redises; /* ngx_http_tokenring_redis_t * */
     ngx_uint_t                      redis;   /* tokenring_redis was given */
+    ngx_http_tokenring_redis_t     *quota_redis; /* of shared plans, or NULL */
     ngx_http_tokenring_loc_conf_t  *resumable; /* the first; NULL: none */
     ngx_shm_zone_t                 *zone;
 } ngx_http_tokenring_main_conf_t;

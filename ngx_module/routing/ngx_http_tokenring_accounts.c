@@ -2,7 +2,7 @@
  * Accounts and holds (ngx_http_tokenring_accounts.h).
  */
 
-#include "ngx_http_tokenring_accounts.h"
+#include "ngx_http_tokenring_quota.h"
 #include "ngx_http_tokenring_conf.h"
 #include "ngx_http_tokenring_request.h"
 
@@ -29,6 +29,9 @@ static ngx_http_tokenring_account_t *ngx_http_tokenring_account_find(
     ngx_http_tokenring_tenants_t *t, ngx_rbtree_key_t key, u_char *name);
 static void ngx_http_tokenring_account_fit(ngx_http_tokenring_account_t *a,
     ngx_http_tokenring_plan_t *plan, ngx_http_tokenring_clock_t *clock);
+static ngx_uint_t ngx_http_tokenring_account_share(ngx_shm_zone_t *zone,
+    ngx_http_tokenring_account_t *a, ngx_http_tokenring_plan_t *plan,
+    ngx_http_tokenring_clock_t *clock);
 static void ngx_http_tokenring_account_seat(ngx_http_tokenring_account_t *a);
 static ngx_http_tokenring_account_t *ngx_http_tokenring_account_new(
     ngx_shm_zone_t *zone);
@@ -116,6 +119,17 @@ ngx_http_tokenring_accounts_unlock(ngx_shm_zone_t *zone)
 
 
 ngx_http_tokenring_account_t *
+ngx_http_tokenring_account_known(ngx_shm_zone_t *zone, u_char *name)
+{
+    ngx_rbtree_key_t  key;
+
+    ngx_memcpy(&key, name, sizeof(ngx_rbtree_key_t));
+
+    return ngx_http_tokenring_account_find(zone->data, key, name);
+}
+
+
+ngx_http_tokenring_account_t *
 ngx_http_tokenring_account(ngx_shm_zone_t *zone, ngx_http_tokenring_use_t *use,
     ngx_http_tokenring_clock_t *clock)
 {
@@ -159,7 +173,51 @@ ngx_http_tokenring_account(ngx_shm_zone_t *zone, ngx_http_tokenring_use_t *use,
                                          &plan->limits[i].rate, clock);
     }
 
-    return a;
+    return (!plan->shared
+            || ngx_http_tokenring_account_share(zone, a, plan, clock)) ? a
+                                                                     : NULL;
+}
+
+
+/* its quota, in which nothing of a day that has gone is left.  0: the zone has
+ * no room for it, and the account is as new */
+
+static ngx_uint_t
+ngx_http_tokenring_account_share(ngx_shm_zone_t *zone,
+    ngx_http_tokenring_account_t *a, ngx_http_tokenring_plan_t *plan,
+    ngx_http_tokenring_clock_t *clock)
+{
+    ngx_uint_t                   i;
+    ngx_http_tokenring_stock_t  *s;
+
+    a->holds++;
+
+    while (a->quota == NULL) {
+        a->quota = ngx_slab_calloc_locked((ngx_slab_pool_t *) zone->shm.addr,
+                                          sizeof(ngx_http_tokenring_quota_t));
+
+        if (a->quota == NULL && !ngx_http_tokenring_account_forget(zone)) {
+            break;
+        }
+    }
+
+    a->holds--;
+
+    if (a->quota == NULL) {
+        return 0;
+    }
+
+    for (i = 0; i < plan->n; i++) {
+        s = &a->quota->stocks[i];
+
+        if (plan->limits[i].rate.period == 0 && s->day
+            && s->day < ngx_http_tokenring_day(clock))
+        {
+            s->have = 0;
+        }
+    }
+
+    return 1;
 }
 
 
@@ -175,7 +233,10 @@ ngx_http_tokenring_account_fit(ngx_http_tokenring_account_t *a,
 {
     uint8_t                      kinds[NGX_HTTP_TOKENRING_BUDGETS], kind;
     ngx_uint_t                   i, j;
+    ngx_http_tokenring_stock_t   stocks[NGX_HTTP_TOKENRING_BUDGETS];
     ngx_http_tokenring_budget_t  budgets[NGX_HTTP_TOKENRING_BUDGETS];
+
+    ngx_memzero(stocks, sizeof(stocks));
 
     for (i = 0; i < NGX_HTTP_TOKENRING_BUDGETS; i++) {
         kinds[i] = (i < plan->n) ? plan->limits[i].kind : 0;
@@ -202,6 +263,14 @@ ngx_http_tokenring_account_fit(ngx_http_tokenring_account_t *a,
 
         budgets[i] = a->budgets[j];
         a->kinds[j] = 0;
+
+        if (a->quota) {
+            stocks[i] = a->quota->stocks[j];
+        }
+    }
+
+    if (a->quota) {
+        ngx_memcpy(a->quota->stocks, stocks, sizeof(stocks));
     }
 
     ngx_memcpy(a->budgets, budgets,
@@ -303,6 +372,12 @@ ngx_http_tokenring_account_forget(ngx_shm_zone_t *zone)
         if (a->holds == 0) {
             ngx_queue_remove(q);
             ngx_rbtree_delete(&t->tree, &a->node);
+
+            if (a->quota) {
+                ngx_slab_free_locked((ngx_slab_pool_t *) zone->shm.addr,
+                                     a->quota);
+            }
+
             ngx_slab_free_locked((ngx_slab_pool_t *) zone->shm.addr, a);
 
             return 1;
@@ -456,6 +531,10 @@ ngx_http_tokenring_hold_end(ngx_shm_zone_t *zone,
 
         if (n) {
             ngx_http_tokenring_budget_take(&a->budgets[i], &rate, -n);
+
+            if (hold->shared && a->quota) {
+                a->quota->stocks[i].have += n;
+            }
         }
     }
 

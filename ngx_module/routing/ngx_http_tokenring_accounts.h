@@ -20,6 +20,11 @@
 #include "ngx_http_tokenring_tenants.h"
 
 
+/* what this host has of a plan that several share (_quota.h) */
+
+typedef struct ngx_http_tokenring_quota_s  ngx_http_tokenring_quota_t;
+
+
 /* what one tenant has used of one plan; all fields need the lock */
 
 typedef struct {
@@ -30,6 +35,7 @@ typedef struct {
     ngx_http_tokenring_budget_t     budgets[NGX_HTTP_TOKENRING_BUDGETS];
     ngx_uint_t                      holds;   /* of them, `seated` are served,
                                                 and `waiting` are in the line */
+    ngx_http_tokenring_quota_t     *quota;   /* NULL: it was never shared */
     ngx_queue_t                     line;
     uint32_t                        seats;   /* of the plan, 0: any number */
     uint32_t                        seated;
@@ -53,7 +59,8 @@ struct ngx_http_tokenring_hold_s {
                                                 have, and were taken from the
                                                 budgets: its worker writes it,
                                                 without the lock */
-    ngx_atomic_t                    waits;   /* 1: it came to the line, and was
+    uint32_t                        shared;  /* it took from the quota, too */
+    uint32_t                        waits;   /* 1: it came to the line, and was
                                                 not let in.  As `leased` */
     ngx_queue_t                     line;    /* of its account's, if in it */
     ngx_atomic_t                    seat;    /* ngx_http_tokenring_seat_e: who
@@ -68,6 +75,10 @@ void ngx_http_tokenring_now(ngx_http_tokenring_clock_t *clock);
 ngx_shm_zone_t *ngx_http_tokenring_accounts_lock(
     ngx_http_tokenring_ctx_t *ctx);
 void ngx_http_tokenring_accounts_unlock(ngx_shm_zone_t *zone);
+
+/* the account of this name as it is, NULL: there is none */
+ngx_http_tokenring_account_t *ngx_http_tokenring_account_known(
+    ngx_shm_zone_t *zone, u_char *name);
 
 /* the account of a tenant, refilled; NULL: the zone has no room for one */
 ngx_http_tokenring_account_t *ngx_http_tokenring_account(ngx_shm_zone_t *zone,

@@ -88,6 +88,13 @@ ngx_http_tokenring_rate_parse(const unsigned char *p, size_t n,
 }
 
 
+uint64_t
+ngx_http_tokenring_day(const ngx_http_tokenring_clock_t *clock)
+{
+    return clock->unix_s / NGX_HTTP_TOKENRING_DAY;
+}
+
+
 static int64_t
 ngx_http_tokenring_budget_parts(const ngx_http_tokenring_rate_t *rate)
 {
@@ -117,7 +124,7 @@ ngx_http_tokenring_budget_init(ngx_http_tokenring_budget_t *b,
 {
     b->used = 0;
     b->since = rate->period ? clock->now
-                            : clock->unix_s / NGX_HTTP_TOKENRING_DAY;
+                            : ngx_http_tokenring_day(clock);
 }
 
 
@@ -129,7 +136,7 @@ ngx_http_tokenring_budget_refill(ngx_http_tokenring_budget_t *b,
     uint64_t  day, gone;
 
     if (rate->period == 0) {
-        day = clock->unix_s / NGX_HTTP_TOKENRING_DAY;
+        day = ngx_http_tokenring_day(clock);
 
         /* a day ahead at most: a clock that is put right at midnight; further
          * ahead it was wrong, and what it began is not waited for */

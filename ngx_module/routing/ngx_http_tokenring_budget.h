@@ -41,6 +41,9 @@ typedef struct {
 } ngx_http_tokenring_clock_t;
 
 
+/* which day of UTC it is */
+uint64_t ngx_http_tokenring_day(const ngx_http_tokenring_clock_t *clock);
+
 /* "200k/m": units with k, m or g (thousands), then /s, /m, /h or /d; 0, or
  * -1 */
 int ngx_http_tokenring_rate_parse(const unsigned char *p, size_t n,

@@ -2,7 +2,7 @@
  * What a client is told of its plan: refusals, and x-ratelimit-* of OpenAI.
  */
 
-#include "ngx_http_tokenring_accounts.h"
+#include "ngx_http_tokenring_quota.h"
 #include "ngx_http_tokenring_conf.h"
 #include "ngx_http_tokenring_error.h"
 #include "ngx_http_tokenring_metrics.h"
@@ -12,6 +12,11 @@
 
 static void ngx_http_tokenring_look(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_view_t *requests, ngx_http_tokenring_view_t *tokens);
+static void ngx_http_tokenring_look_one(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_account_t *a, ngx_uint_t i,
+    ngx_http_tokenring_clock_t *clock, ngx_http_tokenring_view_t *view);
+static uint64_t ngx_http_tokenring_limit_of(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_limit_t *limit);
 static ngx_int_t ngx_http_tokenring_limit_header(ngx_http_request_t *r,
     const char *key, const char *format, uint64_t value);
 static u_char *ngx_http_tokenring_duration(u_char *p, uint64_t ms);
@@ -40,7 +45,8 @@ ngx_http_tokenring_limit_refuse(ngx_http_tokenring_ctx_t *ctx,
 
     p = ngx_snprintf(text, sizeof(text) - 32,
                      "Rate limit reached: %uL %s in a %s. Please try again in ",
-                     view->limit->rate.limit, units[view->limit->unit],
+                     ngx_http_tokenring_limit_of(ctx, view->limit),
+                     units[view->limit->unit],
                      day ? "day"
                          : (view->limit->rate.period == 1000) ? "second"
                          : (view->limit->rate.period == 60000) ? "minute"
@@ -121,14 +127,10 @@ static void
 ngx_http_tokenring_look(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_view_t *requests, ngx_http_tokenring_view_t *tokens)
 {
-    int64_t                        n, left;
     ngx_uint_t                     i;
     ngx_shm_zone_t                *zone;
-    ngx_http_tokenring_rate_t      rate;
-    ngx_http_tokenring_view_t     *view;
+    ngx_http_tokenring_view_t      one, *view;
     ngx_http_tokenring_clock_t     clock;
-    ngx_http_tokenring_budget_t    b;
-    ngx_http_tokenring_limit_t    *limit;
     ngx_http_tokenring_account_t  *a;
 
     requests->limit = NULL;
@@ -140,35 +142,74 @@ ngx_http_tokenring_look(ngx_http_tokenring_ctx_t *ctx,
     a = ngx_http_tokenring_account(zone, ctx->use, &clock);
 
     for (i = 0; a && i < ctx->use->plan->n; i++) {
-        limit = &ctx->use->plan->limits[i];
-        view = (limit->unit == NGX_HTTP_TOKENRING_UNIT_REQUESTS) ? requests
-                                                            : tokens;
+        ngx_http_tokenring_look_one(ctx, a, i, &clock, &one);
 
-        b = a->budgets[i];
-
-        n = ctx->use->hold ? ngx_http_tokenring_hold_unused(ctx->use->hold,
-                                                            limit->kind, &rate)
-                           : 0;
-        if (n) {
-            /* its own lease is what it may have, not what it has had */
-            ngx_http_tokenring_budget_take(&b, &rate, -n);
-        }
-
-        left = ngx_http_tokenring_budget_left(&b, &limit->rate);
+        view = (one.limit->unit == NGX_HTTP_TOKENRING_UNIT_REQUESTS) ? requests
+                                                                : tokens;
 
         if (view->limit == NULL
-            || (double) left / (double) limit->rate.limit
+            || (double) one.left / (double) one.limit->rate.limit
                < (double) view->left / (double) view->limit->rate.limit)
         {
-            view->limit = limit;
-            view->left = left;
-            view->reset = ngx_http_tokenring_budget_wait(&b, &limit->rate,
-                                                         &clock,
-                                                         limit->rate.limit);
+            *view = one;
         }
     }
 
     ngx_http_tokenring_accounts_unlock(zone);
+}
+
+
+static void
+ngx_http_tokenring_look_one(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_account_t *a, ngx_uint_t i,
+    ngx_http_tokenring_clock_t *clock, ngx_http_tokenring_view_t *view)
+{
+    int64_t                       n, most;
+    ngx_http_tokenring_rate_t     rate;
+    ngx_http_tokenring_limit_t   *limit;
+    ngx_http_tokenring_budget_t   b;
+
+    limit = &ctx->use->plan->limits[i];
+    view->limit = limit;
+
+    /* its own lease is what it may have, not what it has had */
+
+    n = ctx->use->hold ? ngx_http_tokenring_hold_unused(ctx->use->hold,
+                                                        limit->kind, &rate)
+                       : 0;
+
+    if (ctx->use->plan->shared) {
+        most = (int64_t) limit->whole.limit;
+        view->left = ngx_http_tokenring_quota_left(a, ctx->use->plan, i) + n;
+
+        if (!a->quota->away) {
+            view->left += a->quota->stocks[i].rest;
+        }
+
+        view->left = ngx_min(view->left, most);
+        view->reset = ngx_http_tokenring_quota_reset(limit, view->left, clock);
+        return;
+    }
+
+    b = a->budgets[i];
+
+    if (n) {
+        ngx_http_tokenring_budget_take(&b, &rate, -n);
+    }
+
+    view->left = ngx_http_tokenring_budget_left(&b, &limit->rate);
+    view->reset = ngx_http_tokenring_budget_wait(&b, &limit->rate, clock,
+                                                 limit->rate.limit);
+}
+
+
+/* of all hosts where they share it, else of this one */
+
+static uint64_t
+ngx_http_tokenring_limit_of(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_limit_t *limit)
+{
+    return ctx->use->plan->shared ? limit->whole.limit : limit->rate.limit;
 }
 
 
@@ -214,7 +255,7 @@ ngx_http_tokenring_limit_headers(ngx_http_tokenring_ctx_t *ctx)
         value.len = ngx_http_tokenring_duration(p, view[i].reset) - p;
 
         if (ngx_http_tokenring_limit_header(r, limit[i], "%uL",
-                                            view[i].limit->rate.limit)
+                               ngx_http_tokenring_limit_of(ctx, view[i].limit))
             != NGX_OK
             || ngx_http_tokenring_limit_header(r, left[i], "%uL",
                                          (uint64_t) ngx_max(view[i].left, 0))

@@ -120,7 +120,7 @@ ngx_http_tokenring_seat_handler(ngx_event_t *ev)
 }
 
 
-/* what a budget had when it came may be gone */
+/* what a budget had when it came may be gone; or Redis has not told yet */
 
 static void
 ngx_http_tokenring_seat_take(ngx_http_tokenring_ctx_t *ctx)
@@ -128,10 +128,20 @@ ngx_http_tokenring_seat_take(ngx_http_tokenring_ctx_t *ctx)
     ngx_connection_t           *c;
     ngx_http_tokenring_view_t   empty;
 
-    if (ngx_http_tokenring_still_has(ctx, &empty)) {
+    switch (ngx_http_tokenring_still_has(ctx, &empty)) {
+
+    case NGX_OK:
         ctx->use->hold->waits = 0;
         ngx_http_tokenring_resume_waiting(ctx);
         return;
+
+    case NGX_AGAIN:
+        ngx_queue_remove(&ctx->wait);
+        ngx_queue_insert_tail(&ngx_http_tokenring_seat_waiting, &ctx->wait);
+        return;
+
+    default: /* NGX_DECLINED */
+        break;
     }
 
     c = ctx->request->connection;

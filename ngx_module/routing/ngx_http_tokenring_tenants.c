@@ -12,11 +12,14 @@
  * left, the smaller.  Where nothing is left the answer is cut (_record.c), and
  * what it has not used of its leases goes back at its end.
  *
+ * Where hosts share a plan, what is left is this host's stock, and a request
+ * that finds it empty waits for Redis (_quota.h) before either is decided.
+ *
  * An answer that is kept in Redis is not cut: it is taken as it comes, and what
  * it overdraws is owed.
  */
 
-#include "ngx_http_tokenring_accounts.h"
+#include "ngx_http_tokenring_quota.h"
 #include "ngx_http_tokenring_slot.h"
 #include "ngx_http_tokenring_conf.h"
 #include "ngx_http_tokenring_error.h"
@@ -42,12 +45,17 @@ static void ngx_http_tokenring_find_empty(ngx_http_tokenring_account_t *a,
     ngx_http_tokenring_clock_t *clock, ngx_http_tokenring_view_t *empty);
 static void ngx_http_tokenring_take(ngx_http_tokenring_account_t *a,
     ngx_http_tokenring_plan_t *plan, int64_t in, int64_t out);
-static int64_t ngx_http_tokenring_left(ngx_http_tokenring_account_t *a,
+static void ngx_http_tokenring_take_request(ngx_http_tokenring_account_t *a,
     ngx_http_tokenring_plan_t *plan);
+static void ngx_http_tokenring_take_one(ngx_http_tokenring_account_t *a,
+    ngx_http_tokenring_plan_t *plan, ngx_uint_t i, int64_t n);
+static int64_t ngx_http_tokenring_left(ngx_http_tokenring_account_t *a,
+    ngx_http_tokenring_plan_t *plan, ngx_http_tokenring_clock_t *clock,
+    ngx_uint_t *asked);
 static uint64_t ngx_http_tokenring_lease(ngx_http_tokenring_ctx_t *ctx,
     int64_t left);
-static ngx_uint_t ngx_http_tokenring_goes_on(ngx_http_tokenring_use_t *use,
-    int64_t left);
+static ngx_uint_t ngx_http_tokenring_goes_on(ngx_http_tokenring_ctx_t *ctx,
+    int64_t left, ngx_uint_t asked);
 
 
 void
@@ -228,22 +236,26 @@ failed:
 }
 
 
-/* NGX_AGAIN: it waits for a seat; NGX_DECLINED: a budget is empty, or else
- * nobody more may wait; NGX_ERROR: the zone has no room */
+/* NGX_AGAIN: it waits for a seat, or for Redis; NGX_DECLINED: a budget is
+ * empty, or else nobody more may wait; NGX_ERROR: the zone has no room */
 
 static ngx_int_t
 ngx_http_tokenring_enter(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_view_t *empty)
 {
     ngx_int_t                      rc;
-    ngx_uint_t                     i;
+    ngx_uint_t                     send;
     ngx_shm_zone_t                *zone;
+    ngx_http_tokenring_ask_t       ask;
+    ngx_http_tokenring_use_t      *use;
     ngx_http_tokenring_plan_t     *plan;
     ngx_http_tokenring_clock_t     clock;
     ngx_http_tokenring_account_t  *a;
 
-    plan = ctx->use->plan;
+    use = ctx->use;
+    plan = use->plan;
     rc = NGX_ERROR;
+    send = 0;
 
     ngx_http_tokenring_now(&clock);
 
@@ -260,47 +272,74 @@ ngx_http_tokenring_enter(ngx_http_tokenring_ctx_t *ctx,
             rc = NGX_DECLINED;
 
         } else {
-            ctx->use->hold = ngx_http_tokenring_hold(zone, a);
+            use->hold = ngx_http_tokenring_hold(zone, a);
         }
+
+        send = plan->shared
+               && ngx_http_tokenring_quota_ask(a, plan, &clock, 0, &ask);
     }
 
-    if (ctx->use->hold) {
-        rc = (ctx->use->hold->seat == NGX_HTTP_TOKENRING_SEATED) ? NGX_OK
-                                                                 : NGX_AGAIN;
-        ctx->use->hold->waits = (rc == NGX_AGAIN);
+    if (use->hold) {
+        use->hold->shared = plan->shared;
+        use->asks = empty->asked;
 
-        for (i = 0; i < plan->n; i++) {
-            if (plan->limits[i].unit == NGX_HTTP_TOKENRING_UNIT_REQUESTS) {
-                ngx_http_tokenring_budget_take(&a->budgets[i],
-                                               &plan->limits[i].rate, 1);
-            }
+        rc = (use->hold->seat == NGX_HTTP_TOKENRING_SEATED && !use->asks)
+             ? NGX_OK : NGX_AGAIN;
+
+        if (!use->asks) {
+            ngx_http_tokenring_take_request(a, plan);
+            use->hold->waits = (rc == NGX_AGAIN);
         }
     }
 
     ngx_http_tokenring_accounts_unlock(zone);
+
+    if (send) {
+        ngx_http_tokenring_quota_send(zone, &ask);
+    }
 
     return rc;
 }
 
 
-ngx_uint_t
+ngx_int_t
 ngx_http_tokenring_still_has(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_view_t *empty)
 {
+    ngx_int_t                      rc;
+    ngx_uint_t                     send;
     ngx_shm_zone_t                *zone;
+    ngx_http_tokenring_ask_t       ask;
+    ngx_http_tokenring_use_t      *use;
     ngx_http_tokenring_clock_t     clock;
     ngx_http_tokenring_account_t  *a;
+
+    use = ctx->use;
 
     ngx_http_tokenring_now(&clock);
 
     zone = ngx_http_tokenring_accounts_lock(ctx);
-    a = ngx_http_tokenring_account(zone, ctx->use, &clock);
+    a = ngx_http_tokenring_account(zone, use, &clock);
 
-    ngx_http_tokenring_find_empty(a, ctx->use->plan, 0, &clock, empty);
+    ngx_http_tokenring_find_empty(a, use->plan, use->asks, &clock, empty);
+
+    rc = empty->limit ? NGX_DECLINED : empty->asked ? NGX_AGAIN : NGX_OK;
+
+    if (rc == NGX_OK && use->asks) {
+        ngx_http_tokenring_take_request(a, use->plan);
+        use->asks = 0;
+    }
+
+    send = use->plan->shared
+           && ngx_http_tokenring_quota_ask(a, use->plan, &clock, 0, &ask);
 
     ngx_http_tokenring_accounts_unlock(zone);
 
-    return empty->limit == NULL;
+    if (send) {
+        ngx_http_tokenring_quota_send(zone, &ask);
+    }
+
+    return rc;
 }
 
 
@@ -312,29 +351,66 @@ ngx_http_tokenring_find_empty(ngx_http_tokenring_account_t *a,
     ngx_http_tokenring_plan_t *plan, ngx_uint_t requests,
     ngx_http_tokenring_clock_t *clock, ngx_http_tokenring_view_t *empty)
 {
-    uint64_t                      wait;
-    ngx_uint_t                    i;
-    ngx_http_tokenring_limit_t   *limit;
-    ngx_http_tokenring_budget_t  *b;
+    uint64_t                     wait;
+    ngx_uint_t                   i;
+    ngx_http_tokenring_limit_t  *limit;
 
     empty->limit = NULL;
+    empty->asked = 0;
 
     for (i = 0; i < plan->n; i++) {
-        b = &a->budgets[i];
         limit = &plan->limits[i];
 
         if ((!requests && limit->unit == NGX_HTTP_TOKENRING_UNIT_REQUESTS)
-            || ngx_http_tokenring_budget_left(b, &limit->rate) >= 1)
+            || ngx_http_tokenring_quota_left(a, plan, i) >= 1)
         {
             continue;
         }
 
-        wait = ngx_http_tokenring_budget_wait(b, &limit->rate, clock, 1);
+        if (plan->shared && ngx_http_tokenring_quota_unknown(a, i, clock)) {
+            empty->asked = 1;
+            continue;
+        }
+
+        wait = plan->shared
+               ? ngx_http_tokenring_quota_wait(a, i, clock)
+               : ngx_http_tokenring_budget_wait(&a->budgets[i], &limit->rate,
+                                                clock, 1);
 
         if (empty->limit == NULL || wait > empty->wait) {
             empty->limit = limit;
             empty->wait = wait;
         }
+    }
+}
+
+
+/* a request that is let in, from the budgets of them */
+
+static void
+ngx_http_tokenring_take_request(ngx_http_tokenring_account_t *a,
+    ngx_http_tokenring_plan_t *plan)
+{
+    ngx_uint_t  i;
+
+    for (i = 0; i < plan->n; i++) {
+        if (plan->limits[i].unit == NGX_HTTP_TOKENRING_UNIT_REQUESTS) {
+            ngx_http_tokenring_take_one(a, plan, i, 1);
+        }
+    }
+}
+
+
+/* from one budget: here, and from what was taken of all hosts' */
+
+static void
+ngx_http_tokenring_take_one(ngx_http_tokenring_account_t *a,
+    ngx_http_tokenring_plan_t *plan, ngx_uint_t i, int64_t n)
+{
+    ngx_http_tokenring_budget_take(&a->budgets[i], &plan->limits[i].rate, n);
+
+    if (plan->shared) {
+        a->quota->stocks[i].have -= n;
     }
 }
 
@@ -371,31 +447,42 @@ ngx_http_tokenring_take(ngx_http_tokenring_account_t *a,
             break;
         }
 
-        ngx_http_tokenring_budget_take(&a->budgets[i], &limit->rate, n);
+        ngx_http_tokenring_take_one(a, plan, i, n);
     }
 }
 
 
-/* tokens that answers may still take */
+/* tokens that answers may still take; asked: where that is none, Redis may
+ * give more */
 
 static int64_t
 ngx_http_tokenring_left(ngx_http_tokenring_account_t *a,
-    ngx_http_tokenring_plan_t *plan)
+    ngx_http_tokenring_plan_t *plan, ngx_http_tokenring_clock_t *clock,
+    ngx_uint_t *asked)
 {
-    int64_t                      left;
+    int64_t                      left, n;
     ngx_uint_t                   i;
     ngx_http_tokenring_limit_t  *limit;
 
     left = NGX_HTTP_TOKENRING_LIMIT_MAX;
+    *asked = plan->shared;
 
     for (i = 0; i < plan->n; i++) {
         limit = &plan->limits[i];
 
-        if (limit->unit == NGX_HTTP_TOKENRING_UNIT_OUT
-            || limit->unit == NGX_HTTP_TOKENRING_UNIT_TOKENS)
+        if (limit->unit != NGX_HTTP_TOKENRING_UNIT_OUT
+            && limit->unit != NGX_HTTP_TOKENRING_UNIT_TOKENS)
         {
-            left = ngx_min(left, ngx_http_tokenring_budget_left(
-                                           &a->budgets[i], &limit->rate));
+            continue;
+        }
+
+        n = ngx_http_tokenring_quota_left(a, plan, i);
+        left = ngx_min(left, n);
+
+        if (n < 1 && plan->shared
+            && !ngx_http_tokenring_quota_unknown(a, i, clock))
+        {
+            *asked = 0;
         }
     }
 
@@ -442,7 +529,9 @@ ngx_http_tokenring_charge(ngx_http_tokenring_ctx_t *ctx)
 {
     int64_t                        in, left;
     uint64_t                       out, n;
+    ngx_uint_t                     asked, send;
     ngx_shm_zone_t                *zone;
+    ngx_http_tokenring_ask_t       ask;
     ngx_http_tokenring_use_t      *use;
     ngx_http_tokenring_clock_t     clock;
     ngx_http_tokenring_account_t  *a;
@@ -471,32 +560,58 @@ ngx_http_tokenring_charge(ngx_http_tokenring_ctx_t *ctx)
     ngx_http_tokenring_take(a, use->plan, in, out);
     use->taken += out;
 
-    left = ngx_http_tokenring_left(a, use->plan);
+    left = ngx_http_tokenring_left(a, use->plan, &clock, &asked);
     n = ngx_http_tokenring_lease(ctx, left);
 
     ngx_http_tokenring_take(a, use->plan, 0, n);
     use->taken += n;
     use->hold->leased = use->taken - use->out;
 
+    send = use->plan->shared
+           && ngx_http_tokenring_quota_ask(a, use->plan, &clock, 0, &ask);
+
     ngx_http_tokenring_accounts_unlock(zone);
+
+    if (send) {
+        ngx_http_tokenring_quota_send(zone, &ask);
+    }
 
     if (n) {
         use->lease = n;
         ngx_http_tokenring_allow(ctx);
     }
 
-    return ngx_http_tokenring_goes_on(use, left);
+    return ngx_http_tokenring_goes_on(ctx, left, asked);
+}
+
+
+void
+ngx_http_tokenring_charge_again(ngx_http_tokenring_ctx_t *ctx)
+{
+    if (ctx->state < NGX_HTTP_TOKENRING_OVER && ctx->conn == NULL) {
+        /* it moves: to an engine that has nothing to sample, either */
+        ngx_http_tokenring_quota_starve(ctx);
+        return;
+    }
+
+    if (!ngx_http_tokenring_charge(ctx)) {
+        ngx_http_tokenring_end_here(ctx);
+    }
 }
 
 
 /* when to charge again, and whether there is a reason to */
 
 static ngx_uint_t
-ngx_http_tokenring_goes_on(ngx_http_tokenring_use_t *use, int64_t left)
+ngx_http_tokenring_goes_on(ngx_http_tokenring_ctx_t *ctx, int64_t left,
+    ngx_uint_t asked)
 {
-    uint64_t  leased;
+    uint64_t                   leased;
+    ngx_http_tokenring_use_t  *use;
 
+    use = ctx->use;
     leased = use->taken - use->out;
+    asked = asked && left < 1 && ctx->state < NGX_HTTP_TOKENRING_OVER;
 
     if (use->metered && use->taken >= use->most && use->out <= use->most) {
         /* it has all that it can have */
@@ -508,7 +623,11 @@ ngx_http_tokenring_goes_on(ngx_http_tokenring_use_t *use, int64_t left)
         use->next = use->out
                     + ngx_max((int64_t) (leased - use->lease / 2), 1);
 
-        return leased > 0;
+        if (leased == 0 && asked) {
+            ngx_http_tokenring_quota_starve(ctx);
+        }
+
+        return leased > 0 || asked;
     }
 
     /* also of an engine that does not keep to it; the nearer the end, the more
@@ -517,7 +636,7 @@ ngx_http_tokenring_goes_on(ngx_http_tokenring_use_t *use, int64_t left)
     left = ngx_min(left, NGX_HTTP_TOKENRING_CHARGE * 4);
     use->next = use->out + ngx_max(left / 4, 1);
 
-    return left > 0;
+    return left > 0 || asked;
 }
 
 
@@ -589,20 +708,38 @@ ngx_http_tokenring_accepted_most(ngx_http_tokenring_ctx_t *ctx, uint64_t most)
 void
 ngx_http_tokenring_tenant_end(ngx_http_tokenring_ctx_t *ctx)
 {
-    ngx_shm_zone_t  *zone;
+    ngx_uint_t                     send;
+    ngx_shm_zone_t                *zone;
+    ngx_http_tokenring_ask_t       ask;
+    ngx_http_tokenring_use_t      *use;
+    ngx_http_tokenring_clock_t     clock;
+    ngx_http_tokenring_account_t  *a;
 
-    if (ctx->use == NULL || ctx->use->hold == NULL) {
+    use = ctx->use;
+
+    if (use == NULL || use->hold == NULL) {
         return;
     }
 
     ngx_http_tokenring_charge(ctx);
+    ngx_http_tokenring_quota_leave(use);
+    ngx_http_tokenring_now(&clock);
 
     zone = ngx_http_tokenring_accounts_lock(ctx);
 
-    ngx_http_tokenring_hold_end(zone, ctx->use->hold);
-    ctx->use->hold = NULL;
+    a = use->hold->account;
+
+    ngx_http_tokenring_hold_end(zone, use->hold);
+    use->hold = NULL;
+
+    send = use->plan->shared && a->holds == 0
+           && ngx_http_tokenring_quota_ask(a, use->plan, &clock, 1, &ask);
 
     ngx_http_tokenring_accounts_unlock(zone);
+
+    if (send) {
+        ngx_http_tokenring_quota_send(zone, &ask);
+    }
 
     ngx_http_tokenring_seat_freed();
 }

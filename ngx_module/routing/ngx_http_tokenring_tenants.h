@@ -36,7 +36,8 @@ typedef enum {
 
 typedef struct {
     ngx_http_tokenring_unit_e       unit;
-    ngx_http_tokenring_rate_t       rate;
+    ngx_http_tokenring_rate_t       rate;    /* this host's part */
+    ngx_http_tokenring_rate_t       whole;
     ngx_str_t                       text;    /* as it was configured */
     uint8_t                         kind;    /* unit and time, never 0 */
 } ngx_http_tokenring_limit_t;
@@ -56,6 +57,8 @@ typedef struct {
     ngx_uint_t                      hosts;   /* that share it, 0: 1.  Limits,
                                                 seats and queue are this one's
                                                 part */
+    unsigned                        shared:1; /* by hosts with one Redis: a
+                                                 part is for want of it */
     unsigned                        defined:1;
     u_char                         *file;    /* where it was first named */
     ngx_uint_t                      line;
@@ -86,6 +89,11 @@ typedef struct {
     uint64_t                        most;    /* that its answer can have */
     uint64_t                        next;    /* of the answer, when to charge
                                                 again */
+    ngx_queue_t                     queue;   /* of those who starve */
+    ngx_http_tokenring_ctx_t       *ctx;     /* of it, there */
+    unsigned                        starved:1;
+    unsigned                        asks:1;  /* not let in: nothing was taken
+                                                before Redis has replied */
     unsigned                        metered:1;
 } ngx_http_tokenring_use_t;
 
@@ -94,6 +102,7 @@ typedef struct {
 
 typedef struct {
     ngx_http_tokenring_limit_t     *limit;   /* NULL: there is none */
+    ngx_uint_t                      asked;   /* Redis: perhaps there is more */
     int64_t                         left;
     uint64_t                        wait;    /* ms, until it is not empty */
     uint64_t                        reset;   /* ms, until it is full */
@@ -134,8 +143,9 @@ void ngx_http_tokenring_tenant(ngx_http_tokenring_ctx_t *ctx,
 ngx_int_t ngx_http_tokenring_admit_tenant(ngx_http_tokenring_ctx_t *ctx,
     ngx_int_t *rc);
 
-/* it waited, and a seat is free: 0 where a budget of tokens is empty by now */
-ngx_uint_t ngx_http_tokenring_still_has(ngx_http_tokenring_ctx_t *ctx,
+/* it waited, and a seat is free.  NGX_AGAIN: Redis is being asked;
+ * NGX_DECLINED: a budget is empty by now */
+ngx_int_t ngx_http_tokenring_still_has(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_view_t *empty);
 
 /* its SUBMIT is next: 1 where the engine samples only what it is allowed to,
@@ -149,6 +159,9 @@ void ngx_http_tokenring_accepted_most(ngx_http_tokenring_ctx_t *ctx,
 /* takes what it has used up to now, and of what is left the next part of its
  * answer, if it has a plan.  0: a budget of tokens is empty */
 ngx_uint_t ngx_http_tokenring_charge(ngx_http_tokenring_ctx_t *ctx);
+
+/* the same, after a reply of Redis; where its budget is empty it ends */
+void ngx_http_tokenring_charge_again(ngx_http_tokenring_ctx_t *ctx);
 
 /* more of its answer has come; where its budget is empty it ends */
 void ngx_http_tokenring_spend(ngx_http_tokenring_ctx_t *ctx);

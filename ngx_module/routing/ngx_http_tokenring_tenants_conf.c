@@ -7,7 +7,7 @@
  */
 
 #include "ngx_http_tokenring_conf.h"
-#include "ngx_http_tokenring_tenants.h"
+#include "ngx_http_tokenring_quota.h"
 
 #include <tokenring/wire.h>
 
@@ -109,7 +109,7 @@ ngx_http_tokenring_find_plan(ngx_conf_t *cf, ngx_str_t *name)
 
 /* tokenring_plan NAME [requests=N/TIME] [in=N/TIME] [out=N/TIME]
  * [tokens=N/TIME] ... [share=N] [seats=N [queue=N [wait=TIME]]] [choices=N]
- * [tier=flex|default|priority] [hosts=N]; */
+ * [tier=flex|default|priority] [hosts=N] [shared]; */
 
 char *
 ngx_http_tokenring_set_plan(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
@@ -170,6 +170,11 @@ ngx_http_tokenring_plan_setting(ngx_conf_t *cf,
         }
     }
 
+    if (ngx_strcmp(text->data, "shared") == 0) {
+        plan->shared = 1;
+        return NGX_CONF_OK;
+    }
+
     if (ngx_strncmp(text->data, "wait=", 5) == 0) {
         return ngx_http_tokenring_plan_wait(cf, plan, text);
     }
@@ -199,7 +204,8 @@ ngx_http_tokenring_plan_setting(ngx_conf_t *cf,
 
 
 /*
- * This host's part of what several share.  They do not speak to each other, so
+ * This host's part of what several share.  They do not speak to each other (or
+ * with `shared` only through Redis, and this is for when there is none), so
  * parts are rounded down: all together never give more than the plan has.
  */
 
@@ -357,6 +363,7 @@ ngx_http_tokenring_plan_limit(ngx_http_tokenring_plan_t *plan, ngx_str_t *text)
         return NGX_ERROR;
     }
 
+    limit->whole = limit->rate;
     limit->unit = ngx_http_tokenring_units[i].unit;
     limit->text = *text;
 
@@ -510,6 +517,10 @@ ngx_http_tokenring_init_tenants(ngx_conf_t *cf)
                           plans[i]->line);
             return NGX_ERROR;
         }
+    }
+
+    if (ngx_http_tokenring_init_quota(cf) != NGX_OK) {
+        return NGX_ERROR;
     }
 
     if (!tmcf->limited || tmcf->tenants) {

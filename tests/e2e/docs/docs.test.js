@@ -157,15 +157,17 @@ test('the ACL lines of Redis suffice for what they are for', async () => {
       assert.equal(out.stdout.trim(), 'OK', line);
       return /SETUSER (\w+)/.exec(line)[1];
     });
-    assert.deepEqual(users.sort(), ['dashboard', 'nginx', 'tokenring']);
+    assert.deepEqual([...new Set(users)].sort(),
+      ['dashboard', 'nginx', 'tokenring']);
     const password = path.join('/tmp', `tokenring-acl-${process.pid}`);
     fs.writeFileSync(password, 'sesame\n');
     stack = await Stack.start({
       engine: { kv_memory: '32m', redis: redis.address, redis_user: 'tokenring',
         redis_password_file: password },
       http: `tokenring_redis ${redis.address} user=nginx
-        password_file=${password};`,
-      location: 'tokenring_resumable on;',
+        password_file=${password};
+        tokenring_plan some requests=10/d shared;`,
+      location: 'tokenring_resumable on; tokenring_limits some;',
       server: `location /dashboard/ {
         tokenring_dashboard ${path.join(ROOT, 'dashboard')};
         tokenring_redis ${redis.address} user=dashboard
@@ -176,6 +178,7 @@ test('the ACL lines of Redis suffice for what they are for', async () => {
     const out = await post(`${stack.url}/v1/chat/completions`, { model: 'pocket',
       max_tokens: 4, messages: [{ role: 'user', content: 'Hello!' }] });
     assert.equal(out.status, 200, out.text);
+    assert.equal(out.headers['x-ratelimit-remaining-requests'], '9');
     const id = out.headers['x-tokenring-id'];
     const ask = (rest = '', method = 'GET') =>
       request(`${stack.url}/v1/requests/${id}${rest}`, { method });

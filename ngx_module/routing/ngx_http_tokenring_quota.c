@@ -1,0 +1,669 @@
+/*
+ * Quotas (ngx_http_tokenring_quota.h).
+ *
+ * A quota is a hash in Redis, PREFIXquota:{ACCOUNT}, with two fields for each
+ * budget: what was used (as in _budget.c, in parts), and when it was refilled
+ * last.  One script does all that is done to it, so that no two hosts get the
+ * same tokens, with one clock, that of Redis.
+ *
+ * A reply that does not come may have been meant: what was asked for is then
+ * nobody's, what was given back stays with Redis, and what was owed is owed
+ * again.  So an outage costs tokens, and never makes any.
+ */
+
+#include "ngx_http_tokenring_quota.h"
+#include "ngx_http_tokenring_conf.h"
+#include "ngx_http_tokenring_redis.h"
+#include "ngx_http_tokenring_request.h"
+
+
+/* a host takes so many parts of a budget at a time */
+#define NGX_HTTP_TOKENRING_STOCK       20
+
+/* ms: between two questions while Redis is away, or has nothing; how long it
+ * then counts as away; how long a reply may take that was lost with its worker;
+ * how often requests look that another worker's reply concerns */
+#define NGX_HTTP_TOKENRING_QUOTA_RETRY  250
+#define NGX_HTTP_TOKENRING_QUOTA_AWAY   5000
+#define NGX_HTTP_TOKENRING_QUOTA_LOST   3000
+#define NGX_HTTP_TOKENRING_QUOTA_LOOK   20
+
+/* numbers of a script are doubles */
+#define NGX_HTTP_TOKENRING_QUOTA_MAX    (1ull << 53)
+
+/* words of the script's arguments and numbers of its reply, of each budget */
+#define NGX_HTTP_TOKENRING_QUOTA_ARGS   5
+#define NGX_HTTP_TOKENRING_QUOTA_REPLY  4
+
+/* bytes of these words */
+#define NGX_HTTP_TOKENRING_QUOTA_TEXT                                         \
+    (sizeof("requests/d") + NGX_HTTP_TOKENRING_QUOTA_ARGS * NGX_INT64_LEN)
+
+
+static void ngx_http_tokenring_quota_words(ngx_http_tokenring_ask_t *ask,
+    ngx_uint_t i, u_char *p, ngx_str_t *argv);
+static void ngx_http_tokenring_quota_lost(ngx_http_tokenring_ask_t *ask);
+static void ngx_http_tokenring_quota_reply(void *data, redisReply *reply);
+static ngx_int_t ngx_http_tokenring_quota_take(
+    ngx_http_tokenring_account_t *a, ngx_http_tokenring_ask_t *ask,
+    redisReply *reply);
+static ngx_uint_t ngx_http_tokenring_quota_back(
+    ngx_http_tokenring_account_t *a, ngx_http_tokenring_ask_t *got,
+    ngx_http_tokenring_ask_t *ask);
+static ngx_http_tokenring_stock_t *ngx_http_tokenring_quota_stock(
+    ngx_http_tokenring_account_t *a, uint8_t kind);
+static void ngx_http_tokenring_quota_wake(void);
+static void ngx_http_tokenring_quota_handler(ngx_event_t *ev);
+
+
+/* KEYS: the quota.  ARGV, of each budget: its name, limit and period (0: a
+ * day), what is owed (below 0: given back), what is wanted.  Returns of each
+ * what it gives, what is left, ms until there is something, and the day. */
+
+static ngx_str_t  ngx_http_tokenring_quota_script = ngx_string(
+    "local t = redis.call('TIME') "
+    "local now = t[1] * 1000 + math.floor(t[2] / 1000) "
+    "local day = math.floor(t[1] / 86400) "
+    "local out = {} "
+    "for i = 1, #ARGV, 5 do "
+      "local kind = ARGV[i] "
+      "local limit, period = tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]) "
+      "local owed, want = tonumber(ARGV[i + 3]), tonumber(ARGV[i + 4]) "
+      "local was = redis.call('HMGET', KEYS[1], kind, kind .. 't') "
+      "local used, at = tonumber(was[1]) or 0, tonumber(was[2]) or 0 "
+      "local parts = 1 "
+      "if period > 0 then "
+        "parts = period "
+        "used = used - math.max(0, now - at) * limit "
+        "at = math.max(now, at) "
+      "elseif day > at then "
+        "used, at = 0, day "
+      "end "
+      "used = math.min(math.max(0, used) + owed * parts, 2 ^ 53) "
+      "used = math.max(0, used) "
+      "local free = math.floor((limit * parts - used) / parts) "
+      "local got = math.max(0, math.min(want, free)) "
+      "used, free = used + got * parts, free - got "
+      "local wait = 0 "
+      "if free < 1 then "
+        "wait = period > 0 "
+          "and math.ceil((used + parts - limit * parts) / limit) "
+          "or (day + 1) * 86400000 - now "
+      "end "
+      "redis.call('HSET', KEYS[1], kind, string.format('%.0f', used), "
+        "kind .. 't', string.format('%.0f', at)) "
+      "out[#out + 1] = got "
+      "out[#out + 1] = math.max(0, free) "
+      "out[#out + 1] = wait "
+      "out[#out + 1] = at "
+    "end "
+    "redis.call('PEXPIRE', KEYS[1], 172800000) "
+    "return out");
+
+
+/* of this worker: requests whose engines may sample nothing for now */
+
+static ngx_queue_t  ngx_http_tokenring_starving;
+static ngx_event_t  ngx_http_tokenring_quota_event;
+
+
+ngx_int_t
+ngx_http_tokenring_init_quota(ngx_conf_t *cf)
+{
+    uint64_t                          parts;
+    ngx_uint_t                        i, j, shared;
+    ngx_http_tokenring_plan_t       **plans;
+    ngx_http_tokenring_redis_t      **redises;
+    ngx_http_tokenring_limit_t       *limit;
+    ngx_http_tokenring_loc_conf_t    *tlcf;
+    ngx_http_tokenring_main_conf_t   *tmcf;
+
+    tmcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_tokenring_module);
+    tlcf = ngx_http_conf_get_module_loc_conf(cf, ngx_http_tokenring_module);
+
+    plans = tmcf->plans.elts;
+    shared = 0;
+
+    for (i = 0; i < tmcf->plans.nelts; i++) {
+
+        for (j = 0; plans[i]->shared && j < plans[i]->n; j++) {
+            limit = &plans[i]->limits[j];
+            parts = limit->whole.period ? limit->whole.period : 1;
+            shared = 1;
+
+            if (limit->whole.limit > NGX_HTTP_TOKENRING_QUOTA_MAX / parts) {
+                ngx_log_error(NGX_LOG_EMERG, cf->log, 0,
+                              "\"%V\" of the shared plan \"%V\" is more than "
+                              "%uL", &limit->text, &plans[i]->name,
+                              NGX_HTTP_TOKENRING_QUOTA_MAX / parts);
+                return NGX_ERROR;
+            }
+        }
+    }
+
+    if (!shared) {
+        return NGX_OK;
+    }
+
+    redises = tmcf->redises.elts;
+
+    if (tlcf->redis != NGX_CONF_UNSET_PTR && tlcf->redis) {
+        tmcf->quota_redis = tlcf->redis;
+
+    } else if (tmcf->redises.nelts == 1) {
+        tmcf->quota_redis = redises[0];
+
+    } else {
+        ngx_log_error(NGX_LOG_EMERG, cf->log, 0,
+                      "a tokenring_plan is shared and there %s tokenring_redis,"
+                      " expected one in the http block",
+                      tmcf->redises.nelts ? "is more than one" : "is no");
+        return NGX_ERROR;
+    }
+
+    return NGX_OK;
+}
+
+
+int64_t
+ngx_http_tokenring_quota_left(ngx_http_tokenring_account_t *a,
+    ngx_http_tokenring_plan_t *plan, ngx_uint_t i)
+{
+    int64_t  have, part;
+
+    if (!plan->shared) {
+        return ngx_http_tokenring_budget_left(&a->budgets[i],
+                                              &plan->limits[i].rate);
+    }
+
+    have = a->quota->stocks[i].have;
+
+    if (have >= 1 || !a->quota->away || plan->hosts == 0) {
+        return have;
+    }
+
+    /* of this host's own part, of which it has used all that it used */
+
+    part = ngx_http_tokenring_budget_left(&a->budgets[i],
+                                          &plan->limits[i].rate);
+    return ngx_max(part, have);
+}
+
+
+ngx_uint_t
+ngx_http_tokenring_quota_unknown(ngx_http_tokenring_account_t *a,
+    ngx_uint_t i, ngx_http_tokenring_clock_t *clock)
+{
+    ngx_http_tokenring_quota_t  *q;
+
+    q = a->quota;
+
+    return clock->now >= q->stocks[i].dry
+           && (q->away == 0
+               || clock->now - q->away >= NGX_HTTP_TOKENRING_QUOTA_AWAY);
+}
+
+
+uint64_t
+ngx_http_tokenring_quota_wait(ngx_http_tokenring_account_t *a, ngx_uint_t i,
+    ngx_http_tokenring_clock_t *clock)
+{
+    uint64_t                     wait;
+    ngx_http_tokenring_stock_t  *s;
+
+    s = &a->quota->stocks[i];
+    wait = (s->until > clock->now) ? s->until - clock->now : 0;
+
+    return ngx_max(wait, NGX_HTTP_TOKENRING_QUOTA_RETRY);
+}
+
+
+uint64_t
+ngx_http_tokenring_quota_reset(ngx_http_tokenring_limit_t *limit,
+    int64_t left, ngx_http_tokenring_clock_t *clock)
+{
+    ngx_http_tokenring_rate_t    *rate;
+    ngx_http_tokenring_budget_t   b;
+
+    rate = &limit->whole;
+
+    ngx_http_tokenring_budget_init(&b, rate, clock);
+    ngx_http_tokenring_budget_take(&b, rate, (int64_t) rate->limit - left);
+
+    return ngx_http_tokenring_budget_wait(&b, rate, clock, rate->limit);
+}
+
+
+ngx_uint_t
+ngx_http_tokenring_quota_ask(ngx_http_tokenring_account_t *a,
+    ngx_http_tokenring_plan_t *plan, ngx_http_tokenring_clock_t *clock,
+    ngx_uint_t over, ngx_http_tokenring_ask_t *ask)
+{
+    int64_t                      stock, pay, want;
+    ngx_uint_t                   i;
+    ngx_http_tokenring_quota_t  *q;
+    ngx_http_tokenring_stock_t  *s;
+
+    q = a->quota;
+    ask->n = 0;
+
+    if (!over
+        && ((q->asking
+             && clock->now - q->tried < NGX_HTTP_TOKENRING_QUOTA_LOST)
+            || (q->away
+                && clock->now - q->tried < NGX_HTTP_TOKENRING_QUOTA_RETRY)))
+    {
+        return 0;
+    }
+
+    for (i = 0; i < plan->n; i++) {
+        s = &q->stocks[i];
+
+        stock = (int64_t) (plan->limits[i].whole.limit
+                           / NGX_HTTP_TOKENRING_STOCK);
+        stock = ngx_max(stock, 1);
+
+        if (over) {
+            pay = -s->have;
+            want = 0;
+
+        } else {
+            pay = (s->have < 0) ? -s->have : 0;
+            want = (s->have <= stock / 2 && clock->now >= s->dry)
+                   ? stock - ngx_max(s->have, 0) : 0;
+        }
+
+        if (want == 0 && (pay == 0 || !over)) {
+            continue;
+        }
+
+        ask->parts[ask->n].kind = plan->limits[i].kind;
+        ask->parts[ask->n].limit = plan->limits[i].whole.limit;
+        ask->parts[ask->n].period = plan->limits[i].whole.period;
+        ask->parts[ask->n].pay = pay;
+        ask->parts[ask->n].want = want;
+        ask->parts[ask->n].day = s->day;
+        ask->n++;
+
+        s->have += pay;
+    }
+
+    if (ask->n == 0) {
+        return 0;
+    }
+
+    ngx_memcpy(ask->account, a->name, NGX_HTTP_TOKENRING_TENANT);
+
+    q->asking = 1;
+    q->tried = clock->now;
+
+    return 1;
+}
+
+
+void
+ngx_http_tokenring_quota_send(ngx_shm_zone_t *zone,
+    ngx_http_tokenring_ask_t *ask)
+{
+    u_char                           name[2 * NGX_HTTP_TOKENRING_TENANT],
+                                     key[64 + sizeof("quota:{}")
+                                         + sizeof(name)],
+                                     text[NGX_HTTP_TOKENRING_BUDGETS]
+                                         [NGX_HTTP_TOKENRING_QUOTA_TEXT];
+    ngx_str_t                        s, argv[4 + NGX_HTTP_TOKENRING_BUDGETS
+                                               * NGX_HTTP_TOKENRING_QUOTA_ARGS];
+    ngx_uint_t                       i, argc;
+    ngx_http_tokenring_ask_t        *sent;
+    ngx_http_tokenring_main_conf_t  *tmcf;
+
+    tmcf = ngx_http_cycle_get_module_main_conf(ngx_cycle,
+                                               ngx_http_tokenring_module);
+    ask->zone = zone;
+
+    s.data = name;
+    s.len = ngx_hex_dump(name, ask->account, sizeof(ask->account)) - name;
+
+    ngx_str_set(&argv[0], "EVAL");
+    argv[1] = ngx_http_tokenring_quota_script;
+    ngx_str_set(&argv[2], "1");
+    argv[3] = ngx_http_tokenring_redis_key_at(tmcf->quota_redis, key, "quota",
+                                              &s);
+    argc = 4;
+
+    for (i = 0; i < ask->n; i++) {
+        ngx_http_tokenring_quota_words(ask, i, text[i], &argv[argc]);
+        argc += NGX_HTTP_TOKENRING_QUOTA_ARGS;
+    }
+
+    sent = ngx_alloc(sizeof(ngx_http_tokenring_ask_t), ngx_cycle->log);
+
+    if (sent) {
+        *sent = *ask;
+
+        if (ngx_http_tokenring_redis_command(tmcf->quota_redis,
+                                             ngx_http_tokenring_quota_reply,
+                                             sent, argc, argv))
+        {
+            return;
+        }
+
+        ngx_free(sent);
+    }
+
+    ngx_http_tokenring_quota_lost(ask);
+}
+
+
+/* the script's arguments of one budget */
+
+static void
+ngx_http_tokenring_quota_words(ngx_http_tokenring_ask_t *ask, ngx_uint_t i,
+    u_char *p, ngx_str_t *argv)
+{
+    uint8_t                    kind;
+    int64_t                    values[NGX_HTTP_TOKENRING_QUOTA_ARGS];
+    ngx_uint_t                 j;
+    ngx_http_tokenring_rate_t  rate;
+
+    static const char  *units[] = { "requests", "in", "out", "tokens" };
+
+    kind = ask->parts[i].kind;
+
+    argv[0].data = p;
+    p = ngx_sprintf(p, "%s/%c", units[ngx_http_tokenring_kind(kind, &rate)],
+                    "smhd"[(kind - 1) % 4]);
+    argv[0].len = p - argv[0].data;
+
+    values[1] = (int64_t) ask->parts[i].limit;
+    values[2] = (int64_t) ask->parts[i].period;
+    values[3] = ask->parts[i].pay;
+    values[4] = ask->parts[i].want;
+
+    for (j = 1; j < NGX_HTTP_TOKENRING_QUOTA_ARGS; j++) {
+        argv[j].data = p;
+        p = ngx_sprintf(p, "%L", values[j]);
+        argv[j].len = p - argv[j].data;
+    }
+}
+
+
+/* what was owed is owed again, unless it is of a day that has gone */
+
+static void
+ngx_http_tokenring_quota_lost(ngx_http_tokenring_ask_t *ask)
+{
+    ngx_uint_t                     i;
+    ngx_slab_pool_t               *shpool;
+    ngx_http_tokenring_clock_t     clock;
+    ngx_http_tokenring_stock_t    *s;
+    ngx_http_tokenring_account_t  *a;
+
+    ngx_http_tokenring_now(&clock);
+
+    shpool = (ngx_slab_pool_t *) ask->zone->shm.addr;
+
+    ngx_shmtx_lock(&shpool->mutex);
+
+    a = ngx_http_tokenring_account_known(ask->zone, ask->account);
+
+    if (a && a->quota) {
+        a->quota->asking = 0;
+        a->quota->away = ngx_max(clock.now, 1);
+
+        for (i = 0; i < ask->n; i++) {
+            s = ngx_http_tokenring_quota_stock(a, ask->parts[i].kind);
+
+            if (s && ask->parts[i].pay > 0 && s->day == ask->parts[i].day) {
+                s->have -= ask->parts[i].pay;
+            }
+        }
+    }
+
+    ngx_shmtx_unlock(&shpool->mutex);
+
+    ngx_http_tokenring_quota_wake();
+}
+
+
+static void
+ngx_http_tokenring_quota_reply(void *data, redisReply *reply)
+{
+    ngx_int_t                        rc;
+    ngx_uint_t                       send;
+    ngx_slab_pool_t                 *shpool;
+    ngx_http_tokenring_ask_t        *ask, back;
+    ngx_http_tokenring_account_t    *a;
+    ngx_http_tokenring_main_conf_t  *tmcf;
+
+    ask = data;
+    rc = NGX_DECLINED;
+    send = 0;
+
+    if (reply && reply->type == REDIS_REPLY_ERROR) {
+        tmcf = ngx_http_cycle_get_module_main_conf(ngx_cycle,
+                                                   ngx_http_tokenring_module);
+        ngx_http_tokenring_redis_complain(tmcf->quota_redis, reply);
+    }
+
+    if (reply && reply->type == REDIS_REPLY_ARRAY
+        && reply->elements == ask->n * NGX_HTTP_TOKENRING_QUOTA_REPLY)
+    {
+        shpool = (ngx_slab_pool_t *) ask->zone->shm.addr;
+
+        ngx_shmtx_lock(&shpool->mutex);
+
+        a = ngx_http_tokenring_account_known(ask->zone, ask->account);
+
+        /* of an account that was forgotten it is nobody's */
+        rc = (a && a->quota) ? ngx_http_tokenring_quota_take(a, ask, reply)
+                             : NGX_OK;
+
+        send = a && a->quota && rc == NGX_OK
+               && ngx_http_tokenring_quota_back(a, ask, &back);
+
+        ngx_shmtx_unlock(&shpool->mutex);
+    }
+
+    if (send) {
+        ngx_http_tokenring_quota_send(ask->zone, &back);
+    }
+
+    if (rc == NGX_OK) {
+        ngx_http_tokenring_quota_wake();
+
+    } else {
+        ngx_http_tokenring_quota_lost(ask);
+    }
+
+    ngx_free(ask);
+}
+
+
+static ngx_int_t
+ngx_http_tokenring_quota_take(ngx_http_tokenring_account_t *a,
+    ngx_http_tokenring_ask_t *ask, redisReply *reply)
+{
+    uint64_t                     n[NGX_HTTP_TOKENRING_BUDGETS]
+                                  [NGX_HTTP_TOKENRING_QUOTA_REPLY];
+    ngx_uint_t                   i, j;
+    ngx_http_tokenring_clock_t   clock;
+    ngx_http_tokenring_stock_t  *s;
+
+    for (i = 0; i < ask->n; i++) {
+
+        for (j = 0; j < NGX_HTTP_TOKENRING_QUOTA_REPLY; j++) {
+
+            if (ngx_http_tokenring_redis_number(
+                    reply->element[i * NGX_HTTP_TOKENRING_QUOTA_REPLY + j],
+                    &n[i][j])
+                != NGX_OK)
+            {
+                return NGX_DECLINED;
+            }
+        }
+
+        if (n[i][0] > (uint64_t) ask->parts[i].want) {
+            return NGX_DECLINED;
+        }
+    }
+
+    ngx_http_tokenring_now(&clock);
+
+    for (i = 0; i < ask->n; i++) {
+        s = ngx_http_tokenring_quota_stock(a, ask->parts[i].kind);
+
+        if (s == NULL) {
+            /* a reload has taken this budget from the plan */
+            continue;
+        }
+
+        if (ask->parts[i].period == 0 && s->day < n[i][3]) {
+            /* what is left of yesterday's, or was owed, is gone */
+            s->have = s->day ? 0 : s->have;
+            s->day = n[i][3];
+        }
+
+        s->have += (int64_t) n[i][0];
+        s->rest = (int64_t) n[i][1];
+        s->until = clock.now + n[i][2];
+        s->dry = 0;
+
+        if (n[i][0] == 0 && n[i][1] == 0) {
+            s->dry = clock.now + ngx_min(n[i][2],
+                                         NGX_HTTP_TOKENRING_QUOTA_RETRY);
+        }
+    }
+
+    a->quota->asking = 0;
+    a->quota->away = 0;
+
+    return NGX_OK;
+}
+
+
+/* it came when all requests had ended: another host may use it */
+
+static ngx_uint_t
+ngx_http_tokenring_quota_back(ngx_http_tokenring_account_t *a,
+    ngx_http_tokenring_ask_t *got, ngx_http_tokenring_ask_t *ask)
+{
+    ngx_uint_t                   i;
+    ngx_http_tokenring_stock_t  *s;
+
+    *ask = *got;
+    ask->n = 0;
+
+    for (i = 0; a->holds == 0 && i < got->n; i++) {
+        s = ngx_http_tokenring_quota_stock(a, got->parts[i].kind);
+
+        if (s == NULL || s->have <= 0) {
+            continue;
+        }
+
+        ask->parts[ask->n] = got->parts[i];
+        ask->parts[ask->n].pay = -s->have;
+        ask->parts[ask->n].want = 0;
+        ask->n++;
+
+        s->have = 0;
+    }
+
+    return ask->n != 0;
+}
+
+
+static ngx_http_tokenring_stock_t *
+ngx_http_tokenring_quota_stock(ngx_http_tokenring_account_t *a, uint8_t kind)
+{
+    ngx_uint_t  i;
+
+    for (i = 0; i < NGX_HTTP_TOKENRING_BUDGETS; i++) {
+        if (a->kinds[i] == kind) {
+            return &a->quota->stocks[i];
+        }
+    }
+
+    return NULL;
+}
+
+
+void
+ngx_http_tokenring_quota_starve(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_event_t               *ev;
+    ngx_http_tokenring_use_t  *use;
+
+    use = ctx->use;
+    ev = &ngx_http_tokenring_quota_event;
+
+    if (ev->handler == NULL) {
+        ngx_queue_init(&ngx_http_tokenring_starving);
+
+        ev->handler = ngx_http_tokenring_quota_handler;
+        ev->log = ngx_cycle->log;
+        ev->data = &ngx_http_tokenring_starving;
+    }
+
+    if (!use->starved) {
+        use->starved = 1;
+        use->ctx = ctx;
+        ngx_queue_insert_tail(&ngx_http_tokenring_starving, &use->queue);
+    }
+
+    if (!ev->timer_set) {
+        ngx_add_timer(ev, NGX_HTTP_TOKENRING_QUOTA_LOOK);
+    }
+}
+
+
+void
+ngx_http_tokenring_quota_leave(ngx_http_tokenring_use_t *use)
+{
+    if (use->starved) {
+        use->starved = 0;
+        ngx_queue_remove(&use->queue);
+    }
+}
+
+
+/* those who wait in this worker; those of others look by themselves */
+
+static void
+ngx_http_tokenring_quota_wake(void)
+{
+    ngx_event_t  *ev;
+
+    ngx_http_tokenring_seat_freed();
+
+    ev = &ngx_http_tokenring_quota_event;
+
+    if (ev->handler && !ngx_queue_empty(&ngx_http_tokenring_starving)) {
+        ngx_post_event(ev, &ngx_posted_next_events);
+    }
+}
+
+
+static void
+ngx_http_tokenring_quota_handler(ngx_event_t *ev)
+{
+    ngx_queue_t                all, *q;
+    ngx_http_tokenring_use_t  *use;
+
+    if (ngx_queue_empty(&ngx_http_tokenring_starving)) {
+        return;
+    }
+
+    /* who still gets nothing comes back to the queue; one may end another */
+
+    ngx_queue_init(&all);
+    ngx_queue_add(&all, &ngx_http_tokenring_starving);
+    ngx_queue_init(&ngx_http_tokenring_starving);
+
+    while (!ngx_queue_empty(&all)) {
+        q = ngx_queue_head(&all);
+        use = ngx_queue_data(q, ngx_http_tokenring_use_t, queue);
+
+        ngx_http_tokenring_quota_leave(use);
+        ngx_http_tokenring_charge_again(use->ctx);
+    }
+}
