@@ -13,15 +13,15 @@
 
 static tr_prefix_key_t alice;
 
-/* Writes until it is killed; says so when it has begun. */
+/* Writes until it is killed; says so when it has begun, and of each text. */
 static void
-write_on(const tr_store_config_t *c, int ready)
+write_on(const tr_store_config_t *c, int told)
 {
     int32_t tokens[LONGEST];
     tr_store_t *s = store_open(c);
 
-    (void) !write(ready, "x", 1);
     for (;;) {
+        (void) !write(told, "x", 1);
         tokens_of_text(random_below(TEXTS), LONGEST, tokens);
         put_whole(s, &alice, tokens, 64 + random_below(500));
     }
@@ -41,25 +41,28 @@ count_temporary(const place_t *p, const char *name)
 static void
 kill_one(const tr_store_config_t *c)
 {
-    struct timespec t = { 0, 1000 * (long) random_below(12000) };
-    int ready[2];
+    struct timespec t = { 0, 1000 * (long) random_below(4000) };
+    uint32_t texts = random_below(6);
+    int told[2];
     pid_t child;
     char x;
 
-    assert_int_equal(pipe(ready), 0);
+    assert_int_equal(pipe(told), 0);
     child = fork();
     assert_true(child >= 0);
     if (child == 0) {
-        close(ready[0]);
-        write_on(c, ready[1]);
+        close(told[0]);
+        write_on(c, told[1]);
         _exit(1);
     }
-    close(ready[1]);
-    assert_int_equal(read(ready[0], &x, 1), 1);
-    close(ready[0]);
+    close(told[1]);
+    for (uint32_t i = 0; i <= texts; i++) {
+        assert_int_equal(read(told[0], &x, 1), 1);
+    }
     nanosleep(&t, NULL);
     assert_int_equal(kill(child, SIGKILL), 0);
     assert_int_equal(waitpid(child, NULL, 0), child);
+    close(told[0]);
 }
 
 static void
