@@ -1,7 +1,8 @@
 'use strict';
 //
 // Requests of one value stay at one engine (tokenring_affinity): while others come
-// and go, but not beyond what one engine is to have more than others.
+// and go, but not beyond what one engine is to have more than others.  One of three
+// times the weight has three times as many.
 
 const { test, before, after } = require('node:test');
 const assert = require('node:assert/strict');
@@ -16,7 +17,14 @@ before(async () => {
   stack = await Stack.start({ engine: NULL,
     engines: { second: NULL, third: NULL }, pass: 'fleet',
     http: `tokenring_engine fleet unix:DIR/main.sock unix:DIR/second.sock
-        unix:DIR/third.sock;`,
+        unix:DIR/third.sock;
+      tokenring_engine even unix:DIR/main.sock unix:DIR/second.sock;
+      tokenring_engine heavy unix:DIR/main.sock weight=3;
+      tokenring_engine heavy unix:DIR/second.sock;`,
+    server: `location /even/v1/ { tokenring_pass even;
+        tokenring_affinity $http_x_session; }
+      location /heavy/v1/ { tokenring_pass heavy;
+        tokenring_affinity $http_x_session; }`,
     location: 'tokenring_affinity $http_x_session;' });
   stack.complaints = () => []; // an engine is killed
   await stack.connected(3);
@@ -37,9 +45,9 @@ async function counts() {
 const body = { model: 'pocket', prompt: 'Once upon a time', max_tokens: 2 };
 
 // The engine that got this one, by what its page counts.
-async function where(session) {
+async function where(session, place = '') {
   const was = await counts();
-  const r = await post(`${stack.url}/v1/completions`, body,
+  const r = await post(`${stack.url}${place}/v1/completions`, body,
     session === undefined ? {} : { 'X-Session': session });
   assert.equal(r.status, 200, r.text);
   let at = -1;
@@ -106,4 +114,22 @@ test('an engine with much more to do is passed over', async () => {
   await Promise.all(held.map((s) => s.finished));
   await stack.idle();
   assert.equal(await where(session), home);
+});
+
+test('shares are those of weights, and a larger one takes from the other', async () => {
+  const n = 120;
+  const at = { even: [], heavy: [] };
+  for (let i = 0; i < n; i++) {
+    for (const place of ['even', 'heavy']) {
+      at[place].push(await where(`weighed ${i}`, `/${place}`));
+    }
+  }
+  const first = (place) => at[place].filter((one) => one === 0).length;
+  // a half and three quarters of them, within five standard deviations
+  assert.ok(Math.abs(first('even') - n / 2) <= 28, `${first('even')} of ${n}`);
+  assert.ok(Math.abs(first('heavy') - 3 * n / 4) <= 24,
+    `${first('heavy')} of ${n}`);
+  at.even.forEach((one, i) => {
+    if (one === 0) assert.equal(at.heavy[i], 0, 'none goes to the lighter one');
+  });
 });
