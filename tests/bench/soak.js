@@ -14,7 +14,9 @@
 // Anything that is not as it must be is printed at once and again at the end, and
 // makes the exit status 1.
 
+const fs = require('node:fs');
 const os = require('node:os');
+const path = require('node:path');
 const lib = require('./lib.js');
 const { Stack, read, freePort } = require('../e2e/lib/stack.js');
 const { Redis } = require('../e2e/lib/redis.js');
@@ -31,12 +33,13 @@ const usage = `Usage: node tests/bench/soak.js [options]
                  of the time where that is less)
   --pause S      seconds between two kinds of weather, on average (default 8)
   --sample S     seconds between two samples (default 5)
-  --slope N      KiB an hour that a process may grow by, where its slope is known
-                 from 5 quiet moments in 10 minutes or more (default 4096)
+  --slope N      KiB an hour by which what a process has from malloc may grow,
+                 where its slope is known from 5 quiet moments in 10 minutes or
+                 more (default 1024)
   --json FILE    write the results there, and a table beside them (.md)
 `;
 const options = lib.options({ minutes: 60, clients: 8, seed: 1, policy: 'diffkv',
-  quiet: 120, pause: 8, sample: 5, slope: 4096, json: '' }, usage);
+  quiet: 120, pause: 8, sample: 5, slope: 1024, json: '' }, usage);
 const TOTAL = options.minutes * 60000;
 const QUIET = Math.min(options.quiet * 1000, TOTAL / 5);
 const WARM = Math.min(300000, TOTAL / 8);
@@ -63,6 +66,18 @@ const broken = (text) => {
   problems.push(`${clock()}  ${text}`);
   say(`BROKEN: ${text}`);
 };
+
+// Has all processes that start from now on count what they have from malloc.
+function countHeaps() {
+  const library = path.join(lib.BUILD, 'bench/libheap_count.so');
+  if (!fs.existsSync(library)) {
+    say(`note: heaps are not counted, there is no ${library}`);
+    return;
+  }
+  process.env.HEAP_COUNT = lib.makeDir();
+  fs.chmodSync(process.env.HEAP_COUNT, 0o755);
+  process.env.LD_PRELOAD = library;
+}
 
 async function startStack() {
   const redis = await Redis.start();
@@ -146,9 +161,9 @@ async function judge({ stack, weather, watch }) {
       broken(`${p.what} ${p.pid} has ${p.fds.join(' ')} descriptors`);
     }
     if (p.points >= 5 && p.span >= 10 && p.what !== 'redis-server'
-      && p.anonSlope > options.slope) {
-      broken(`${p.what} ${p.pid} grows by ${Math.round(p.anonSlope)} KiB/h: `
-        + p.anon.join(' '));
+      && p.heapSlope > options.slope) {
+      broken(`${p.what} ${p.pid} grows by ${Math.round(p.heapSlope)} KiB/h: `
+        + p.heap.map(Math.round).join(' '));
     }
   }
 }
@@ -171,8 +186,9 @@ function requestTable(counts) {
 function processTable(lives) {
   const cell = (v, n = 9) => String(v).padStart(n);
   const rate = (v) => (v === null ? '-' : Math.round(v));
+  const mib = (v) => (v === null ? '-' : (v / 1024).toFixed(2));
   const rows = [`${'process'.padEnd(16)}${['minutes', 'CPU %', 'at rest',
-    'MiB', 'to', 'KiB/h', 'fds', 'to', 'at most'].map((t) => cell(t)).join('')}`];
+    'MiB', 'to', 'malloc', 'to', 'KiB/h', 'fds', 'to', 'at most'].map((t) => cell(t)).join('')}`];
   const shown = ['worker', 'engine first', 'engine second', 'redis-server']
     .flatMap((what) => lives.filter((p) => p.what === what)
       .sort((a, b) => b.minutes - a.minutes).slice(0, 3));
@@ -180,13 +196,14 @@ function processTable(lives) {
     rows.push(p.what.padEnd(16) + cell(p.minutes.toFixed(1))
       + cell(p.cpu.toFixed(1)) + cell(p.quiet)
       + cell((p.anon[0] / 1024).toFixed(2))
-      + cell((p.anon.at(-1) / 1024).toFixed(2)) + cell(rate(p.anonSlope))
+      + cell((p.anon.at(-1) / 1024).toFixed(2))
+      + cell(mib(p.heap[0])) + cell(mib(p.heap.at(-1))) + cell(rate(p.heapSlope))
       + cell(p.fds[0]) + cell(p.fds.at(-1)) + cell(p.fdsMost));
   }
-  rows.push('the three longest lives of each; MiB and descriptors at the first and'
-    + ' the last quiet moment,', 'descriptors at most also under load; slopes over '
-    + `five minutes or more, without the first ${(WARM / 60000).toFixed(1)}`
-    + ' minutes of a life');
+  rows.push('the three longest lives of each; MiB, of these from malloc, and '
+    + 'descriptors at the first and the last', 'quiet moment, descriptors at most '
+    + 'also under load; KiB/h: of malloc, over five minutes or more, without',
+  `the first ${(WARM / 60000).toFixed(1)} minutes of a life`);
   return rows;
 }
 
@@ -222,6 +239,7 @@ function tabulate({ load, weather, watch }, loads) {
 
 async function main() {
   const before = os.loadavg()[0];
+  countHeaps();
   const { stack, redis, slowPort } = await startStack();
   const calendar = new Calendar({ drain: DRAIN * 1000 });
   const fixture = { stack, redis, slowPort, calendar, broken, log: say,
@@ -245,7 +263,7 @@ async function main() {
     process.stdout.write(`\n${table}`);
     if (options.json) {
       const flat = watch.summary(WARM).map((p) => ({ ...p,
-        anon: p.anon.join(' '), rss: p.rss.join(' '), fds: p.fds.join(' ') }));
+        anon: p.anon.join(' '), heap: p.heap.map(Math.round).join(' '), rss: p.rss.join(' '), fds: p.fds.join(' ') }));
       lib.save(options.json, 'A soak', 'node tests/bench/soak.js --minutes '
         + `${options.minutes} --clients ${options.clients} --seed ${options.seed}`
         + (options.policy === 'diffkv' ? '' : ` --policy ${options.policy}`),

@@ -3,9 +3,12 @@
 // What soak.js watches: memory, descriptors and CPU time of every process, what
 // is in use, and, when the load pauses, that everything has come back.  Memory is
 // what a process has for itself (RssAnon): what it shares with others, rings
-// and the model's file, is a matter of who touched it first.
+// and the model's file, is a matter of who touched it first.  And it is what a
+// process has from malloc and has not given back (heap_count.c): there a leak is
+// told from holes in the heap.
 
 const fs = require('node:fs');
+const path = require('node:path');
 const lib = require('./lib.js');
 const { until, leaves, read, parseMetrics } = require('../e2e/lib/stack.js');
 const { request } = require('../e2e/lib/http.js');
@@ -13,13 +16,23 @@ const { request } = require('../e2e/lib/http.js');
 // What is shorter has no slope: a page more or less would be megabytes an hour.
 const SPAN = 300000;
 
+// KiB that a process has from malloc; null where they are not counted.
+function heap(pid) {
+  try {
+    const file = path.join(process.env.HEAP_COUNT, String(pid));
+    return Number(fs.readFileSync(file).readBigInt64LE()) / 1024;
+  } catch {
+    return null;
+  }
+}
+
 // null when the process has gone.
 function look(pid) {
   const status = read(`/proc/${pid}/status`);
   const kib = (name) => Number((new RegExp(`^${name}:\\s+(\\d+)`, 'm')
     .exec(status) || [0, 0])[1]);
   try {
-    return { rss: kib('VmRSS'), anon: kib('RssAnon'),
+    return { rss: kib('VmRSS'), anon: kib('RssAnon'), heap: heap(pid),
       fds: fs.readdirSync(`/proc/${pid}/fd`).length,
       cpu: lib.sum(lib.cpuNs(pid)) / 1e9 };
   } catch {
@@ -216,6 +229,8 @@ class Watch {
           quiet: l.quiet.length, points: points.length,
           span: points.length ? (points.at(-1).t - points[0].t) / 60000 : 0,
           cpu: l.to > l.from ? (l.cpu - l.first) * 1e5 / (l.to - l.from) : 0,
+          heap: l.quiet.map((q) => q.heap),
+          heapSlope: l.quiet[0].heap === null ? null : rate('heap'),
           anon: l.quiet.map((q) => q.anon), rss: l.quiet.map((q) => q.rss), fds,
           fdsMost: l.fdsMost, anonSlope: rate('anon'), rssSlope: rate('rss') };
       });
