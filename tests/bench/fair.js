@@ -3,14 +3,20 @@
 // What others wait while one client floods an engine: the time to the first token
 // of an ordinary request beside each flood, over the same alone (p95 of both).
 // And what fairness costs: tokens a second of a full house with `scheduling fair`
-// over `fifo`, by turns.
+// over `fifo`, by turns.  The flood's own clients take processors, too: where there
+// are only two, most of what is seen beside a flood may be theirs (`--engine
+// threads=1` leaves them one).
 //
 //   choices   two requests with n 128, of a tenant of their own, and of the same
 //   slow      257 readers with logprobs that read nothing
 //   prompts   24 prompts of 1,800 tokens at any time
 //   answers   300 endless answers, more than there are places
+//   bodies    six clients with bodies of 15 MiB around a tiny request
+//   uploads   1,000 clients that send 70 KiB of a body and stop
+//   handshakes  600 connections to the engine that say nothing
 
 const http = require('node:http');
+const net = require('node:net');
 const lib = require('./lib.js');
 
 const usage = `Usage: node tests/bench/fair.js [options]
@@ -21,12 +27,16 @@ const usage = `Usage: node tests/bench/fair.js [options]
   --prompt N       tokens of their prompts (default 200)
   --rounds N       of the throughput, each way (default 3); 0: none
   --scheduling S   of the floods (default fair)
+  --engine LIST    more settings of the engine, as "threads=4 max_batch_tokens=2048"
   --json FILE      write the results there, and a table beside them (.md)
 `;
-const options = lib.options({ floods: 'choices same slow prompts answers',
+const options = lib.options({ floods: 'choices same slow prompts answers bodies uploads '
+  + 'handshakes',
   policy: 'full', memory: '512m', asked: 20,
-  prompt: 200, rounds: 3, scheduling: 'fair',
+  prompt: 200, rounds: 3, scheduling: 'fair', engine: '',
   json: '' }, usage);
+const MORE = Object.fromEntries(options.engine.split(' ').filter(Boolean)
+  .map((one) => one.split('=')));
 
 let state = 1;
 function rnd(n) {
@@ -40,18 +50,19 @@ async function stack(settings) {
   const dir = lib.makeDir();
   const engine = await lib.startEngine(dir, { kv_policy: options.policy,
     kv_memory: options.memory, log_level: 'notice', kv_reuse: 'no',
-    ...settings });
+    ...MORE, ...settings });
   const nginx = await lib.startNginx(dir, 'nginx', {
     main: `load_module ${lib.MODULE};`,
     http: `tokenring_engine main unix:${engine.socket} slots=1024;
   client_max_body_size 16m;
   tokenring_queue_timeout 2h; tokenring_idle_timeout 2h;
   tokenring_first_token_timeout 2h;`,
-    location: `tokenring_tenant $http_x_tenant; tokenring_pass main; }
+    location: `tokenring_tenant $http_x_tenant; tokenring_body_rate 4k;
+    tokenring_pass main; }
     location /metrics { tokenring_metrics;`,
   });
   await lib.waitHealthy(nginx.port);
-  return { port: nginx.port,
+  return { port: nginx.port, socket: engine.socket,
     value: async (name) => Number((await (await fetch(
       `http://127.0.0.1:${nginx.port}/metrics`)).text())
       .match(new RegExp(`^${name}{[^}]*} ([0-9.e+]+)$`, 'm'))[1]),
@@ -63,7 +74,8 @@ async function stack(settings) {
 
 // A stream; first: ms until its first event.  It reads on, unless it is slow.
 function open(s, tenant, body, slow = false) {
-  const text = JSON.stringify({ stream: true, ...body });
+  const text = typeof body === 'string' ? body
+    : JSON.stringify({ stream: true, ...body });
   const begin = process.hrtime.bigint();
   const out = { tokens: 0 };
   out.first = new Promise((resolve, reject) => {
@@ -72,7 +84,7 @@ function open(s, tenant, body, slow = false) {
         method: 'POST', path: '/v1/completions',
         headers: { 'content-type': 'application/json', 'x-tenant': tenant } },
       (res) => {
-        if (res.statusCode !== 200) {
+        if (res.statusCode !== 200) { // of a body, that is its answer
           reject(new Error(`HTTP ${res.statusCode}`));
         }
         if (slow) {
@@ -105,6 +117,16 @@ async function firsts(s, tenant) {
   return ms[Math.ceil(ms.length * 0.95) - 1];
 }
 
+// Does one thing after the other until it is destroyed.
+function again(what) {
+  const all = { request: { destroy: () => { all.stop = true; } } };
+  (async () => { while (!all.stop) await what(); })();
+  return all;
+}
+
+const fat = () => `{"prompt":"x","max_tokens":1,${Array.from({ length: 1100000 },
+  (_, i) => `"k${i}":1`).join(',')}}`;
+
 const long = { max_tokens: 1900, ignore_eos: true };
 const FLOODS = {
   choices: (s) => [0, 1].map(() => open(s, 'crowd', { prompt: ids(4), n: 128,
@@ -115,15 +137,26 @@ const FLOODS = {
     prompt: ids(4), logprobs: 5, ...long }, true)),
   answers: (s) => Array.from({ length: 300 }, () => open(s, 'crowd', {
     prompt: ids(4), ...long })),
-  prompts: (s) => Array.from({ length: 24 }, () => {
-    const all = { request: { destroy: () => { all.stop = true; } } };
-    (async () => {
-      while (!all.stop) {
-        const one = open(s, 'crowd', { prompt: ids(1800), max_tokens: 8 });
-        await one.over;
-      }
-    })();
-    return all;
+  prompts: (s) => Array.from({ length: 24 }, () => again(() =>
+    open(s, 'crowd', { prompt: ids(1800), max_tokens: 8 }).over)),
+  bodies: (s) => {
+    const body = fat();
+    return Array.from({ length: 6 }, () => again(() => open(s, 'crowd',
+      body).over));
+  },
+  uploads: (s) => Array.from({ length: 1000 }, () => {
+    const request = http.request({ host: '127.0.0.1', port: s.port, agent: false,
+      method: 'POST', path: '/v1/completions', headers: { 'x-tenant': 'crowd',
+        'content-type': 'application/json', 'content-length': 100000 } });
+    request.on('error', () => {});
+    request.on('response', (res) => res.resume());
+    request.write(`{"prompt":"${'x'.repeat(70000)}`);
+    return { request };
+  }),
+  handshakes: (s) => Array.from({ length: 600 }, () => {
+    const request = net.connect(s.socket);
+    request.on('error', () => {});
+    return { request };
   }),
 };
 
