@@ -13,6 +13,7 @@
 #   make bench-fair       what others wait beside a flood, what fairness costs
 #   make bench-worker     what a worker pays for ids kept, and for tenants
 #   make bench-pause      the last stream's pause when an engine is killed
+#   make bench-moves      200 streams whose engines are killed again and again
 #   make bench-dashboard  what a viewer of the dashboard costs a worker
 #   make bench-redis      what the publisher takes, with Redis and without
 #   make bench-redis-faults   what clients notice of a Redis in trouble
@@ -76,7 +77,7 @@ bench-gpu: $(BENCH_GPU)
 
 .PHONY: bench bench-tools bench-dashboard bench-redis bench-resume \
         bench-redis-faults bench-soak \
-        bench-capacity bench-reuse bench-fair bench-worker bench-pause bench-grammar bench-scan \
+        bench-capacity bench-reuse bench-fair bench-worker bench-pause bench-moves bench-grammar bench-scan \
         bench-template bench-hostile \
         bench-gateway bench-engine bench-weights bench-footprint bench-first-token bench-manager \
         bench-attention bench-kv-store bench-policy
@@ -107,6 +108,9 @@ bench-worker: engine module $B/bench/sse_load
 
 bench-pause: engine cli module
 	@B="$B" node tests/bench/pause.js $(call bench_json,pause)
+
+bench-moves: engine cli module
+	@B="$B" TR_BUILD="$B" node tests/bench/moves.js $(call bench_json,moves)
 
 bench-fair: engine cli module
 	@B="$B" node tests/bench/fair.js $(call bench_json,fair)
@@ -148,7 +152,13 @@ bench-scan: $(BENCH_SCAN)
 	@$< $(call bench_json,scan)
 
 MINUTES ?= 60
-bench-soak: engine module
+HEAP_COUNT := $B/bench/libheap_count.so
+$(HEAP_COUNT): tests/bench/heap_count.c
+	@mkdir -p $(@D)
+	@echo "  LD    $@"
+	$Q$(CC) $(CFLAGS) -fPIC -fno-builtin -shared -pthread -o $@ $<
+
+bench-soak: engine module $(HEAP_COUNT)
 	@B="$B" node tests/bench/soak.js --minutes $(MINUTES) \
 	    $(call bench_json,soak)
 
@@ -176,6 +186,8 @@ bench: deps
 	@$(MAKE) -s --no-print-directory bench-worker
 	@echo "== pause"
 	@$(MAKE) -s --no-print-directory bench-pause
+	@echo "== moves"
+	@$(MAKE) -s --no-print-directory bench-moves
 	@echo "== dashboard"
 	@$(MAKE) -s --no-print-directory bench-dashboard
 	@echo "== scan"

@@ -3,7 +3,7 @@
 #
 #   tests/gpu/stack.sh DIR [PART..]     DIR: what tests/gpu/stack_bundle.sh made
 #
-# Parts: http e2e; both by default.  Results land in RESULTS (default
+# Parts: http e2e moves; the first two by default.  Results land in RESULTS (default
 # DIR/results).  E2E="pattern .." runs some files of the suite, JOBS (8) at a
 # time, for E2E_SECONDS at most; those that fail are run again, one at a time, for
 # AGAIN_SECONDS at most, and both outcomes are told.  BACKEND (cuda) and
@@ -133,6 +133,16 @@ e2e() {
     failed=1
 }
 
+# Requests whose engines are killed, and how many answers are the same; MOVES
+# gives more arguments to moves.js.
+moves() {
+    # shellcheck disable=SC2086 # arguments
+    (cd "$root" && B=$dir TR_BUILD=$dir TR_BACKEND=${BACKEND-cuda} \
+        TR_DTYPE=${TR_DTYPE-f16} PATH=$dir/tools:$PATH \
+        timeout "${MOVES_SECONDS:-300}" node tests/bench/moves.js \
+        --json "$out/moves.json" ${MOVES:-})
+}
+
 for part in $parts; do
     case $part in
     http)
@@ -146,8 +156,11 @@ for part in $parts; do
         e2e
         ties "$out/e2e.tap"
         ;;
+    moves)
+        moves || failed=1
+        ;;
     *)
-        echo "$0: no part is called $part: http e2e" >&2
+        echo "$0: no part is called $part: http e2e moves" >&2
         exit 2
         ;;
     esac
