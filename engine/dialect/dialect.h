@@ -16,8 +16,8 @@
  *   dialect_layout.c  cuts out of its text what it writes round calls
  *   dialect_grammar.c answers that must be calls, as a grammar in that layout
  *
- * For a new dialect, add a row to dialect_forms.c; dialect_internal.h says what
- * its ops do.
+ * To add one: a row in dialect_forms.c (dialect_internal.h says what its ops do),
+ * its texts in tests/unit/dialect/test_dialect.c, its row in docs/tools.md.
  *
  * Three rules.  The items do not depend on where the borders of tokens lie.
  * What does not parse is content, byte for byte: nothing is lost or doubled.

@@ -18,9 +18,15 @@
  * file's scales have, else to BF16.  So a model has the same bits as its twin
  * whose file holds these 16-bit weights, on every backend.
  *
- * To add a format: a row, and where no layout fits, a file.  Its tests are
- * tests/unit/model/test_packed.c and, for files that are wrong,
- * test_packed_hostile.c; models/pocket/quantise.py makes models of it.
+ * To add a format:
+ *   1. A quant_method of its own: tr_quant_method_t (quantization.h), and a row in
+ *      `methods` of model_config_quant.c.
+ *   2. A row in tr_packed_formats, and a file where no existing layout fits.
+ *   3. To compute from its codes instead of 16 bits: `kept`, and what
+ *      cpu/model_codes.c or cuda/model_cuda_packed.c turns them into
+ *      (kernels/kernels.h, kernels/weight_form.h).
+ *   4. tests/unit/model/test_packed.c, test_packed_hostile.c for damaged files,
+ *      models/pocket/quantise.py to make models of it, docs/models.md.
  *
  * What the layouts follow, by what wrote them:
  *   compressed-tensors  vllm-project/compressed-tensors, compressors/pack_quantized
