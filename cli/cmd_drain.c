@@ -32,7 +32,7 @@ static tr_option_t options[] = {
     { "exit", 'x', TR_OPTION_FLAG, &g.leave, NULL,
       "then stop the engine's process", 0, 0, NULL, false },
     { "move", 'm', TR_OPTION_FLAG, &g.move, NULL,
-      "give what tokenring_migrate can move to other engines now", 0, 0, NULL,
+      "hand what tokenring_migrate can move to other engines now", 0, 0, NULL,
       false },
     { "undo", 'u', TR_OPTION_FLAG, &g.undo, NULL, "take new requests again", 0,
       0, NULL, false },

@@ -54,7 +54,7 @@ static struct {
           0,      0,    NULL,                                                   \
           false },                                                              \
         { "quiet",  'q',  TR_OPTION_FLAG,                                       \
-          &g.quiet, NULL, "do not print the closing line",                      \
+          &g.quiet, NULL, "do not print the line of figures at the end",        \
           0,        0,    NULL,                                                 \
           false },                                                              \
         { "json",  0,    TR_OPTION_FLAG,                                        \

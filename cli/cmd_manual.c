@@ -18,7 +18,7 @@ const tr_command_t tr_man_command = { "tokenring man [COMMAND]",
 
 const tr_command_t tr_completion_command = {
     "tokenring completion bash|zsh|fish",
-    "Prints what makes a shell complete commands and options.",
+    "Prints a script that has a shell complete commands and options.",
     "  source <(tokenring completion bash)", none
 };
 

@@ -52,7 +52,7 @@ static tr_option_t options[] = {
       "where to listen (default: the first free one from 8080)", 1, 65535, NULL,
       false },
     { "host", 0, TR_OPTION_TEXT, &g.host, "ADDRESS",
-      "IPv4 address to listen on (default 127.0.0.1; nobody logs in)", 0, 0,
+      "IPv4 address to listen on (default 127.0.0.1; there is no login)", 0, 0,
       NULL, false },
     { "set", 0, TR_OPTION_LIST, &g.set, "KEY=VALUE",
       "an engine setting, may be repeated", 0, 0, NULL, false },

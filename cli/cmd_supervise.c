@@ -69,13 +69,16 @@ static tr_option_t options[] = {
 
 const tr_command_t tr_supervise_command = {
     "tokenring supervise FILE [options]",
-    "Starts engines when somebody connects to their sockets, ends them when "
-    "nobody is\n"
-    "connected any more, and starts those again that crash.  FILE has lines "
-    "such as\n"
-    "  engine SOCKET -c CONFIG          with further settings as in --name x\n"
-    "  max_loaded 1                     so many at once (default: all)\n"
-    "  idle 10m                         until one ends (default: 10m)\n"
+    "Starts an engine when a client connects to its socket, stops it when "
+    "nobody\n"
+    "has been connected for a while, and restarts it when it crashes.  FILE "
+    "has\n"
+    "lines such as\n"
+    "  engine SOCKET -c CONFIG          further settings may follow, as --name "
+    "x\n"
+    "  max_loaded 1                     most engines at once (default: all)\n"
+    "  idle 10m                         unused for this long, one stops "
+    "(default: 10m)\n"
     "  socket_mode 0660                 of the sockets (default: 0660)\n"
     "NGINX's side is tokenring_engine NAME unix:SOCKET start=ondemand.",
     "  tokenring supervise /etc/tokenring/supervise.conf", options

@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/config/help_text.h"
+
 /* The command's words, which its usage line begins with: "tokenring chat". */
 static int
 command_words(const tr_command_t *c)
@@ -51,10 +53,11 @@ tr_options_help(const tr_command_t *command)
                  o->letter ? o->letter : ' ', o->letter ? ", " : " ", o->name,
                  o->arg != NULL ? " " : "", o->arg != NULL ? o->arg : "");
         if (strlen(left) > 27) {
-            printf("  %s\n  %28s%s\n", left, "", o->help);
+            printf("  %s\n%30s", left, "");
         } else {
-            printf("  %-28s%s\n", left, o->help);
+            printf("  %-28s", left);
         }
+        tr_help_text(stdout, 30, o->help);
     }
     printf("      --help                  this text\n");
     if (command->examples != NULL) {

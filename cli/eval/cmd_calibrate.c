@@ -53,23 +53,25 @@ static tr_option_t options[] = {
     TR_EVAL_OPTIONS(g.eval),
     TR_EVAL_ROW("The search", 0, TR_OPTION_GROUP, NULL, NULL, NULL, 0, 0),
     TR_EVAL_ROW("policy", 'p', TR_OPTION_TEXT, &g.policy, "SPEC",
-                "the policy, with settings that stay (default diffkv)", 0, 0),
+                "the policy, with its fixed settings (default diffkv)", 0, 0),
     TR_EVAL_ROW("search", 's', TR_OPTION_LIST, &g.search, "KEY=V,V,..",
-                "values to try, may be repeated: one setting after another, "
-                "those still to come have their first value (diffkv: "
-                "alpha_high, then alpha_low)",
+                "values to try, may be repeated: settings are searched in "
+                "turn, later ones at their first value (diffkv: alpha_high, "
+                "then alpha_low)",
                 0, 0),
     TR_EVAL_ROW("tolerance", 0, TR_OPTION_NUMBER, &goal.tolerance, "POINTS",
                 "most that may be lost in a family, in percentage points "
                 "(default 1)",
                 0.01, 100),
     TR_EVAL_ROW("memory", 0, TR_OPTION_NUMBER, &goal.memory, "RATIO",
-                "what loses least in so much memory over 16 bits, as 0.3 "
-                "(default: the least memory within the tolerance)",
+                "take what loses least within this share of the 16-bit "
+                "memory, as 0.3 (default: the least memory within the "
+                "tolerance)",
                 0.01, 2),
     TR_EVAL_ROW("text", 0, TR_OPTION_TEXT, &g.eval.text, "FILE",
-                "a text: what is lost is the KL divergence of its tokens from "
-                "full, which tells apart what answers alike",
+                "a text: measure losses as the KL divergence of its tokens "
+                "from full, which also tells policies with equal answers "
+                "apart",
                 0, 0),
     TR_EVAL_ROW("window", 0, TR_OPTION_INT, &g.eval.window, "N",
                 "--text: tokens of a window, half of them its prompt (default "
@@ -79,7 +81,7 @@ static tr_option_t options[] = {
                 "--text: the first N windows only, at least 16",
                 TEXT_WINDOWS_MIN, 1e9),
     TR_EVAL_ROW("beside", 0, TR_OPTION_LIST, &g.beside, "SPEC",
-                "a policy that is only measured, may be repeated (diffkv: "
+                "a policy to measure for comparison, may be repeated (diffkv: "
                 "uniform:levels=4/2 and 8/4)",
                 0, 0),
     TR_EVAL_ROW("write", 0, TR_OPTION_FLAG, &g.write, NULL,
@@ -94,13 +96,15 @@ static tr_option_t options[] = {
 
 const tr_command_t tr_calibrate_command = {
     "tokenring calibrate [options] -m DIR -c DEV.jsonl",
-    "Searches the settings of a KV policy on cases (of the dev split): of "
+    "Searches the settings of a KV policy, on cases of the dev split, for "
     "those\n"
-    "that lose no more than a tolerance against full in any family, the ones\n"
-    "that take least memory; with --memory, of those that fit the ones that "
-    "lose\nleast.  Prints the curve of memory against answers and the line for "
-    "the engine's\nconfiguration, and writes " TR_KV_POLICY_FILE
-    " beside the model, where `kv_policy\ndiffkv` finds it.",
+    "that take least memory while no family loses more than a tolerance "
+    "against\n"
+    "full; with --memory, for those that lose least in that much memory.  "
+    "Prints\n"
+    "the curve of memory against answers and the line for the engine's\n"
+    "configuration, and writes " TR_KV_POLICY_FILE " beside the model, where\n"
+    "`kv_policy diffkv` finds it.",
     "  tokenring calibrate -m models/pocket -c dev.jsonl --resume cal.jsonl\n"
     "  tokenring calibrate -m models/pocket -c dev.jsonl --memory 0.3 --text "
     "text.txt\n"

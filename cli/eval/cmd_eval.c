@@ -44,9 +44,8 @@ const tr_command_t tr_eval_command = {
     "Answers cases with known answers under several KV policies, each prompt\n"
     "computed once, and reports accuracy, memory and paired differences.  A\n"
     "case is a line {\"messages\": [..] or \"prompt\": \"..\", \"answer\": "
-    "\"..\",\n\"match\": \"exact\"}; docs/eval.md tells how GSM8K, MATH, "
-    "LongBench "
-    "and RULER\nbecome such lines.",
+    "\"..\",\n\"match\": \"exact\"}; docs/eval.md shows how to turn GSM8K, "
+    "MATH,\nLongBench and RULER into such lines.",
     "  tokenring eval -m /srv/models/X -c gsm8k.jsonl\n"
     "  tokenring eval -m models/pocket -c dev.jsonl -p full "
     "-p diffkv:alpha_high=3,alpha_low=0\n"

@@ -71,28 +71,28 @@ typedef struct {
 
 #define TR_EVAL_REUSE_OPTIONS(o)                                              \
     TR_EVAL_ROW("shared-prefix", 0, TR_OPTION_FLAG, &(o).shared_prefix, NULL, \
-                "each policy also behind a cached document, about which the " \
-                "case before or behind asks, too",                            \
+                "also answer each case with its document cached already, by " \
+                "a neighbouring case about the same document",                \
                 0, 0),                                                        \
         TR_EVAL_ROW("regenerate", 0, TR_OPTION_FLAG, &(o).regenerate, NULL,   \
-                    "each policy also going on from the middle of its "       \
-                    "answer, as it is cached",                                \
+                    "also continue each answer from its middle, on top of "   \
+                    "its cached first half",                                  \
                     0, 0)
 
-#define TR_EVAL_TEXT_OPTIONS(o)                                            \
-    TR_EVAL_ROW("perplexity", 0, TR_OPTION_TEXT, &(o).text, "TEXT",        \
-                "measure how well a text file is predicted", 0, 0),        \
-        TR_EVAL_ROW("kl", 0, TR_OPTION_FLAG, &(o).kl, NULL,                \
-                    "--perplexity: also how far predictions are from the " \
-                    "first policy's (KL divergence), by position",         \
-                    0, 0),                                                 \
-        TR_EVAL_ROW("window", 0, TR_OPTION_INT, &(o).window, "N",          \
-                    "--perplexity: tokens of a window (default 1024)", 16, \
-                    1 << 24),                                              \
-        TR_EVAL_ROW("prefix", 0, TR_OPTION_INT, &(o).prefix, "N",          \
-                    "--perplexity: of them its prompt (default half)", 1,  \
-                    1 << 24),                                              \
-        TR_EVAL_ROW("windows", 0, TR_OPTION_INT, &(o).windows, "N",        \
+#define TR_EVAL_TEXT_OPTIONS(o)                                                \
+    TR_EVAL_ROW("perplexity", 0, TR_OPTION_TEXT, &(o).text, "TEXT",            \
+                "measure how well a text file is predicted", 0, 0),            \
+        TR_EVAL_ROW("kl", 0, TR_OPTION_FLAG, &(o).kl, NULL,                    \
+                    "--perplexity: also how far predictions are from the "     \
+                    "first policy's (KL divergence), by position",             \
+                    0, 0),                                                     \
+        TR_EVAL_ROW("window", 0, TR_OPTION_INT, &(o).window, "N",              \
+                    "--perplexity: tokens of a window (default 1024)", 16,     \
+                    1 << 24),                                                  \
+        TR_EVAL_ROW("prefix", 0, TR_OPTION_INT, &(o).prefix, "N",              \
+                    "--perplexity: how many are the prompt (default half)", 1, \
+                    1 << 24),                                                  \
+        TR_EVAL_ROW("windows", 0, TR_OPTION_INT, &(o).windows, "N",            \
                     "--perplexity: the first N windows only", 1, 1e9)
 
 typedef struct {

@@ -17,6 +17,7 @@
 
 #include <tokenring/ring.h>
 
+#include "help_text.h"
 #include "log.h"
 #include "troff.h"
 
@@ -64,36 +65,37 @@ static const setting_t settings[] = {
       "model name in the API, or several; empty: the last part of model" },
     { "load_format", KIND_CHOICE, AT(load_format), "auto", 0, 0,
       "auto copy dummy",
-      "auto reads the weights (backend cpu: those of 16 bits stay in the "
-      "mapped files where they can), copy puts all of them into memory of the "
-      "engine's own, dummy makes random ones for benchmarks" },
+      "auto reads the weights (backend cpu: 16-bit ones stay in the mapped "
+      "files where possible); copy copies them all into memory; dummy makes"
+      " random ones, for benchmarks" },
     { "backend", KIND_CHOICE, AT(backend), "cpu", 0, 0, "cpu cuda null",
       "cpu, cuda (a GPU), or null, which computes nothing and emits tokens at "
       "null_rate" },
     { "ignore_config", KIND_TEXT, AT(ignore_config), "", 0, 0, NULL,
-      "keys of the model's config.json, separated by blanks, that may stay "
-      "unread although the engine does not know them; empty: none" },
+      "keys of the model's config.json, separated by spaces, to accept "
+      "although the engine does not know them; empty: none" },
     { "generation_config", KIND_CHOICE, AT(generation_config), "vllm", 0, 0,
       "vllm openai",
-      "how to sample by default: vllm, as the model's generation_config.json; "
-      "openai, temperature 1" },
+      "default sampling parameters: vllm, those of the model's "
+      "generation_config.json; openai, temperature 1" },
     { "chat_template", KIND_CHOICE, AT(chat_template), "auto", 0, 0,
       "auto llama3 chatml llama2 mistral none",
       "chat template; auto uses the model's own" },
     { "reasoning_effort_budgets", KIND_TEXT, AT(effort_budgets), "", 0, 0, NULL,
-      "tokens of reasoning for a reasoning_effort that the chat template does "
-      "not read, as low=1024 high=16384; empty: such efforts are refused" },
+      "reasoning tokens for a reasoning_effort that the chat template does "
+      "not use, as low=1024 high=16384; empty: such efforts are refused" },
     { "reasoning_end", KIND_TEXT, AT(reasoning_end), "", 0, 0, NULL,
-      "what a model says where its budget of reasoning is spent, a text that "
-      "ends with the mark that closes reasoning, \\n being a line feed; empty: "
-      "the mark" },
+      "text that the model is made to write when its reasoning budget is "
+      "spent; it must end with the mark that closes reasoning; \\n is a "
+      "line feed; empty: the mark alone" },
     { "tool_dialect", KIND_TEXT, AT(tool_dialect), "auto", 0, 0, NULL,
-      "how the model writes tool calls: auto finds out by its chat template; a "
-      "name (docs/tools.md), or none: requests with tools are refused" },
+      "how the model writes tool calls: auto detects it from the chat "
+      "template; or a dialect's name (docs/tools.md); none: requests with "
+      "tools are refused" },
     { "embedding_pooling", KIND_CHOICE, AT(embedding_pooling), "auto", 0, 0,
       "auto last mean none",
-      "what embeddings are made of: the last token, or the mean over all; auto "
-      "reads 1_Pooling/config.json, none refuses them" },
+      "how embeddings are made: last, the last token's; mean, the mean of "
+      "all; auto reads 1_Pooling/config.json; none refuses them" },
     { "socket", KIND_TEXT, AT(socket), "", 0, 0, NULL,
       "Unix socket for NGINX; empty: /run/tokenring/NAME.sock" },
     { "socket_mode", KIND_MODE, AT(socket_mode), "0660", 0, 0777, NULL,
@@ -103,116 +105,114 @@ static const setting_t settings[] = {
       "allows" },
 
     { "cuda_library", KIND_TEXT, AT(cuda_library), "", 0, 0, NULL,
-      "backend cuda: path of libtokenring_cuda.so; empty: beside the engine, "
-      "in ../lib/tokenring, or where the system looks" },
+      "backend cuda: path of libtokenring_cuda.so; empty: beside the "
+      "engine, in ../lib/tokenring, or on the system's library path" },
     { "device", KIND_NUMBER, AT(device), "0", 0, 1023, NULL,
-      "backend cuda: which GPU, as CUDA counts them" },
+      "backend cuda: index of the GPU, as CUDA counts them" },
     { "gpu_memory_utilization", KIND_SHARE, AT(gpu_memory_utilization), "0.9",
       0, 0, NULL,
-      "backend cuda: share of the GPU's memory that may be in use; what "
-      "weights and workspaces leave is the KV page pool, unless kv_memory is "
-      "given" },
+      "backend cuda: share of the GPU's memory that may be in use; the KV "
+      "page pool gets what weights and workspaces leave, unless kv_memory "
+      "is given" },
     { "gpu_memory_wait", KIND_DURATION, AT(gpu_memory_wait_us), "60s", 0,
       S(3600), NULL,
-      "backend cuda: how long a start waits for memory that others hold, such "
-      "as "
-      "an engine that was killed; then it takes what there is" },
+      "backend cuda: how long to wait at start for GPU memory that others "
+      "hold, such as an engine that was killed; then the engine takes what "
+      "there is" },
     { "dtype", KIND_CHOICE, AT(dtype), "auto", 0, 0, "auto bf16 f16",
-      "backend cuda: type of the weights; auto: as in the files, 32 bits "
-      "become "
-      "f16" },
+      "backend cuda: type of the weights; auto: as in the files, but f16 "
+      "for 32-bit ones" },
 
     { "weights_format", KIND_CHOICE, AT(weights_format), "auto", 0, 0,
       "auto expand",
-      "quantised weights: auto keeps them packed where there are kernels; "
-      "expand makes 16 bits of them at load" },
+      "quantised weights: auto keeps them packed where there are kernels "
+      "for that; expand converts them to 16 bits at load" },
     { "cpu_weights", KIND_CHOICE, AT(cpu_weights), "auto", 0, 0,
       "auto int8 int4",
-      "backend cpu: int8 and int4 quantise weights of 16 or 32 bits at load, "
-      "in groups of 32 (embedding and head always to 8 bits); auto keeps what "
-      "is in the files" },
+      "backend cpu: int8 or int4 quantises 16- and 32-bit weights at load, "
+      "in groups of 32 (embedding and head always to 8 bits); auto keeps "
+      "what is in the files" },
     { "cuda_fused_products", KIND_BOOL, AT(cuda_fused_products), "yes", 0, 0,
       NULL,
-      "backend cuda: small-batch products as one kernel, where it is faster; "
-      "no on a GPU that others use at the same time, since its blocks wait for "
-      "each other" },
+      "backend cuda: run small-batch matrix products as one kernel where "
+      "that is faster; no on a GPU shared with other processes, since its "
+      "blocks wait for each other" },
 
     { "threads", KIND_NUMBER, AT(threads), "0", 0, 1024, NULL,
-      "compute threads; 0: one a core" },
+      "compute threads; 0: one per core" },
     { "tokenizer_threads", KIND_NUMBER, AT(tokenizer_threads), "2", 1, 64, NULL,
-      "threads that parse and tokenise requests; of several, one takes no body "
-      "above 256 KiB" },
+      "threads that parse and tokenise requests; if several, one takes no "
+      "body above 256 KiB" },
     { "grammar_threads", KIND_NUMBER, AT(grammar_threads), "1", 1, 16, NULL,
-      "threads that compile schemas and grammars of requests" },
+      "threads that compile the schemas and grammars of requests" },
     { "kv_memory", KIND_SIZE, AT(kv_memory), "auto", M(1), G(16384), "auto",
       "memory of the KV page pool, allocated at start; auto: 256m, or with "
       "backend cuda what gpu_memory_utilization leaves" },
     { "swap_memory", KIND_SIZE, AT(swap_memory), "kv_memory", 0, G(16384),
       "kv_memory",
-      "memory for compressed sequences that are preempted, taken only as far "
-      "as used; 0: none, they are recomputed" },
+      "memory for compressed sequences that are preempted, allocated only "
+      "as it is used; 0: none, they are recomputed" },
     { "prefill_kv_fraction", KIND_SHARE, AT(prefill_kv_fraction), "0.5", 0, 0,
       NULL,
-      "share of the KV page pool that prompts may take until they are "
-      "compressed; one prompt alone may take all" },
+      "share of the KV page pool that prompts may take before they are "
+      "compressed; a single prompt may take all of it" },
     { "kv_policy", KIND_TEXT, AT(kv_policy), "full", 1, 0, NULL,
-      "what the KV cache keeps, and how exactly, as "
-      "NAME:SETTING=VALUE,SETTING=VALUE; full: everything at 16 bits; auto: "
-      "the cheapest that the model bears, measured at start (backend cpu)" },
+      "what the KV cache keeps, and how precisely, as "
+      "NAME:SETTING=VALUE,SETTING=VALUE; full: everything at 16 bits; auto:"
+      " the cheapest policy that suits the model, measured at start" },
     { "kv_policies", KIND_TEXT, AT(kv_policies), "", 0, 0, NULL,
-      "other policies that requests may choose with kv_policy, separated by "
-      "blanks; empty: none" },
+      "other policies that requests may choose with kv_policy, separated by"
+      " spaces; empty: none" },
     { "kv_request_alpha", KIND_BOOL, AT(kv_request_alpha), "no", 0, 0, NULL,
       "whether requests may set thresholds with kv_alpha_high, kv_alpha_low" },
     { "kv_reuse", KIND_CHOICE, AT(kv_reuse), "auto", 0, 0, "auto yes no",
-      "whether what one request computed serves others that begin alike; auto: "
-      "where the KV policy allows it, yes: likewise, and the engine does not "
-      "start where none does" },
+      "whether requests that begin alike share the cached prefix; auto: "
+      "where the KV policy allows it; yes: the same, but the engine does "
+      "not start if no policy does" },
     { "cache_ttl", KIND_DURATION, AT(cache_ttl_us), "0", 0, S(31536000), NULL,
-      "how long a prefix is kept after its last use; 0: until its room is "
-      "wanted" },
+      "how long a prefix is kept after its last use; 0: until its memory is"
+      " needed" },
     { "cache_dir", KIND_TEXT, AT(cache_dir), "", 0, 0, NULL,
       "backend cpu: directory, of mode 0700, where prefixes are also kept in "
       "files, so that conversations survive a restart; empty: none" },
     { "cache_disk", KIND_SIZE, AT(cache_disk), "10g", M(1), G(1048576), NULL,
-      "most bytes of these files; the ones used longest ago go" },
+      "most bytes these files may take; the least recently used are deleted" },
     { "kv_centre", KIND_CHOICE, AT(kv_centre), "auto", 0, 0, "auto off",
-      "whether keys lose a fixed vector of each head, which the model's key "
-      "biases tell: the same results up to rounding, and less lost to codes of "
-      "few bits; auto: where a policy compresses" },
+      "whether a fixed vector per head, known from the model's key biases, "
+      "is subtracted from keys: the same results up to rounding, and "
+      "smaller quantisation errors; auto: where a policy compresses" },
     { "kv_equalise", KIND_BOOL, AT(kv_equalise), "yes", 0, 0, NULL,
-      "whether the weights of keys and values that stand out are scaled down "
-      "at "
-      "load, and what reads them up, by powers of two: the same results, and "
-      "less lost to codes of few bits" },
+      "whether outlier channels of keys and values are scaled down at load,"
+      " by powers of two, and the weights that read them scaled up: the "
+      "same results, and smaller quantisation errors" },
     { "kv_guard", KIND_TEXT, AT(kv_guard), "auto", 1, 0, NULL,
-      "of how many prompts one is compared while it is compressed, to know "
-      "whether the model suits its KV policy: a number, off, or auto, which is "
-      "64 with backend cpu and off elsewhere" },
+      "one prompt in this many is compared before and after compression, to"
+      " see whether the model suits its KV policy: a number, off, or auto "
+      "(64; with backend null off)" },
     { "kv_rotate", KIND_CHOICE, AT(kv_rotate), "auto", 0, 0, "auto off k v kv",
-      "whether the channels of each head are mixed by a fixed rotation, of "
-      "keys, values or both: the same results up to rounding, and less lost to "
-      "codes of few bits where some channels of a token are large; auto is kv "
-      "where a policy compresses and heads are a power of two, k where weights "
-      "stay packed" },
+      "whether a fixed rotation mixes the channels of each head, of keys "
+      "(k), values (v) or both: the same results up to rounding, and "
+      "smaller quantisation errors where single channels are large; auto: "
+      "kv where a policy compresses and the head size is a power of two, k "
+      "where weights stay packed" },
     { "max_model_len", KIND_NUMBER, AT(max_model_len), "0", 0, 1u << 24, NULL,
       "longest prompt plus output in tokens; 0: the model's" },
     { "max_num_seqs", KIND_NUMBER, AT(max_num_seqs), "256", 1, 4096, NULL,
-      "sequences that run at the same time" },
+      "most sequences that run at the same time" },
     { "max_batch_tokens", KIND_NUMBER, AT(max_batch_tokens), "512", 1, 65536,
-      NULL, "tokens of one step; at least max_num_seqs" },
+      NULL, "most tokens in one step; at least max_num_seqs" },
     { "scheduling", KIND_CHOICE, AT(scheduling), "fair", 0, 0, "fair fifo",
-      "who runs next: fair, the tenant that was served least; fifo, who came "
-      "first" },
+      "who runs next: fair, the tenant served least so far; fifo, the "
+      "request that came first" },
     { "replay", KIND_CHOICE, AT(replay), "prefill", 0, 0, "prefill decode",
-      "how tokens of a request that comes from another engine are computed "
-      "where a policy compresses: prefill, at once, as after a preemption "
-      "without swap memory; decode, one by one, as they were there, which is "
-      "slower and gives the same answer on the CPU" },
+      "how a request that moves here from another engine is recomputed "
+      "where a policy compresses: prefill, its tokens at once; decode, one "
+      "by one as they were generated, which is slower and gives the same "
+      "answer on the CPU" },
     { "max_choices", KIND_NUMBER, AT(max_choices), "128", 1, 4096, NULL,
-      "largest n of a request, and prompts times n" },
+      "largest n of a request, and largest number of prompts times n" },
     { "max_queue", KIND_NUMBER, AT(max_queue), "1024", 1, 1u << 20, NULL,
-      "requests that may wait; more are refused with 429" },
+      "most requests that may wait; more are refused with 429" },
     { "max_body", KIND_SIZE, AT(max_body), "16m", K(1), G(1), NULL,
       "largest request body" },
     { "channel_ring", KIND_POWER, AT(channel_ring), "4m", K(64), TR_RING_MAX,
@@ -226,15 +226,14 @@ static const setting_t settings[] = {
     { "drain_timeout", KIND_DURATION, AT(drain_timeout_us), "30s", 0, S(86400),
       NULL, "time for running requests to finish after SIGTERM" },
     { "exit_idle", KIND_DURATION, AT(exit_idle_us), "0", 0, S(31536000), NULL,
-      "the process ends when nobody was connected for so long: for engines "
-      "that "
-      "are started by who connects; 0: never" },
+      "the process ends when nobody has been connected for this long, for "
+      "engines started on demand; 0: never" },
 
     { "redis", KIND_TEXT, AT(redis), "", 0, 0, NULL,
-      "Redis that gets the state of requests and the engine's figures, as "
+      "Redis server for the state of requests and the engine's figures, as "
       "HOST, HOST:PORT or unix:PATH; empty: none" },
     { "redis_user", KIND_TEXT, AT(redis_user), "", 0, 0, NULL,
-      "user of Redis; empty: default" },
+      "Redis user; empty: default" },
     { "redis_password", KIND_TEXT, AT(redis_password), "", 0, 0, NULL,
       "its password; empty: none" },
     { "redis_password_file", KIND_TEXT, AT(redis_password_file), "", 0, 0, NULL,
@@ -265,26 +264,26 @@ static const setting_t settings[] = {
       "request says store: false" },
     { "redis_response_ttl", KIND_DURATION, AT(redis_response_ttl_us), "720h",
       S(10), S(31536000), NULL,
-      "how long a response is kept after it was last gone on with" },
+      "how long a response is kept after it was last continued" },
     { "redis_recent", KIND_NUMBER, AT(redis_recent), "1000", 1, 1u << 20, NULL,
-      "number of latest requests that are listed" },
+      "how many of the latest requests are listed" },
     { "redis_samples", KIND_NUMBER, AT(redis_samples), "3600", 1, 1u << 20,
-      NULL, "samples of the engine's figures that are kept, one a second" },
+      NULL, "how many samples of the engine's figures are kept, one a second" },
     { "redis_buffer", KIND_SIZE, AT(redis_buffer), "32m", M(1), G(64), NULL,
-      "memory for what waits while Redis is slow or away" },
+      "memory for what waits while Redis is slow or unreachable" },
     { "redis_flush", KIND_DURATION, AT(redis_flush_us), "50ms", MS(1), S(1),
       NULL, "time between two pipelines of commands" },
     { "redis_timeout", KIND_DURATION, AT(redis_timeout_us), "2s", MS(50),
-      S(600), NULL, "without a reply for this long, Redis counts as away" },
+      S(600), NULL,
+      "without a reply for this long, Redis counts as unreachable" },
 
     { "null_rate", KIND_RATE, AT(null_rate), "50", 0, 0, NULL,
       "backend null: tokens per second of each stream" },
     { "null_stagger", KIND_BOOL, AT(null_stagger), "no", 0, 0, NULL,
       "backend null: spread the streams over the interval" },
     { "null_script", KIND_TEXT, AT(null_script), "", 0, 0, NULL,
-      "backend null: a file of answers, one a line as token ids, that "
-      "sequences "
-      "give in turn; empty: none" },
+      "backend null: file of answers, one a line as token ids, which "
+      "sequences give in turn; empty: none" },
     { "null_trace", KIND_TEXT, AT(null_trace), "", 0, 0, NULL,
       "backend null: file that receives the time of every emission, for "
       "benchmarks; empty: none" },
@@ -298,8 +297,8 @@ static const setting_t settings[] = {
     { "pid", KIND_TEXT, AT(pid), "", 0, 0, NULL,
       "file for the process id; empty: none" },
     { "core_dumps", KIND_BOOL, AT(core_dumps), "no", 0, 0, NULL,
-      "whether a crash may leave a core, and processes of the same user may "
-      "attach a debugger; both see prompts and answers" },
+      "whether a crash may leave a core, and processes of the same user may"
+      " attach a debugger; both expose prompts and answers" },
 };
 
 #define N_SETTINGS (sizeof(settings) / sizeof(settings[0]))
@@ -751,9 +750,10 @@ tr_config_help(void)
     for (i = 0; i < N_SETTINGS; i++) {
         const setting_t *s = &settings[i];
 
-        printf("  --%s  (default: %s)\n      %s\n      %s\n", s->key,
-               s->initial[0] ? s->initial : "empty", s->help,
-               expectation(s, expected, sizeof(expected)));
+        printf("  --%s  (default: %s)\n      ", s->key,
+               s->initial[0] ? s->initial : "empty");
+        tr_help_text(stdout, 6, s->help);
+        printf("      %s\n", expectation(s, expected, sizeof(expected)));
     }
 }
 

@@ -21,8 +21,9 @@ function settingsOfHelp() {
   assert.equal(out.status, 0, out.stderr);
   const settings = new Map();
   for (const m of out.stdout.matchAll(
-    /^ +--(\w+) +\(default: (.*)\)\n +(.*)$/gm)) {
-    settings.set(m[1], { value: m[2], sentence: m[3] });
+    /^ +--(\w+) +\(default: (.*)\)\n((?: {6}.+\n)+) {6}.+$/gm)) {
+    const sentence = m[3].trim().split(/\n +/).join(' ');
+    settings.set(m[1], { value: m[2], sentence });
   }
   return settings;
 }
