@@ -89,9 +89,9 @@ write_nginx_conf() {
             -e "s|/usr/share/tokenring/page|$RUN/page|" \
             -e "s|/var/log/nginx/|$RUN/nginx-|g" \
             ${redis_at:+-e "s|#  *tokenring_redis 127.0.0.1:6379;|tokenring_redis $redis_at;|"} \
+            ${redis_at:+-e "s|#  *tokenring_resumable on;|tokenring_resumable on;|"} \
             "$ROOT/conf/tokenring.conf" | if [ "$ENGINES" -eq 1 ]; then
-                # Streams that are kept in Redis do not move to another engine.
-                sed "${redis_at:+s|#  *tokenring_resumable on;|tokenring_resumable on;|}"
+                cat
             else
                 several_engines
             fi
