@@ -207,6 +207,26 @@ alternative(const tr_dialect_state_t *s, uint8_t pc, uint32_t *take)
     return wait ? -2 : -1;
 }
 
+bool
+tr_dialect_key_ok(const tr_dialect_t *d, const char *key, size_t len)
+{
+    uint32_t pc = 0, take;
+
+    while (pc < OPS && d->form->ops[pc].kind != OP_KEY) {
+        pc++;
+    }
+    for (size_t at = 0; pc < OPS && at < len; at++) {
+        for (int i = 0; i < ALTS && d->patterns[pc][i].len != 0; i++) {
+            if (match(&d->patterns[pc][i], key + at, (uint32_t) (len - at),
+                      &take)
+                == MATCH) {
+                return false; /* it would end here */
+            }
+        }
+    }
+    return len <= WORD_MAX;
+}
+
 static uint32_t
 char_bytes(const tr_dialect_state_t *s, uint32_t at)
 {
@@ -362,7 +382,7 @@ take_name(tr_dialect_state_t *s, uint8_t to, uint32_t take,
 static enum step
 step_word(tr_dialect_state_t *s, uint8_t kind, tr_dialect_out_t *out)
 {
-    uint32_t take = 0, most = TR_DIALECT_ID_MAX + 16;
+    uint32_t take = 0;
     int i = alternative(s, s->pc, &take);
     uint8_t to;
 
@@ -371,16 +391,13 @@ step_word(tr_dialect_state_t *s, uint8_t kind, tr_dialect_out_t *out)
     }
     if (i < 0) {
         s->at += char_bytes(s, s->at);
-        return s->at - s->from > most ? STEP_FAIL : STEP_ON;
+        return s->at - s->from > WORD_MAX ? STEP_FAIL : STEP_ON;
     }
     to = s->d->patterns[s->pc][i].go;
     if (kind == OP_NAME) {
         return take_name(s, to, take, out);
     }
     if (kind == OP_KEY) {
-        if (s->at - s->from > sizeof(s->key_text)) {
-            return STEP_FAIL;
-        }
         s->key_len = s->at - s->from;
         memcpy(s->key_text, s->buf + s->from, s->key_len);
     }

@@ -15,6 +15,7 @@
  *   dialect_proof.c   finds out which dialect a chat template speaks, by trying
  *   dialect_layout.c  cuts out of its text what it writes round calls
  *   dialect_grammar.c answers that must be calls, as a grammar in that layout
+ *   dialect_texts.c   which texts a parameter may have there
  *
  * To add one: a row in dialect_forms.c (dialect_internal.h says what its ops do),
  * its texts in tests/unit/dialect/test_dialect.c, its row in docs/tools.md.

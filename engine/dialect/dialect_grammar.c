@@ -300,76 +300,131 @@ put_free_value(hold_t *h)
             l->value_end, l->value_bars);
 }
 
-/* Strings that the schema lists, each as it stands; false: it lists none. */
+/* Does the text hold what would end a value, or another mark? */
 static bool
-put_listed(hold_t *h, const json_t *schema)
+is_barred(const layout_t *l, const char *text)
 {
-    const json_t *list = json_object_get(schema, "enum"), *one;
-    const json_t *only = json_object_get(schema, "const");
+    char list[4 * PATTERN_MAX + 8];
+    json_t *bars, *one;
+    bool found = false;
     size_t i;
 
-    if (only == NULL && json_array_size(list) == 0) {
+    if (strchr(text, '<') == NULL) {
         return false;
     }
-    fputs("[\"seq\",[\"or\"", h->f);
-    json_array_foreach ((json_t *) list, i, one) {
-        if (json_is_string(one) && (only == NULL || json_equal(only, one))) {
-            fputs(",", h->f);
-            put_json(h->f, one);
-        }
+    snprintf(list, sizeof(list), "[%s]", l->value_bars);
+    bars = json_loads(list, 0, NULL);
+    json_array_foreach (bars, i, one) {
+        found |= strstr(text, json_string_value(one)) != NULL;
     }
-    if (list == NULL && json_is_string(only)) {
-        fputs(",", h->f);
-        put_json(h->f, only);
-    }
-    fprintf(h->f, "],%s]", h->d->layout->close);
-    return true;
+    json_decref(bars);
+    return found;
 }
 
-/* What a free text cannot be held to. */
-static const char *
-beyond_free(const json_t *schema, uint32_t types)
+/* Leaves out what would not be read back as the string that it is. */
+static void
+drop_misread(const layout_t *l, tr_dialect_texts_t *texts, uint32_t types)
 {
-    static const char *const keys[] = { "pattern",   "format", "minLength",
-                                        "maxLength", "allOf",  "not",
-                                        "if",        "$ref" };
-    static const char *const mixed[] = { "enum", "const", "anyOf", "oneOf" };
+    bool told = strcmp(l->is_string, l->is_other) != 0;
 
-    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
-        if (json_object_get(schema, keys[i]) != NULL) {
-            return keys[i];
+    for (size_t i = json_array_size(texts->strings); i > 0; i--) {
+        const json_t *one = json_array_get(texts->strings, i - 1);
+        const char *text = json_string_value(one);
+        uint32_t len = (uint32_t) json_string_length(one);
+
+        if (is_barred(l, text)
+            || (!told && (tr_dialect_read_type(text, len) & types))) {
+            json_array_remove(texts->strings, i - 1);
         }
     }
-    for (size_t i = 0; types != TR_TYPE_STRING && i < 4; i++) {
-        if (json_object_get(schema, mixed[i]) != NULL) {
-            return mixed[i];
-        }
+    if (!texts->free && texts->beyond == NULL
+        && json_array_size(texts->strings) + json_array_size(texts->others)
+               == 0) {
+        texts->beyond = "enum";
     }
-    return NULL;
 }
 
+/* Texts of a list, each as it stands, or its other values as JSON. */
+static void
+put_listed(hold_t *h, const tr_dialect_texts_t *texts)
+{
+    const layout_t *l = h->d->layout;
+    const json_t *one;
+    size_t i;
+
+    fprintf(h->f, "[\"seq\",%s,[\"or\"", l->is_string);
+    json_array_foreach (texts->strings, i, one) {
+        fputs(",", h->f);
+        put_json(h->f, one);
+    }
+    fprintf(h->f, "],%s],[\"seq\",%s,[\"or\"", l->close, l->is_other);
+    json_array_foreach (texts->others, i, one) {
+        char *text = json_dumps(one, JSON_ENCODE_ANY);
+        json_t *quoted = json_string(text);
+
+        fputs(",", h->f);
+        put_json(h->f, quoted);
+        json_decref(quoted);
+        free(text);
+    }
+    fprintf(h->f, "],%s]", l->close);
+}
+
+/* Any text, or (others) JSON by the schema, where the form tells a string from
+ * another value. */
+static void
+put_any_text(hold_t *h, const json_t *whole, const char *key, bool others)
+{
+    const layout_t *l = h->d->layout;
+
+    fprintf(h->f, "[\"seq\",%s,", l->is_string);
+    put_free_value(h);
+    fputs("]", h->f);
+    if (others && strcmp(l->is_string, l->is_other) != 0) {
+        fprintf(h->f, ",[\"seq\",%s,", l->is_other);
+        put_schema(h, whole, key);
+        fprintf(h->f, ",%s]", l->close);
+    }
+}
+
+/* A value that may be a string. */
+static void
+put_text(hold_t *h, const json_t *whole, const char *key,
+         const json_t *property, uint32_t types)
+{
+    const layout_t *l = h->d->layout;
+    tr_dialect_texts_t texts;
+
+    tr_dialect_find_texts(whole, property, types, &h->steps, &texts);
+    drop_misread(l, &texts, types);
+    if (h->strict && texts.beyond != NULL) {
+        unsupported(h, texts.beyond, key);
+    }
+    fputs("[\"or\",", h->f);
+    if (texts.beyond == NULL && !texts.free) {
+        put_listed(h, &texts);
+    } else {
+        put_any_text(h, whole, key, types != TR_TYPE_STRING);
+    }
+    fputs("]", h->f);
+    tr_dialect_free_texts(&texts);
+}
+
+/* With what is behind the parameter's name, and what closes it. */
 static void
 put_value(hold_t *h, const json_t *whole, const char *key,
           const json_t *property)
 {
     const layout_t *l = h->d->layout;
     uint32_t types = tr_dialect_types(whole, property, &h->steps);
-    const char *beyond;
 
-    if (types != 0 && !(types & TR_TYPE_STRING)) {
-        fprintf(h->f, "%s,", l->is_other);
-        put_schema(h, whole, key);
-        fprintf(h->f, ",%s", l->close);
+    if (types == 0 || (types & TR_TYPE_STRING)) {
+        put_text(h, whole, key, property, types);
         return;
     }
-    beyond = beyond_free(property, types);
-    if (h->strict && beyond != NULL) {
-        unsupported(h, beyond, key);
-    }
-    fprintf(h->f, "%s,", l->is_string);
-    if (types != TR_TYPE_STRING || !put_listed(h, property)) {
-        put_free_value(h);
-    }
+    fprintf(h->f, "%s,", l->is_other);
+    put_schema(h, whole, key);
+    fprintf(h->f, ",%s", l->close);
 }
 
 /* The names of "required", as those of an object. */
@@ -387,9 +442,36 @@ required_of(const json_t *schema)
     return names;
 }
 
-/* Parameters as marked-up text, in the schema's order. */
 static void
-put_parameters(hold_t *h, const json_t *schema)
+put_parameter(hold_t *h, const json_t *whole, const char *key,
+              const json_t *property, bool must)
+{
+    json_t *name = json_string(key);
+
+    fprintf(h->f, ",%s[\"seq\",%s,", must ? "" : "[\"or\"," NOTHING ",",
+            h->d->layout->open);
+    put_json(h->f, name);
+    fputs(",", h->f);
+    put_value(h, whole, key, property);
+    fprintf(h->f, "]%s", must ? "" : "]");
+    json_decref(name);
+}
+
+/* Parameters of a schema that lists none: any, whose names are words. */
+static void
+put_unlisted(hold_t *h)
+{
+    fprintf(h->f,
+            ",[\"or\"," NOTHING ",[\"many\",[\"seq\",%s,[\"chars\","
+            "\"AZaz09__--\",1,64],[\"or\",",
+            h->d->layout->open);
+    put_any_text(h, json_true(), NULL, true);
+    fputs("]]," NOTHING "]]", h->f);
+}
+
+/* What parameters as marked-up text are not held to. */
+static void
+refuse_parameters(hold_t *h, const json_t *schema, const json_t *required)
 {
     static const char *const refused[] = { "$ref",
                                            "anyOf",
@@ -403,33 +485,54 @@ put_parameters(hold_t *h, const json_t *schema)
                                            "maxProperties",
                                            "patternProperties",
                                            "dependentRequired" };
-    const layout_t *l = h->d->layout;
     json_t *properties = json_object_get(schema, "properties"), *one;
-    json_t *required = required_of(schema);
     const char *key;
 
-    for (size_t i = 0; h->strict && i < sizeof(refused) / sizeof(refused[0]);
-         i++) {
+    for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++) {
         if (json_object_get(schema, refused[i]) != NULL) {
             unsupported(h, refused[i], NULL);
         }
     }
+    json_object_foreach (properties, key, one) {
+        if (!tr_dialect_key_ok(h->d, key, strlen(key))) {
+            unsupported(h, "properties", key);
+        }
+    }
+    json_object_foreach ((json_t *) required, key, one) {
+        if (json_object_get(properties, key) == NULL) {
+            unsupported(h, "required", NULL);
+        }
+    }
+}
+
+/* Parameters as marked-up text, in the schema's order; those whose names cannot
+ * be written are left out. */
+static void
+put_parameters(hold_t *h, const json_t *schema)
+{
+    json_t *properties = json_object_get(schema, "properties"), *one;
+    json_t *required = required_of(schema);
+    const char *key;
+
+    if (h->strict) {
+        refuse_parameters(h, schema, required);
+    } else if (json_object_size(properties) == 0
+               && !json_is_false(
+                   json_object_get(schema, "additionalProperties"))) {
+        fputs(NOTHING, h->f);
+        put_unlisted(h);
+        json_decref(required);
+        return;
+    }
     fputs(NOTHING, h->f);
     json_object_foreach (properties, key, one) {
-        json_t *name;
-        bool must = json_object_get(required, key) != NULL;
-
         if (!has_room(h)) {
             break;
         }
-        name = json_string(key);
-        fprintf(h->f, ",%s[\"seq\",%s,", must ? "" : "[\"or\"," NOTHING ",",
-                l->open);
-        put_json(h->f, name);
-        fputs(",", h->f);
-        put_value(h, schema, key, one);
-        fprintf(h->f, "]%s", must ? "" : "]");
-        json_decref(name);
+        if (tr_dialect_key_ok(h->d, key, strlen(key))) {
+            put_parameter(h, schema, key, one,
+                          json_object_get(required, key) != NULL);
+        }
     }
     json_decref(required);
 }

@@ -15,6 +15,7 @@
 
 #define SPACE_MAX 256u /* bytes of white space that a pattern may span */
 #define HEADER_MAX 256u
+#define WORD_MAX (TR_DIALECT_ID_MAX + 16) /* bytes of a name or a key */
 
 #define ALTS 7
 #define OPS 12
@@ -171,9 +172,10 @@ struct tr_dialect_state {
     /* values */
     uint8_t value;   /* enum value_mode */
     bool lf, opened; /* a line feed is held; the value's first byte was seen */
+    bool json;       /* it is JSON in any case */
     uint32_t types;
     const tr_dialect_tool_t *tool;
-    char key_text[TR_DIALECT_NAME_MAX * 2];
+    char key_text[WORD_MAX];
     uint32_t key_len;
 };
 
@@ -190,6 +192,8 @@ void tr_dialect_emit(tr_dialect_state_t *s, tr_dialect_out_t *out, uint8_t kind,
 bool tr_dialect_begin_call(tr_dialect_state_t *s, tr_dialect_out_t *out);
 void tr_dialect_end_call(tr_dialect_state_t *s);
 bool tr_dialect_name_ok(const char *name, uint32_t len);
+/* Is this name of a parameter read as it is written? */
+bool tr_dialect_key_ok(const tr_dialect_t *d, const char *key, size_t len);
 
 enum step { STEP_ON, STEP_WAIT, STEP_FAIL };
 
@@ -201,11 +205,34 @@ enum step tr_dialect_step_json(tr_dialect_state_t *s, tr_dialect_out_t *out);
 /* dialect_tools.c: types that the schema, which is part of `whole`, allows; 0:
  * any, also where it says so in a way that is not read.  *steps: what is left of
  * TR_DIALECT_STEPS, which all parameters of a tool share; 0 left: any. */
-#define TR_DIALECT_STEPS 4096u
+#define TR_DIALECT_STEPS 8192u
 uint32_t tr_dialect_types(const json_t *whole, const json_t *schema,
                           uint32_t *steps);
 
+/* The types that "type" of this schema names; 0: any. */
+uint32_t tr_dialect_own_types(const json_t *schema);
+/* The type of a value; of an integer NUMBER, too. */
+uint32_t tr_dialect_type_of(const json_t *value);
+/* What a local reference means ("#/$defs/NAME"); NULL: nothing that is read. */
+const json_t *tr_dialect_target(const json_t *whole, const char *ref);
+/* Takes a step that looks at so many items; false: none is left. */
+bool tr_dialect_step(uint32_t *steps, size_t items);
+
+/* dialect_texts.c: texts of a parameter that may be a string (types has STRING).
+ * What is not free is one of strings, or a value of others as JSON. */
+typedef struct {
+    bool free; /* any text */
+    json_t *strings, *others;
+    const char *beyond; /* a keyword that texts cannot be held to; NULL: none */
+} tr_dialect_texts_t;
+void tr_dialect_find_texts(const json_t *whole, const json_t *schema,
+                           uint32_t types, uint32_t *steps,
+                           tr_dialect_texts_t *out);
+void tr_dialect_free_texts(tr_dialect_texts_t *texts);
+
 /* dialect_value.c */
+/* What a value that is this text is read as (TR_TYPE_*), 0: nothing but a string. */
+uint32_t tr_dialect_read_type(const char *text, uint32_t len);
 void tr_dialect_open_arguments(tr_dialect_state_t *s, tr_dialect_out_t *out);
 void tr_dialect_close_arguments(tr_dialect_state_t *s, tr_dialect_out_t *out);
 void tr_dialect_begin_value(tr_dialect_state_t *s, uint8_t op);

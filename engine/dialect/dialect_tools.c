@@ -28,8 +28,8 @@ type_bit(const char *name)
     return 0;
 }
 
-static uint32_t
-type_of_value(const json_t *v)
+uint32_t
+tr_dialect_type_of(const json_t *v)
 {
     switch (json_typeof(v)) {
     case JSON_STRING:
@@ -50,9 +50,8 @@ type_of_value(const json_t *v)
     }
 }
 
-/* What a local reference means ("#/$defs/NAME"); NULL: nothing that is read. */
-static const json_t *
-target(const json_t *whole, const char *ref)
+const json_t *
+tr_dialect_target(const json_t *whole, const char *ref)
 {
     char step[128];
 
@@ -73,11 +72,9 @@ target(const json_t *whole, const char *ref)
     return whole;
 }
 
-/* References make a schema a graph in which there may be very many ways: the
- * steps that a tool takes are counted, and the types behind them are not known.
- * items: that are read in this one. */
-static bool
-step(uint32_t *steps, size_t items)
+/* References make a schema a graph in which there may be very many ways. */
+bool
+tr_dialect_step(uint32_t *steps, size_t items)
 {
     size_t cost = 1 + items / 16;
 
@@ -87,6 +84,19 @@ step(uint32_t *steps, size_t items)
     }
     *steps -= (uint32_t) cost;
     return true;
+}
+
+uint32_t
+tr_dialect_own_types(const json_t *schema)
+{
+    const json_t *type = json_object_get(schema, "type"), *one;
+    uint32_t types = type_bit(json_string_value(type));
+    size_t i;
+
+    json_array_foreach ((json_t *) type, i, one) {
+        types |= type_bit(json_string_value(one));
+    }
+    return types;
 }
 
 static uint32_t types_of(const json_t *whole, const json_t *schema, int depth,
@@ -116,40 +126,37 @@ types_of(const json_t *whole, const json_t *schema, int depth, uint32_t *steps)
 {
     const json_t *type = json_object_get(schema, "type"), *one;
     const json_t *list = json_object_get(schema, "anyOf");
-    uint32_t types = 0;
+    uint32_t types = tr_dialect_own_types(schema);
     size_t i;
 
     one = json_object_get(schema, "$ref");
-    if (!step(steps, json_string_length(one) + json_array_size(type))) {
+    if (!tr_dialect_step(steps,
+                         json_string_length(one) + json_array_size(type))) {
         return 0;
     }
     if (one != NULL && type == NULL) {
-        one = target(whole, json_string_value(one));
+        one = tr_dialect_target(whole, json_string_value(one));
         return one != NULL && depth < 8 ? types_of(whole, one, depth + 1, steps)
                                         : 0;
     }
-    if (json_is_string(type)) {
-        return type_bit(json_string_value(type));
-    }
-    json_array_foreach ((json_t *) type, i, one) {
-        types |= type_bit(json_string_value(one));
-    }
-    if (types != 0) {
+    if (types != 0 || json_is_string(type)) {
         return types;
     }
     list = list != NULL ? list : json_object_get(schema, "oneOf");
+    one = json_object_get(schema, "allOf");
+    list = list == NULL && json_array_size(one) == 1 ? one : list;
     if (!types_of_each(whole, list, depth, steps, &types)) {
         return 0;
     }
     list = json_object_get(schema, "enum");
-    if (!step(steps, json_array_size(list))) {
+    if (!tr_dialect_step(steps, json_array_size(list))) {
         return 0;
     }
     json_array_foreach ((json_t *) list, i, one) {
-        types |= type_of_value(one);
+        types |= tr_dialect_type_of(one);
     }
     one = json_object_get(schema, "const");
-    return one != NULL ? types | type_of_value(one) : types;
+    return one != NULL ? types | tr_dialect_type_of(one) : types;
 }
 
 uint32_t

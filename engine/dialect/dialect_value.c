@@ -6,6 +6,7 @@
  */
 #include "dialect_internal.h"
 
+#include <ctype.h>
 #include <string.h>
 
 enum value_mode { VALUE_STRING, VALUE_HELD, VALUE_BARE };
@@ -91,6 +92,7 @@ tr_dialect_begin_value(tr_dialect_state_t *s, uint8_t op)
                : op == OP_BARE ? 0
                                : types_of(s);
     s->value = s->types == TR_TYPE_STRING ? VALUE_STRING : VALUE_HELD;
+    s->json = op == OP_BARE;
     s->lf = s->opened = false;
 }
 
@@ -138,10 +140,13 @@ decide(tr_dialect_state_t *s, tr_dialect_out_t *out)
     while (i < len && is_space(text[i])) {
         i++;
     }
-    if (i < len && (text[i] == '{' || text[i] == '[')
-        && (s->types == 0
-            || (s->types
-                & (text[i] == '{' ? TR_TYPE_OBJECT : TR_TYPE_ARRAY)))) {
+    if (i < len
+        && ((s->json && text[i] == '"')
+            || ((text[i] == '{' || text[i] == '[')
+                && (s->types == 0
+                    || (s->types
+                        & (text[i] == '{' ? TR_TYPE_OBJECT
+                                          : TR_TYPE_ARRAY)))))) {
         s->value = VALUE_BARE;
         put_key(s, out);
         put(s, out, text + i, len - i);
@@ -216,6 +221,109 @@ number_type(const char *text, uint32_t len)
     return i == len ? type : 0;
 }
 
+/* ---- is it JSON? A held value is, or it is a string; a longer one was passed on
+ * as it came. */
+
+#define NESTED_MAX 64
+
+static const char *json_value(const char *p, const char *end, int depth);
+
+static const char *
+skip_space(const char *p, const char *end)
+{
+    while (p < end && is_space(*p)) {
+        p++;
+    }
+    return p;
+}
+
+/* Behind the string that begins at p, NULL: it is none. */
+static const char *
+json_string_end(const char *p, const char *end)
+{
+    for (p++; p < end && *p != '"'; p++) {
+        if ((unsigned char) *p < 0x20) {
+            return NULL;
+        }
+        if (*p != '\\') {
+            continue;
+        }
+        if (++p == end || strchr("\"\\/bfnrtu", *p) == NULL || *p == '\0') {
+            return NULL;
+        }
+        for (int i = 0; *p == 'u' && i < 4; i++) {
+            if (end - p < 5 || !isxdigit((unsigned char) p[i + 1])) {
+                return NULL;
+            }
+        }
+    }
+    return p < end ? p + 1 : NULL;
+}
+
+/* An array, or an object, whose members have a name. */
+static const char *
+json_list_end(const char *p, const char *end, int depth)
+{
+    char last = *p == '{' ? '}' : ']';
+
+    p = skip_space(p + 1, end);
+    if (p < end && *p == last) {
+        return p + 1;
+    }
+    while (p != NULL && p < end) {
+        if (last == '}') {
+            p = *p == '"' ? json_string_end(p, end) : NULL;
+            p = p != NULL ? skip_space(p, end) : NULL;
+            if (p == NULL || p == end || *p != ':') {
+                return NULL;
+            }
+            p++;
+        }
+        p = json_value(p, end, depth + 1);
+        p = p != NULL ? skip_space(p, end) : NULL;
+        if (p == NULL || p == end || (*p != ',' && *p != last)) {
+            return NULL;
+        }
+        if (*p == last) {
+            return p + 1;
+        }
+        p = skip_space(p + 1, end);
+    }
+    return NULL;
+}
+
+/* Behind the value at p, NULL: there is none. */
+static const char *
+json_value(const char *p, const char *end, int depth)
+{
+    static const char *const words[] = { "true", "false", "null" };
+    const char *from;
+
+    p = skip_space(p, end);
+    if (p == end || depth == NESTED_MAX) {
+        return NULL;
+    }
+    if (*p == '{' || *p == '[') {
+        return json_list_end(p, end, depth);
+    }
+    if (*p == '"') {
+        return json_string_end(p, end);
+    }
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+        size_t n = strlen(words[i]);
+
+        if ((size_t) (end - p) >= n && memcmp(p, words[i], n) == 0) {
+            return p + n;
+        }
+    }
+    for (from = p; p < end && strchr("+-.eE0123456789", *p) != NULL; p++) {
+        if (*p == '\0') {
+            break;
+        }
+    }
+    return number_type(from, (uint32_t) (p - from)) != 0 ? p : NULL;
+}
+
 static bool
 is(const char *text, uint32_t len, const char *what)
 {
@@ -226,8 +334,6 @@ is(const char *text, uint32_t len, const char *what)
 static uint32_t
 type_of(const char *text, uint32_t len, const char **as)
 {
-    scan_t scan = { 0 };
-
     *as = NULL;
     if (is(text, len, "true") || is(text, len, "True")) {
         *as = "true";
@@ -242,37 +348,49 @@ type_of(const char *text, uint32_t len, const char **as)
         return TR_TYPE_NULL;
     }
     if (len != 0 && (text[0] == '{' || text[0] == '[')) {
-        for (uint32_t i = 0; i < len; i++) {
-            enum scan_result r = tr_dialect_scan(&scan, text[i]);
-
-            if (r == SCAN_BAD || (r == SCAN_DONE && i + 1 != len)) {
-                return 0;
-            }
-        }
-        return scan.depth != 0 || scan.string ? 0
-               : text[0] == '{'               ? TR_TYPE_OBJECT
-                                              : TR_TYPE_ARRAY;
+        return json_value(text, text + len, 0) != text + len ? 0
+               : text[0] == '{'                              ? TR_TYPE_OBJECT
+                                                             : TR_TYPE_ARRAY;
     }
     return number_type(text, len);
+}
+
+static uint32_t
+trim(const char **text, uint32_t len)
+{
+    while (len != 0 && is_space(**text)) {
+        (*text)++;
+        len--;
+    }
+    while (len != 0 && is_space((*text)[len - 1])) {
+        len--;
+    }
+    return len;
+}
+
+uint32_t
+tr_dialect_read_type(const char *text, uint32_t len)
+{
+    const char *as;
+
+    len = trim(&text, len);
+    return type_of(text, len, &as);
 }
 
 static void
 end_held(tr_dialect_state_t *s, tr_dialect_out_t *out)
 {
     const char *text = s->buf + s->from, *as;
-    uint32_t len = s->at - s->from, type;
+    uint32_t len = trim(&text, s->at - s->from), type;
 
-    while (len != 0 && is_space(text[0])) {
-        text++;
-        len--;
-    }
-    while (len != 0 && is_space(text[len - 1])) {
-        len--;
-    }
     if (len == 0 && !(s->types & TR_TYPE_STRING)) {
         return; /* left out */
     }
     type = type_of(text, len, &as);
+    if (s->json && *text == '"'
+        && json_string_end(text, text + len) == text + len) {
+        type = TR_TYPE_STRING;
+    }
     if (type != 0 && (s->types == 0 || (s->types & type) != 0)) {
         put_key(s, out);
         put(s, out, as != NULL ? as : text,

@@ -319,6 +319,19 @@ static const struct {
       "<tool_call><function=get><parameter=city>a<parameter=n>4</parameter>"
       "</function></tool_call>",
       "C:get {\"city\": \"a\", \"n\": 4}" },
+    /* what is no JSON, though its brackets match, is a string */
+    { "qwen_xml",
+      "<tool_call><function=get><parameter=o>{a}</parameter>"
+      "<parameter=any>[1, tru]</parameter><parameter=b>\n {\"k\": \"a\nb\"}"
+      "</parameter></function></tool_call>",
+      "C:get {\"o\": \"{a}\", \"any\": \"[1, tru]\", \"b\": \" {\\\"k\\\": "
+      "\\\"a\\nb\\\"}\"}" },
+    { "qwen_xml",
+      "<tool_call><function=get><parameter=o> {\"a\" : [ -1.5e+3 , "
+      "\"\\u00e9\", "
+      "true,null , {} , []]}\n</parameter></function></tool_call>",
+      "C:get {\"o\": {\"a\" : [ -1.5e+3 , \"\\u00e9\", true,null , {} , "
+      "[]]}}" },
     { "qwen_xml", "<tool_call>\n<func>\n</tool_call>",
       "T:<tool_call>\n<func>\n</tool_call>" },
     { "glm",
@@ -345,12 +358,16 @@ static const struct {
       "DSML\xef\xbd\x9cparameter name=\"n\" string=\"false\">3"
       "</\xef\xbd\x9c"
       "DSML\xef\xbd\x9cparameter>\n"
+      "<\xef\xbd\x9c"
+      "DSML\xef\xbd\x9cparameter name=\"s\" string=\"false\"> \"a \\\"b\" "
+      "</\xef\xbd\x9c"
+      "DSML\xef\xbd\x9cparameter>\n"
       "</\xef\xbd\x9c"
       "DSML\xef\xbd\x9cinvoke>\n"
       "</\xef\xbd\x9c"
       "DSML\xef\xbd\x9c"
       "function_calls>",
-      "T:Hm|C:get {\"city\": \"P\", \"n\": 3}" },
+      "T:Hm|C:get {\"city\": \"P\", \"n\": 3, \"s\": \"a \\\"b\"}" },
     { "command",
       "<|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": "
       "\"get\", "

@@ -23,14 +23,27 @@ static const char tools_json[] =
     "\"type\":\"integer\"}},\"required\":[\"x\"]}}}}},"
     "{\"type\":\"function\",\"function\":{\"name\":\"noop\",\"strict\":true,"
     "\"parameters\":{\"type\":\"object\",\"properties\":{}}}},"
+    "{\"type\":\"function\",\"function\":{\"name\":\"opt\",\"strict\":true,"
+    "\"parameters\":{\"type\":\"object\",\"properties\":{"
+    "\"unit\":{\"anyOf\":[{\"$ref\":\"#/$defs/unit\"},{\"type\":\"null\"}]},"
+    "\"note\":{\"type\":[\"string\",\"null\"]},"
+    "\"pick\":{\"type\":[\"string\",\"null\"],\"enum\":[\"a\",\"null\","
+    "\"x < y\",null]},\"both\":{\"enum\":[\"one\",\"2\",2,true,null]},"
+    "\"any\":{\"description\":\"what you like\"}},\"required\":[\"unit\","
+    "\"note\",\"pick\",\"both\"],\"$defs\":{\"unit\":{\"type\":\"string\","
+    "\"enum\":[\"C\",\"F\"]}}}}},"
     "{\"type\":\"function\",\"function\":{\"name\":\"odd\",\"parameters\":{"
-    "\"type\":\"object\",\"properties\":{\"q\":{\"type\":\"nonsense\"}}}}}]";
+    "\"type\":\"object\",\"properties\":{\"q\":{\"type\":\"nonsense\"}}}}},"
+    "{\"type\":\"function\",\"function\":{\"name\":\"open\"}}]";
+
+#define STRICT 3 /* the first so many of them */
+#define ALL 5
 
 typedef struct {
     grammar_fixture_t *b;
     json_t *tools;
     tr_dialect_tools_t list;
-    tr_grammar_t *schemas[3]; /* NULL: any object */
+    tr_grammar_t *schemas[ALL]; /* NULL: any object */
     tr_dialect_out_t out;
     char text[TEXT], arguments[TEXT];
     size_t len, n_arguments;
@@ -59,7 +72,7 @@ open_fixture(void **state)
     assert_non_null(t->tools);
     assert_int_equal(tr_dialect_read_tools(t->tools, zeroed, NULL, &t->list),
                      TR_OK);
-    for (size_t i = 0; i < 2; i++) {
+    for (size_t i = 0; i < STRICT; i++) {
         char *text = json_dumps(
             json_object_get(json_object_get(json_array_get(t->tools, i),
                                             "function"),
@@ -95,8 +108,9 @@ close_fixture(void **state)
         free((void *) t->list.tools[i].name);
     }
     free((void *) t->list.tools);
-    tr_grammar_unref(t->schemas[0]);
-    tr_grammar_unref(t->schemas[1]);
+    for (size_t i = 0; i < STRICT; i++) {
+        tr_grammar_unref(t->schemas[i]);
+    }
     json_decref(t->tools);
     fixture_close(&grammars);
     free(t);
@@ -437,6 +451,8 @@ hold(const char *file, tr_dialect_t *d, void *arg)
     held->holds++;
     check_required(t, d, file, false, false, NULL);
     check_required(t, d, file, true, tr_dialect_reasons(d), "get");
+    check_required(t, d, file, true, false, "opt");
+    check_required(t, d, file, true, false, "open");
     check_none(t, d, file);
     check_format(t, d, file);
     if (l != NULL) {

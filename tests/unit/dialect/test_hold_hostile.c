@@ -248,6 +248,79 @@ test_deep(void **state)
     }
 }
 
+/* ---- what marked-up text is held to --------------------------------------- */
+
+static void
+check_strict(const tr_dialect_t *d, const char *parameters, const char *message)
+{
+    tr_dialect_hold_t how = { .mode = TR_HOLD_REQUIRED };
+    json_t *schema = json_loads(parameters, 0, NULL), *tools;
+    tr_error_t err = { 0 };
+    char *tree = NULL;
+    size_t len;
+    tr_status_t rc;
+
+    assert_non_null(schema);
+    tools = tools_with(schema);
+    json_object_set_new(json_object_get(json_array_get(tools, 0), "function"),
+                        "strict", json_true());
+    rc = tr_dialect_hold(d, tools, &how, &tree, &len, &err);
+    if ((rc == TR_OK) != (message == NULL)
+        || (message != NULL && strstr(err.text, message) == NULL)) {
+        fail_msg("%s: %s", parameters, rc == TR_OK ? tree : err.text);
+    }
+    free(tree);
+    json_decref(tools);
+}
+
+#define P(schema) "{\"type\":\"object\",\"properties\":{\"p\":" schema "}}"
+#define STRING "{\"type\":\"string\"}"
+#define LONG_KEY                                                      \
+    "a23456789a23456789a23456789a23456789a23456789a23456789a23456789" \
+    "a23456789a23456789a23456789a23456789a23456789a23456789a23456789"
+
+static void
+test_strict_texts(void **state)
+{
+    static const struct {
+        const char *parameters, *message;
+    } cases[] = {
+        { P("{\"anyOf\":[" STRING ",{\"type\":\"null\"}]}"), NULL },
+        { P("{\"allOf\":[{\"enum\":[\"a\"]}],\"default\":\"a\"}"), NULL },
+        { P("{\"oneOf\":[" STRING ",{\"type\":\"number\"}]}"), NULL },
+        { P("{}"), NULL },
+        { P("{\"type\":\"string\",\"maxLength\":3}"), "'maxLength' at /prop" },
+        { P("{\"anyOf\":[{\"type\":\"string\",\"pattern\":\"a\"},"
+            "{\"type\":\"null\"}]}"),
+          "'pattern' at /properties/p" },
+        /* "12" would be a number that is too large */
+        { P("{\"anyOf\":[" STRING ",{\"type\":\"integer\",\"maximum\":9}]}"),
+          "'maximum' at /properties/p" },
+        { P("{\"anyOf\":[" STRING ",{\"enum\":[1,2]}]}"), "'anyOf' at" },
+        { P("{\"type\":[\"string\",\"object\"]}"), "'type' at" },
+        { P("{\"oneOf\":[" STRING ",{\"enum\":[\"a\",null]}]}"), "'oneOf'" },
+        { P("{\"anyOf\":[" STRING "],\"enum\":[\"a\"]}"), "'anyOf'" },
+        /* no text is read as this one */
+        { P("{\"enum\":[\"</parameter>\"]}"), "'enum' at" },
+        { P("{\"enum\":[\"</parameter>\",\"<b>\"]}"), NULL },
+        { P("{\"type\":[\"string\",\"null\"],\"enum\":[\"null\"]}"),
+          "'enum' at" },
+        /* names that cannot be written, or of nothing */
+        { "{\"properties\":{\"a>b\":" STRING "}}",
+          "'properties' at /properties/a>b" },
+        { "{\"properties\":{\"" LONG_KEY "\":" STRING "}}", "'properties' at" },
+        { "{\"properties\":{\"\u00e9 \u4e2d\":" STRING "}}", NULL },
+        { "{\"properties\":{},\"required\":[\"ghost\"]}", "'required' at /" },
+    };
+    tr_dialect_t *d = open_dialect(marked_up, "qwen_xml");
+
+    (void) state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        check_strict(d, cases[i].parameters, cases[i].message);
+    }
+    tr_dialect_free(d);
+}
+
 int
 main(void)
 {
@@ -256,6 +329,7 @@ main(void)
         cmocka_unit_test(test_ordinary_types),
         cmocka_unit_test(test_large_tree),
         cmocka_unit_test(test_deep),
+        cmocka_unit_test(test_strict_texts),
     };
 
     return cmocka_run_group_tests_name("hold_hostile", tests, NULL, NULL);
