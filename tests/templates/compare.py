@@ -2,6 +2,7 @@
 """Our Jinja against Python's (reference.py): the same texts, the same refusals.
 
     compare.py [--seed N] [--generated N] [--show N]
+    compare.py --list     templates and conversations as JSON, for ids.test.js
 
 Templates: own/expressions.txt and own/statements.txt, those of npm packages
 (templates.mjs; left out when they are not installed) and those of a folder
@@ -241,12 +242,16 @@ def main():
     args.add_argument("--seed", type=int, default=1)
     args.add_argument("--generated", type=int, default=15)
     args.add_argument("--show", type=int, default=10)
+    args.add_argument("--list", action="store_true")
     o = args.parse_args()
     r = random.Random(o.seed)
     tally = Tally(o.show)
     conversations = [(f"plain {i}", c) for i, c in enumerate(plain_conversations())]
     conversations += [(f"seed {o.seed} number {i}", generated(r)) for i in range(o.generated)]
     conversations += corpus_conversations()
+    if o.list:
+        json.dump({"templates": [*npm_templates(), *corpus_templates()], "conversations": conversations}, sys.stdout)
+        return 0
 
     tally.compare("own", [(name, source, VARIABLES) for name, source in own_templates()])
     for what, found in (("npm", npm_templates()), ("corpus", corpus_templates())):

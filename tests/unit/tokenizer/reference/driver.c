@@ -4,9 +4,13 @@
  *
  *   {"text": T, "special": B, "parse": B}  ->  {"ids": [...]}
  *   {"ids": [...], "skip": B}              ->  {"text": T}
- *   {"messages": [{"role": R, "content": C}, ...]}  ->  {"ids": [...]}
+ *   {"messages": [{"role": R, "content": C}, ...], ...}
+ *                                          ->  {"ids": [...], "text": T}
+ *   {"directory": D}                       ->  {}: the chat template from here on
  *
- * or {"error": TEXT}.  Decoding goes token by token through the streaming
+ * or {"error": TEXT}.  What else stands beside messages: tools, documents, and
+ * add_generation_prompt as in a request, enable_thinking and reasoning_effort as
+ * variables.  Decoding goes token by token through the streaming
  * detokeniser, since there is no other.
  */
 #include <jansson.h>
@@ -90,28 +94,63 @@ decode(driver_t *d, const json_t *q)
     return out;
 }
 
+/* The variables of a question's conversation. */
+static json_t *
+variables_of(const json_t *q)
+{
+    static const char *const names[] = { "enable_thinking",
+                                         "reasoning_effort" };
+    json_t *out = json_object();
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        json_object_set(out, names[i], json_object_get(q, names[i]));
+    }
+    return out;
+}
+
 static json_t *
 encode_chat(driver_t *d, const json_t *q)
 {
-    tr_chat_input_t in = { .messages = json_object_get(q, "messages") };
-    json_t *thinking = json_object_get(q, "enable_thinking"), *variables;
+    json_t *variables = variables_of(q), *out;
+    tr_chat_input_t in = {
+        .messages = json_object_get(q, "messages"),
+        .tools = json_object_get(q, "tools"),
+        .documents = json_object_get(q, "documents"),
+        .variables = variables,
+        .no_generation_prompt = json_is_false(
+            json_object_get(q, "add_generation_prompt")),
+    };
+    tr_jinja_render_t *render = NULL;
+    tr_jinja_text_t text;
     tr_ids_t ids = { 0 };
     tr_error_t err;
-    json_t *out;
 
-    variables = thinking ? json_pack("{s:O}", "enable_thinking", thinking)
-                         : NULL;
-    in.variables = variables;
-    if (tr_chat_template_encode(&d->chat, d->tokenizer, d->scratch, &in, &ids,
-                                &err)
-        == TR_OK) {
+    if (tr_chat_template_render(&d->chat, &in, &render, &text, &err) == TR_OK
+        && tr_tokenizer_encode_tagged(d->tokenizer, d->scratch, text.text,
+                                      text.tags, text.len, &ids, &err)
+               == TR_OK) {
         out = answer_ids(&ids);
+        json_object_set_new(out, "text", json_stringn(text.text, text.len));
     } else {
         out = answer_error(&err);
     }
+    tr_jinja_render_free(render);
     json_decref(variables);
     free(ids.data);
     return out;
+}
+
+static json_t *
+change_template(driver_t *d, const char *directory)
+{
+    tr_error_t err;
+
+    tr_chat_template_free(&d->chat);
+    return tr_chat_template_load(directory, "auto", d->tokenizer, &d->chat,
+                                 &err)
+                   == TR_OK
+               ? json_object()
+               : answer_error(&err);
 }
 
 static void
@@ -125,7 +164,10 @@ answer(driver_t *d, const char *line, size_t len)
         fprintf(stderr, "tokenize_driver: %s\n", problem.text);
         exit(2);
     }
-    if (json_object_get(q, "messages") != NULL) {
+    if (json_object_get(q, "directory") != NULL) {
+        out = change_template(d, json_string_value(
+                                     json_object_get(q, "directory")));
+    } else if (json_object_get(q, "messages") != NULL) {
         out = encode_chat(d, q);
     } else if (json_object_get(q, "ids") != NULL) {
         out = decode(d, q);
