@@ -1,7 +1,7 @@
 /*
  * Checked JSON (openai_json.h), on jansson: it is strict about UTF-8 and about
- * what follows the value, keeps integers at 64 bits, takes \u0000 in a text but
- * not in a key, and lets the last of two equal keys win.
+ * what follows the value, keeps integers at 64 bits (json_numbers.h), takes \u0000
+ * in a text but not in a key, and lets the last of two equal keys win.
  */
 #include "openai_json.h"
 
@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/base/json_numbers.h"
 #include "engine/config/log.h"
 
 /* jansson takes about 40 bytes for a token id and 100 for an empty array, so
@@ -17,6 +18,10 @@
 #define BUDGET_FACTOR 16
 
 #define NUMBER_SHOWN 40 /* digits in a message */
+
+/* Numbers in fewer brackets are fields of ours, which have 64 bits; others are of
+ * a schema or of a call, and may have any size. */
+#define NUMBER_DEPTH 4
 
 #define VALUES_MAX 262144u /* a parse of so many takes a tenth of a second */
 #define NUMBER_MAX 1024u   /* bytes of a number: longer ones are no numbers */
@@ -293,6 +298,19 @@ check_shape(const char *body, size_t len, tr_error_t *err)
     return TR_OK;
 }
 
+static json_t *
+load_rounded(const char *body, size_t len)
+{
+    size_t n;
+    char *rounded = tr_json_round(body, len, NUMBER_DEPTH, &n);
+    json_t *root = rounded == NULL
+                       ? NULL
+                       : json_loadb(rounded, n, JSON_ALLOW_NUL, NULL);
+
+    free(rounded);
+    return root;
+}
+
 tr_status_t
 tr_json_parse(const char *body, size_t len, json_t **root, tr_error_t *err)
 {
@@ -323,6 +341,10 @@ tr_json_parse(const char *body, size_t len, json_t **root, tr_error_t *err)
     budget_used = 0;
     budget_hit = false;
     *root = json_loadb(body, len, JSON_ALLOW_NUL, &e);
+    if (*root == NULL && !budget_hit
+        && json_error_code(&e) == json_error_numeric_overflow) {
+        *root = load_rounded(body, len);
+    }
     if (*root == NULL) {
         rc = parse_failed(&e, body, len, err);
     }

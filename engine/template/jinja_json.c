@@ -6,7 +6,10 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+#include "engine/base/json_numbers.h"
 
 /* ---- in ----------------------------------------------------------------- */
 
@@ -65,16 +68,34 @@ tr_jinja_from_json(render_t *r, const json_t *json, uint8_t tag)
     return v;
 }
 
+static json_t *
+load(const char *text, size_t len)
+{
+    json_error_t problem;
+    json_t *json = json_loadb(text, len, JSON_DECODE_ANY | JSON_ALLOW_NUL,
+                              &problem);
+    char *rounded = NULL;
+
+    if (json == NULL
+        && json_error_code(&problem) == json_error_numeric_overflow) {
+        rounded = tr_json_round(text, len, 0, &len);
+    }
+    if (rounded != NULL) {
+        json = json_loadb(rounded, len, JSON_DECODE_ANY | JSON_ALLOW_NUL,
+                          &problem);
+        free(rounded);
+    }
+    return json;
+}
+
 bool
 tr_jinja_read_json(render_t *r, const string_t *s, value_t *out)
 {
-    json_error_t problem;
     json_t *json;
 
     /* what jansson may take counts as if it were the arena's */
     tr_jinja_account(&r->arena, (size_t) s->len * 32 + 64);
-    json = json_loadb(s->data, s->len, JSON_DECODE_ANY | JSON_ALLOW_NUL,
-                      &problem);
+    json = load(s->data, s->len);
     if (json == NULL) {
         return false;
     }
