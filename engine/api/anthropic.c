@@ -3,7 +3,8 @@
  * this folder reads.  What differs is checked here, so that errors name what the
  * client sent; tools, sampling and lengths are checked where a chat's are.
  *
- *   system                    a message with the role system
+ *   system                    a message with the role system, as are those
+ *                             among the messages
  *   text blocks               content
  *   thinking blocks           reasoning_content
  *   tool_use blocks           tool_calls
@@ -178,13 +179,45 @@ take_block(const tr_translation_t *t, const json_t *block, const char *role,
     if (!user && tr_translate_is(type, "thinking")) {
         return take_thinking(t, message, block, at);
     }
+    if (!user && tr_translate_is(type, "redacted_thinking")) {
+        return TR_OK; /* encrypted by another server: nobody can read it */
+    }
     if (!user && tr_translate_is(type, "tool_use")) {
         return take_tool_use(t, message, block, at);
     }
     return refuse_block(t, at, type,
                         user ? "'text' or 'tool_result': this model reads "
                                "text only"
-                             : "'text', 'thinking' or 'tool_use'");
+                             : "'text', 'thinking', 'redacted_thinking' or "
+                               "'tool_use'");
+}
+
+/* A system message among the others.  One that is there for a while alone, or
+ * that sets something, is more than a text. */
+static tr_status_t
+take_system(const tr_translation_t *t, const json_t *message, size_t i)
+{
+    const json_t *until = tr_json_field(message, "clear_at");
+    char at[TR_ERROR_PARAM];
+    json_t *own;
+
+    snprintf(at, sizeof(at), "messages[%zu].clear_at", i);
+    if (until != NULL && !tr_translate_is(until, "never")) {
+        return tr_translate_wrong_value(t, at, until,
+                                        "'never': messages are not edited");
+    }
+    snprintf(at, sizeof(at), "messages[%zu].output_config", i);
+    if (json_object_size(tr_json_field(message, "output_config")) != 0) {
+        return tr_error_set(t->c->err, TR_ERR_INVALID, at,
+                            "'%s': use 'output_config' of the request.", at);
+    }
+    own = tr_translate_message(t, "system", true);
+    if (own == NULL) {
+        return tr_translate_no_memory(t);
+    }
+    snprintf(at, sizeof(at), "messages[%zu].content", i);
+    return take_texts(t, json_object_get(message, "content"), at, false,
+                      json_object_get(own, "content"));
 }
 
 static tr_status_t
@@ -200,12 +233,13 @@ take_message(const tr_translation_t *t, const json_t *message, size_t i)
     if (!json_is_object(message)) {
         return tr_translate_wrong_type(t, at, "an object", message);
     }
+    if (tr_translate_is(role, "system")) {
+        return take_system(t, message, i);
+    }
     snprintf(at, sizeof(at), "messages[%zu].role", i);
     if (!tr_translate_is(role, "user") && !tr_translate_is(role, "assistant")) {
         return tr_translate_wrong_value(t, at, role,
-                                        "'user' or 'assistant'; a system "
-                                        "prompt is "
-                                        "'system'");
+                                        "'user', 'assistant' or 'system'");
     }
     content = json_object_get(message, "content");
     snprintf(at, sizeof(at), "messages[%zu].content", i);
@@ -230,18 +264,33 @@ take_message(const tr_translation_t *t, const json_t *message, size_t i)
     return TR_OK;
 }
 
-/* An answer goes on where an assistant's text ends. */
+/* An answer goes on where an assistant's text ends; where there is none yet, it
+ * begins. */
 static tr_status_t
 settle_end(const tr_translation_t *t)
 {
-    size_t n = json_array_size(t->messages);
+    size_t n = json_array_size(t->messages), len = 0, i;
     const json_t *last = n == 0 ? NULL : json_array_get(t->messages, n - 1);
+    const json_t *part;
 
-    return tr_translate_is(json_object_get(last, "role"), "assistant")
-                   && json_object_get(last, "tool_calls") == NULL
-               ? tr_translate_set(t, t->body, "continue_final_message",
-                                  json_true())
-               : TR_OK;
+    if (!tr_translate_is(json_object_get(last, "role"), "assistant")
+        || json_object_get(last, "tool_calls") != NULL) {
+        return TR_OK;
+    }
+    json_array_foreach (json_object_get(last, "content"), i, part) {
+        len += json_string_length(json_object_get(part, "text"));
+    }
+    if (len != 0) {
+        return tr_translate_set(t, t->body, "continue_final_message",
+                                json_true());
+    }
+    if (json_object_get(last, "reasoning_content") != NULL) {
+        return tr_error_set(t->c->err, TR_ERR_INVALID, "messages",
+                            "'messages' ends with thinking and no text: an "
+                            "answer cannot go on from there.");
+    }
+    json_array_remove(t->messages, n - 1);
+    return TR_OK;
 }
 
 static tr_status_t
@@ -287,13 +336,55 @@ take_messages(const tr_translation_t *t)
 
 /* ---- tools -------------------------------------------------------------- */
 
+/* The model calls tools itself; there is no program of its that would. */
+static tr_status_t
+check_callers(const tr_translation_t *t, const json_t *tool, size_t i)
+{
+    const json_t *list = tr_json_field(tool, "allowed_callers"), *one;
+    bool direct = list == NULL;
+    char param[64];
+    size_t k;
+
+    json_array_foreach ((json_t *) list, k, one) {
+        direct |= tr_translate_is(one, "direct");
+    }
+    snprintf(param, sizeof(param), "tools[%zu].allowed_callers", i);
+    return direct ? TR_OK
+                  : tr_error_set(t->c->err, TR_ERR_INVALID, param,
+                                 "'%s': expected an array with 'direct': no "
+                                 "other caller is there.",
+                                 param);
+}
+
+/* The schema, to which input_examples is what "examples" says. */
+static tr_status_t
+with_examples(const tr_translation_t *t, const json_t *tool, size_t i,
+              const json_t *schema, json_t **out)
+{
+    const json_t *list = tr_json_field(tool, "input_examples");
+    char param[64];
+
+    snprintf(param, sizeof(param), "tools[%zu].input_examples", i);
+    *out = NULL;
+    if (list != NULL && !json_is_array(list)) {
+        return tr_translate_wrong_type(t, param, "an array of objects", list);
+    }
+    *out = json_array_size(list) == 0 ? json_incref((json_t *) schema)
+                                      : json_copy((json_t *) schema);
+    return *out != NULL && json_array_size(list) != 0
+               ? tr_translate_set(t, *out, "examples",
+                                  json_incref((json_t *) list))
+               : TR_OK;
+}
+
 static tr_status_t
 take_tool(const tr_translation_t *t, const json_t *tool, size_t i,
           json_t *tools)
 {
     const json_t *type = tr_json_field(tool, "type"), *value;
     char param[64];
-    json_t *function;
+    json_t *function, *schema = NULL;
+    tr_status_t rc;
 
     snprintf(param, sizeof(param), "tools[%zu].type", i);
     if (type != NULL && !tr_translate_is(type, "custom")) {
@@ -317,10 +408,17 @@ take_tool(const tr_translation_t *t, const json_t *tool, size_t i,
         return tr_error_set(t->c->err, TR_ERR_INVALID, param,
                             "'%s': tools are not searched for.", param);
     }
-    function = json_pack("{s:O, s:O*, s:O, s:O*}", "name",
+    rc = check_callers(t, tool, i);
+    if (rc == TR_OK) {
+        rc = with_examples(t, tool, i, value, &schema);
+    }
+    if (rc != TR_OK) {
+        return rc;
+    }
+    function = json_pack("{s:O, s:O*, s:o, s:O*}", "name",
                          json_object_get(tool, "name"), "description",
                          tr_json_field(tool, "description"), "parameters",
-                         value, "strict", tr_json_field(tool, "strict"));
+                         schema, "strict", tr_json_field(tool, "strict"));
     return tr_translate_function(t, tools, function);
 }
 

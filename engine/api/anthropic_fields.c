@@ -4,6 +4,8 @@
  */
 #include "openai_fields.h"
 
+#include "endpoint.h"
+
 #define SUPPORTED(name) TR_FIELD_ROW(name, ANTHROPIC, SUPPORTED, "", NULL)
 #define IGNORED(name) TR_FIELD_ROW(name, ANTHROPIC, IGNORED, "", NULL)
 #define REFUSED(name, why, harmless) \
@@ -62,6 +64,15 @@ static const tr_field_t fields[] = {
     IGNORED("workspace_id"),
     IGNORED("billing_policy"),
     IGNORED("fallback_credit_token"),
+};
+
+const tr_endpoint_name_t tr_anthropic_names[] = {
+    { "response_format.json_schema", "output_config.format" },
+    { "response_format", "output_config.format" },
+    { "reasoning_effort", "output_config.effort" },
+    { ".function.parameters", ".input_schema" },
+    { ".function.", "." },
+    { NULL, NULL },
 };
 
 const tr_field_t *

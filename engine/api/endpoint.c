@@ -5,6 +5,8 @@
 
 #include "openai_internal.h"
 
+#include <string.h>
+
 static const tr_endpoint_t table[] = {
     [TR_ENDPOINT_CHAT] = { .prompt_field = "messages",
                            .read_prompts = tr_openai_read_chat,
@@ -34,6 +36,7 @@ static const tr_endpoint_t table[] = {
                              .fields = TR_FIELD_CHAT },
     [TR_ENDPOINT_MESSAGES] = { .prompt_field = "messages",
                                .translate = tr_anthropic_translate,
+                               .names = tr_anthropic_names,
                                .read_prompts = tr_openai_read_chat,
                                .read_logprobs = tr_openai_logprobs_chat,
                                .max_completion_tokens = true,
@@ -43,6 +46,7 @@ static const tr_endpoint_t table[] = {
                                .tells_stop = true },
     [TR_ENDPOINT_RESPONSES] = { .prompt_field = "input",
                                 .translate = tr_responses_translate,
+                                .names = tr_responses_names,
                                 .read_prompts = tr_openai_read_chat,
                                 .read_logprobs = tr_openai_logprobs_chat,
                                 .max_completion_tokens = true,
@@ -53,6 +57,7 @@ static const tr_endpoint_t table[] = {
                                  .read_prompts = tr_openai_read_embeddings },
     [TR_ENDPOINT_COUNT_TOKENS] = { .prompt_field = "messages",
                                    .translate = tr_anthropic_translate,
+                                   .names = tr_anthropic_names,
                                    .read_prompts = tr_openai_read_chat,
                                    .read_logprobs = tr_openai_logprobs_chat,
                                    .result = tr_openai_count,
@@ -69,4 +74,43 @@ tr_endpoint(unsigned endpoint)
     return endpoint < TR_ENDPOINTS && table[endpoint].read_prompts != NULL
                ? &table[endpoint]
                : NULL;
+}
+
+/* Is what stands there the beginning of a name, and not the end of another? */
+static bool
+begins(const char *text, const char *at, const char *name)
+{
+    return *name == '.' || at == text || strchr(" '", at[-1]) != NULL;
+}
+
+static void
+rename_in(char *text, size_t size, const tr_endpoint_name_t *name)
+{
+    size_t n = strlen(name->chat), own = strlen(name->own);
+    char *at = text;
+
+    while ((at = strstr(at, name->chat)) != NULL) {
+        size_t rest = strlen(at + n) + 1;
+
+        if (!begins(text, at, name->chat)
+            || (size_t) (at - text) + own + rest > size) {
+            at += n;
+            continue;
+        }
+        memmove(at + own, at + n, rest);
+        memcpy(at, name->own, own);
+        at += own;
+    }
+}
+
+void
+tr_endpoint_name_fields(unsigned endpoint, tr_error_t *err)
+{
+    const tr_endpoint_t *row = tr_endpoint(endpoint);
+    const tr_endpoint_name_t *name = row != NULL ? row->names : NULL;
+
+    for (; name != NULL && name->chat != NULL; name++) {
+        rename_in(err->param, sizeof(err->param), name);
+        rename_in(err->text, sizeof(err->text), name);
+    }
 }

@@ -16,11 +16,18 @@
 
 typedef struct tr_openai_call tr_openai_call_t;
 
+/* A field of a chat, or a part of its name that begins with a point, and what the
+ * clients of another API call it. */
+typedef struct {
+    const char *chat, *own;
+} tr_endpoint_name_t;
+
 typedef struct {
     const char *prompt_field; /* where the prompt stands, for errors */
     /* the body of another API, c->root, becomes one of OpenAI's chat, with its
      * own names in errors; NULL: it is one of OpenAI's */
     tr_status_t (*translate)(tr_openai_call_t *c);
+    const tr_endpoint_name_t *names; /* those names, up to a NULL */
     /* prompts of the body to token ids (openai_internal.h) */
     tr_status_t (*read_prompts)(tr_openai_call_t *c);
     tr_status_t (*read_logprobs)(const json_t *root, tr_request_t *r,
@@ -37,5 +44,8 @@ typedef struct {
 
 /* The row of an enum tr_endpoint; NULL: this engine does not serve it. */
 const tr_endpoint_t *tr_endpoint(unsigned endpoint);
+
+/* What is wrong with a chat becomes what is wrong with the body that it was. */
+void tr_endpoint_name_fields(unsigned endpoint, tr_error_t *err);
 
 #endif

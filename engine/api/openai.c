@@ -271,6 +271,7 @@ parse(tr_openai_call_t *c)
     }
     if (rc == TR_OK && c->endpoint->translate != NULL) {
         rc = c->endpoint->translate(c);
+        c->translated = rc == TR_OK;
     }
     if (rc == TR_AGAIN) {
         return rc; /* it is read again */
@@ -324,6 +325,9 @@ tr_openai_parse(const tr_openai_t *api, tr_tokenizer_scratch_t *s,
     }
     if (rc == TR_OK) {
         rc = tr_replay(r, api->tokenizer, api->vocab);
+    }
+    if (rc != TR_OK && c.translated) {
+        tr_endpoint_name_fields(r->endpoint, &r->error);
     }
     json_decref(c.root);
     if (c.prompts != NULL) {

@@ -32,6 +32,21 @@ check_role(tr_openai_call_t *c, const json_t *message, size_t i)
                         json_string_value(role));
 }
 
+/* An assistant's refusal is text that it said. */
+static void
+settle_part(json_t *part, bool assistant)
+{
+    const char *type = json_string_value(json_object_get(part, "type"));
+    json_t *refusal = json_object_get(part, "refusal");
+
+    if (assistant && type != NULL && strcmp(type, "refusal") == 0
+        && json_is_string(refusal)) {
+        json_object_set(part, "text", refusal);
+        json_object_set_new(part, "type", json_string("text"));
+        json_object_del(part, "refusal");
+    }
+}
+
 /* Text of part k; other kinds of parts are refused. */
 static tr_status_t
 content_part(tr_openai_call_t *c, json_t *part, size_t i, size_t k,
@@ -66,7 +81,8 @@ content_part(tr_openai_call_t *c, json_t *part, size_t i, size_t k,
 
 /* *bytes grows by the text's. */
 static tr_status_t
-check_parts(tr_openai_call_t *c, json_t *parts, size_t i, uint64_t *bytes)
+check_parts(tr_openai_call_t *c, json_t *parts, size_t i, bool assistant,
+            uint64_t *bytes)
 {
     json_t *part, *text = NULL;
     size_t k;
@@ -81,8 +97,10 @@ check_parts(tr_openai_call_t *c, json_t *parts, size_t i, uint64_t *bytes)
                             param);
     }
     json_array_foreach (parts, k, part) {
-        tr_status_t rc = content_part(c, part, i, k, &text);
+        tr_status_t rc;
 
+        settle_part(part, assistant);
+        rc = content_part(c, part, i, k, &text);
         if (rc != TR_OK) {
             return rc;
         }
@@ -110,12 +128,44 @@ check_texts(tr_openai_call_t *c, const json_t *message, size_t i)
     return TR_OK;
 }
 
+/* A message without content: what an assistant refused with is its content; of
+ * one that was cut within its reasoning it is empty. */
+static tr_status_t
+settle_content(tr_openai_call_t *c, json_t *message, size_t i, bool assistant)
+{
+    json_t *content = tr_json_field(message, "content");
+    json_t *refusal = tr_json_field(message, "refusal");
+    char param[64];
+
+    snprintf(param, sizeof(param), "messages[%zu].refusal", i);
+    if (refusal != NULL && !json_is_string(refusal)) {
+        return tr_json_wrong_type(c->err, param, "a string", refusal);
+    }
+    if (refusal != NULL && !assistant) {
+        return tr_error_set(c->err, TR_ERR_INVALID, param,
+                            "'%s': only an assistant refuses.", param);
+    }
+    if (refusal != NULL && content != NULL) {
+        return tr_error_set(c->err, TR_ERR_INVALID, param,
+                            "'%s' and 'content' cannot both be given.", param);
+    }
+    if (refusal != NULL) {
+        json_object_set(message, "content", refusal);
+        json_object_del(message, "refusal");
+    } else if (assistant && content == NULL
+               && (tr_json_field(message, "reasoning_content") != NULL
+                   || tr_json_field(message, "reasoning") != NULL)) {
+        json_object_set_new(message, "content", json_string(""));
+    }
+    return TR_OK;
+}
+
 static tr_status_t
 check_message(tr_openai_call_t *c, json_t *message, size_t i, uint64_t *bytes)
 {
     json_t *content;
     char param[64];
-    bool calls;
+    bool calls, assistant;
     tr_status_t rc;
 
     snprintf(param, sizeof(param), "messages[%zu]", i);
@@ -135,12 +185,18 @@ check_message(tr_openai_call_t *c, json_t *message, size_t i, uint64_t *bytes)
         return rc;
     }
     rc = tr_openai_check_calls(c, message, i, bytes, &calls);
+    assistant = strcmp(json_string_value(json_object_get(message, "role")),
+                       "assistant")
+                == 0;
+    if (rc == TR_OK && !calls) {
+        rc = settle_content(c, message, i, assistant);
+    }
     if (rc != TR_OK) {
         return rc;
     }
     content = json_object_get(message, "content");
     if (json_is_array(content)) {
-        return check_parts(c, content, i, bytes);
+        return check_parts(c, content, i, assistant, bytes);
     }
     if (calls && (content == NULL || json_is_null(content))) {
         return TR_OK;

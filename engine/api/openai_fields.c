@@ -81,7 +81,7 @@ static const tr_field_t fields[] = {
     SUPPORTED("role", MESSAGE),
     SUPPORTED("content", MESSAGE),
     SUPPORTED("name", MESSAGE),
-    IGNORED("refusal", MESSAGE),
+    SUPPORTED("refusal", MESSAGE),
     IGNORED("annotations", MESSAGE),
     SUPPORTED("tool_call_id", MESSAGE),
     SUPPORTED("reasoning", MESSAGE),

@@ -31,6 +31,7 @@ struct tr_openai_call {
     tr_request_t *r;
     tr_error_t *err;
     json_t *root;
+    bool translated;    /* root was the body of another API */
     size_t body_len;    /* of the body that it was */
     int64_t max_tokens; /* asked for, -1: open */
     const int32_t *eos;
@@ -102,6 +103,7 @@ tr_status_t tr_openai_read_reasoning(tr_openai_call_t *c);
 int64_t tr_openai_effort_budget(const tr_openai_t *api, const char *effort);
 
 /* A body of /v1/messages, of /v1/responses, becomes one of a chat. */
+extern const tr_endpoint_name_t tr_anthropic_names[], tr_responses_names[];
 tr_status_t tr_anthropic_translate(tr_openai_call_t *c);
 tr_status_t tr_responses_translate(tr_openai_call_t *c);
 

@@ -19,6 +19,7 @@
 
 #include "engine/base/crash.h"
 #include "engine/config/log.h"
+#include "endpoint.h"
 #include "openai_json.h"
 
 typedef struct {
@@ -251,6 +252,19 @@ has_left(const tr_request_t *r)
            != 0;
 }
 
+static void
+compile(tr_request_parser_t *p, tr_request_t *r)
+{
+    tr_grammar_t *g;
+
+    if (tr_grammar_cache_get(p->api->grammars, &r->grammar_spec, &g, &r->error)
+        == TR_OK) {
+        constrain(r, g);
+    } else {
+        tr_endpoint_name_fields(r->endpoint, &r->error);
+    }
+}
+
 static void *
 compiler_thread(void *arg)
 {
@@ -261,8 +275,6 @@ compiler_thread(void *arg)
     tr_crash_stack();
     (void) setpriority(PRIO_PROCESS, (id_t) gettid(), COMPILER_NICE);
     for (;;) {
-        tr_grammar_t *g;
-
         pthread_mutex_lock(&p->mutex);
         while (p->compiling.head == NULL && !p->stopping) {
             pthread_cond_wait(&p->compile, &p->mutex);
@@ -272,11 +284,8 @@ compiler_thread(void *arg)
         if (r == NULL) {
             return NULL;
         }
-        if (!has_left(r)
-            && tr_grammar_cache_get(p->api->grammars, &r->grammar_spec, &g,
-                                    &r->error)
-                   == TR_OK) {
-            constrain(r, g);
+        if (!has_left(r)) {
+            compile(p, r);
         }
         push_done(p, r);
     }

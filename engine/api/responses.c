@@ -459,6 +459,28 @@ take_reasoning_config(const tr_translation_t *t)
     return rc;
 }
 
+/* Asks for what does not come here anyhow: reasoning is readable, and tools that a
+ * server would run are left out. */
+static bool
+includes_nothing(const json_t *one)
+{
+    static const char *const names[] = { "reasoning.encrypted_content",
+                                         "file_search_call.results",
+                                         "web_search_call.results",
+                                         "web_search_call.action.sources",
+                                         "code_interpreter_call.outputs",
+                                         "computer_call_output.output."
+                                         "image_url",
+                                         "message.input_image.image_url" };
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        if (tr_translate_is(one, names[i])) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static tr_status_t
 take_rest(const tr_translation_t *t)
 {
@@ -476,9 +498,11 @@ take_rest(const tr_translation_t *t)
     }
     json_array_foreach ((json_t *) include, i, one) {
         snprintf(param, sizeof(param), "include[%zu]", i);
-        if (!tr_translate_is(one, "reasoning.encrypted_content")) {
+        if (!includes_nothing(one)) {
             return tr_translate_wrong_value(t, param, one,
-                                            "'reasoning.encrypted_content'");
+                                            "'reasoning.encrypted_content', "
+                                            "or what belongs to a tool that "
+                                            "a server runs");
         }
     }
     if (options != NULL && !json_is_object(options)) {

@@ -4,6 +4,8 @@
  */
 #include "openai_fields.h"
 
+#include "endpoint.h"
+
 #define SUPPORTED(name) TR_FIELD_ROW(name, RESPONSES, SUPPORTED, "", NULL)
 #define IGNORED(name) TR_FIELD_ROW(name, RESPONSES, IGNORED, "", NULL)
 #define REFUSED(name, why, harmless) \
@@ -60,6 +62,14 @@ static const tr_field_t fields[] = {
     IGNORED("prompt_cache_key"),
     IGNORED("prompt_cache_retention"),
     IGNORED("max_tool_calls"),
+};
+
+const tr_endpoint_name_t tr_responses_names[] = {
+    { "response_format.json_schema", "text.format" },
+    { "response_format", "text.format" },
+    { "reasoning_effort", "reasoning.effort" },
+    { ".function.", "." },
+    { NULL, NULL },
 };
 
 const tr_field_t *

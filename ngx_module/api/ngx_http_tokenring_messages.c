@@ -383,7 +383,8 @@ ngx_http_tokenring_block_open(ngx_http_tokenring_ctx_t *ctx,
             != NGX_OK
             || ngx_http_tokenring_items_names(out, id, "\",\"name\":\"", name)
                != NGX_OK
-            || ngx_http_tokenring_put(out, "\",\"input\":") != NGX_OK)
+            || ngx_http_tokenring_put(out, "\",\"caller\":{\"type\":\"direct\"}"
+                                      ",\"input\":") != NGX_OK)
         {
             return NGX_ERROR;
         }

@@ -78,8 +78,8 @@ test('thinking, text and calls: streamed is whole', async () => {
   assert.equal(whole.content[1].text, 'Let me see.');
   assert.deepEqual(whole.content[2].input, paris);
   assert.deepEqual(whole.content[3].input, {});
-  assert.deepEqual(whole.content.slice(2).map((b) => b.name),
-    ['get_weather', 'get_time']);
+  assert.deepEqual(whole.content.slice(2).map((b) => [b.name, b.caller]),
+    [['get_weather', { type: 'direct' }], ['get_time', { type: 'direct' }]]);
   assert.equal(whole.stop_reason, 'tool_use');
   const n = whole.usage.output_tokens_details.thinking_tokens;
   assert.ok(n > 3 && n < whole.usage.output_tokens, `${n} tokens`);
@@ -279,6 +279,25 @@ test('count_tokens, and what prompts are made of', async () => {
     add_generation_prompt: false, continue_final_message: true }));
   assert.ok(await prompt({ thinking: { type: 'enabled' } }) > await prompt({
     thinking: { type: 'disabled' } }));
+  assert.equal(await prompt({ messages: [...messages, { role: 'assistant',
+    content: '' }] }), await prompt({}));
+  // a system message among the others; what another server encrypted
+  const late = { role: 'system', content: 'Be brief.' };
+  assert.equal(await prompt({ messages: [...messages, { role: 'assistant',
+    content: [{ type: 'redacted_thinking', data: 'x' },
+      { type: 'text', text: 'So.' }] },
+  { ...late, content: [{ type: 'text', text: late.content }],
+    clear_at: 'never', output_config: {} }, { role: 'user', content: 'b' }] }),
+  await chat({ messages: [...messages, { role: 'assistant', content: 'So.' },
+    late, { role: 'user', content: 'b' }] }));
+  // examples of an input belong to its schema
+  const [first] = tools;
+  const examples = [{ city: 'Oslo' }];
+  assert.equal(await prompt({ tools: [{ ...first, input_examples: examples,
+    allowed_callers: ['direct'], eager_input_streaming: true }] }),
+  await chat({ tools: [{ type: 'function', function: { name: first.name,
+    description: first.description,
+    parameters: { ...first.input_schema, examples } } }] }));
 });
 
 // ---- refused --------------------------------------------------------------
@@ -286,8 +305,18 @@ test('count_tokens, and what prompts are made of', async () => {
 const bad = [
   ['messages that are no list', { messages: 'x' }, /'messages'.*array/],
   ['no messages', { messages: [] }, /'messages'.*empty/],
-  ['a role', { messages: [{ role: 'system', content: 'x' }] },
-    /'messages\[0\].role'.*'system'/],
+  ['a role', { messages: [{ role: 'tool', content: 'x' }] },
+    /'messages\[0\].role': 'tool'. Expected 'user', 'assistant' or 'system'/],
+  ['a system message for a while', { messages: [...messages, { role: 'system',
+    content: 'x', clear_at: 'next_user_message' }] },
+  /'messages\[1\].clear_at': 'next_user_message'.*'never'/],
+  ['a system message that sets something', { messages: [...messages, {
+    role: 'system', content: 'x', output_config: { effort: 'low' } }] },
+  /'messages\[1\].output_config': use/],
+  ['a caller', { tools: [{ ...tools[0], allowed_callers: ['code'] }] },
+    /'tools\[0\].allowed_callers'.*'direct'/],
+  ['examples', { tools: [{ ...tools[0], input_examples: {} }] },
+    /'tools\[0\].input_examples'.*array/],
   ['an image', { messages: [{ role: 'user', content: [
     { type: 'text', text: 'x' }, { type: 'image', source: {} }] }] },
   /'messages\[0\].content\[1\].type': 'image'.*text only/],
@@ -307,6 +336,18 @@ const bad = [
     name: 'web_search' }] }, /'tools\[0\].type': 'web_search_20250305'/],
   ['a tool without schema', { tools: [{ name: 'a' }] },
     /tools\[0\].input_schema/],
+  ['a tool\'s name', { tools: [{ ...tools[0], name: 'a b' }] },
+    /'tools\[0\].name': 'a b'/],
+  ['a deep schema', { tools: [{ ...tools[0], input_schema: {
+    n: Array(300).fill(0).reduce((inner) => ({ n: inner }), {}) } }],
+  tool_choice: { type: 'any' } },
+  /'tools\[0\].input_schema' is nested deeper/],
+  ['a schema', { output_config: { format: { type: 'json_schema',
+    schema: { not: {} } } } },
+  /Invalid schema for output_config.format 'output': 'not'/],
+  ['thinking to go on from', { messages: [...messages, { role: 'assistant',
+    content: [{ type: 'thinking', thinking: 'Hm.', signature: 'x' }] }] },
+  /ends with thinking and no text/],
   ['a choice', { tools, tool_choice: { type: 'some' } },
     /'tool_choice.type': 'some'/],
   ['stop_sequences', { stop_sequences: ['a', ''] }, /stop_sequences\[1\]/],

@@ -251,8 +251,9 @@ test('what prompts are made of', async () => {
   const functions = tools.map(({ type, ...f }) => ({ type, function: f }));
   assert.equal(await prompt({ tools: [{ type: 'web_search' }, ...tools] }),
     await chat([user], { tools: functions }));
-  assert.equal(await prompt({ tools: [{ type: 'web_search' }] }),
-    await chat([user]));
+  assert.equal(await prompt({ tools: [{ type: 'web_search' }],
+    include: ['web_search_call.action.sources',
+      'reasoning.encrypted_content'] }), await chat([user]));
 });
 
 // ---- refused --------------------------------------------------------------
@@ -285,6 +286,16 @@ const bad = [
   ['verbosity', { text: { verbosity: 'low' } }, 'text.verbosity', /'low'/],
   ['a format', { text: { format: { type: 'xml' } } }, 'text.format.type',
     /'xml'/],
+  ['a name of a format', { text: { format: { type: 'json_schema', name: 'a b',
+    schema: {} } } }, 'text.format.name', /'text.format.name': "a b"/],
+  ['a schema', { text: { format: { type: 'json_schema', name: 'a', strict: true,
+    schema: { not: {} } } } }, 'text.format',
+  /Invalid schema for text.format 'a': 'not'/],
+  ['a tool\'s name', { tools: [{ ...tools[0], name: 'a b' }] },
+    'tools[0].name', /'tools\[0\].name': 'a b'/],
+  ['a tool\'s schema', { tools: [{ ...tools[0], strict: true,
+    parameters: { type: 'object', not: {} } }] }, 'tools[0].parameters',
+  /Invalid schema for function 'get_weather': 'not'/],
   ['effort', { reasoning: { effort: 'low' } }, 'reasoning.effort', /'low'/],
   ['a chat\'s field', { max_tokens: 5 }, 'max_tokens',
     /use 'max_output_tokens'/],

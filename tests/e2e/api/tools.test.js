@@ -174,6 +174,49 @@ test('stop strings and log probabilities are those of content', async () => {
   await create({ tools: undefined });
 });
 
+says('Hm, that is long and takes many more tokens than there are.', 'Mild.',
+  'Mild.');
+test('what was cut within reasoning goes back as it came', async () => {
+  const cut = (await create({ tools: undefined, max_tokens: 6,
+    chat_template_kwargs: { enable_thinking: true } })).choices[0];
+  assert.equal(cut.finish_reason, 'length');
+  assert.equal(cut.message.content, null);
+  assert.ok(cut.message.reasoning_content.length > 3);
+  const again = await create({ tools: undefined,
+    messages: [...ask, cut.message, ...ask] });
+  assert.equal(again.choices[0].message.content, 'Mild.');
+  // as does a refusal of another server
+  const refused = await create({ tools: undefined, messages: [...ask,
+    { role: 'assistant', content: null, refusal: 'No.' }, ...ask,
+    { role: 'assistant', content: [{ type: 'refusal', refusal: 'No.' }] },
+    ...ask] });
+  const said = { role: 'assistant', content: 'No.' };
+  const tokens = await post(`${stack.url}/v1/tokenize`, {
+    messages: [...ask, said, ...ask, said, ...ask] });
+  assert.equal(refused.usage.prompt_tokens, tokens.json().count);
+});
+
+// JSON has numbers of any size, and so have schemas and calls
+const huge = '123456789012345678901';
+says(`<tool_call>\n{"name": "get_weather", "arguments": {"n": ${huge}}}\n`
+  + '</tool_call>', 'Mild.');
+test('numbers beyond 64 bits in a schema, in a call, and in a history', async () => {
+  const sized = [{ type: 'function', function: { name: 'get_weather',
+    parameters: { type: 'object', properties: { n: { type: 'integer',
+      maximum: 'HUGE' } } } } }];
+  const send = (messages) => post(`${stack.url}/v1/chat/completions`,
+    JSON.stringify({ model, messages, tools: sized })
+      .replace('"HUGE"', huge));
+  const first = await send(ask);
+  assert.equal(first.status, 200, first.text);
+  const { message } = first.json().choices[0];
+  assert.equal(message.tool_calls[0].function.arguments, `{"n": ${huge}}`);
+  const next = await send([...ask, message, { role: 'tool', content: 'mild',
+    tool_call_id: message.tool_calls[0].id }]);
+  assert.equal(next.status, 200, next.text);
+  assert.equal(next.json().choices[0].message.content, 'Mild.');
+});
+
 const round = (n) => call('get_weather', { city: `City ${n}` });
 says(round(1), `${round(2)}\n${call('get_time', { city: 'X' })}`, round(3),
   'It is mild everywhere.');
@@ -278,6 +321,11 @@ const bad = [
     tool_calls: [{ id: 'a', type: 'function',
       function: { name: 'f', arguments: '{}' } }] }] },
   'messages[0].tool_calls', /assistant/],
+  ['a refusal beside content', { messages: [{ role: 'assistant',
+    content: 'x', refusal: 'y' }] }, 'messages[0].refusal', /both/],
+  ['a refusal of a user', { messages: [{ role: 'user', content: [
+    { type: 'refusal', refusal: 'x' }] }] }, 'messages[0].content[0].type',
+  /'refusal'/],
   ['null content without calls', { messages: [{ role: 'assistant',
     content: null }] }, 'messages[0].content', /null/],
 ];
