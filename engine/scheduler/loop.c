@@ -116,6 +116,15 @@ tr_loop_check(tr_loop_t *l, uint64_t now)
     l->next_check_us = now + l->check_us;
 }
 
+/* Its client has been told its name, under which its output is kept, and no other
+ * engine may go on with it: who waits for a first step has it here, or not. */
+static bool
+tr_loop_bound(const tr_request_t *r)
+{
+    return (r->submit_flags & TR_SUBMIT_DETACH) != 0
+           && ((r->submit_flags & TR_SUBMIT_IDS) == 0 || tr_request_stays(r));
+}
+
 /* Refuses who still waits for a first step. */
 static void
 tr_loop_refuse(tr_loop_t *l)
@@ -124,7 +133,7 @@ tr_loop_refuse(tr_loop_t *l)
 
     for (r = l->requests.first; r != NULL; r = next) {
         next = r->next;
-        if (r->scheduled_us == 0) {
+        if (r->scheduled_us == 0 && !tr_loop_bound(r)) {
             tr_error_set(&r->error, TR_ERR_DRAINING, "", "%s",
                          "The engine is shutting down");
             tr_loop_end(l, r);

@@ -78,6 +78,20 @@ describe('requests that nobody moves', { concurrency: 3 }, () => {
       }, { engine: { drain_timeout: '500ms' }, migrate }));
   }
 
+  test('one that is still queued when the engine stops has its turn', () =>
+    alone(async (stack) => {
+      const first = ask(stack, { 'X-Tokenring-Detach': '1' }, { max_tokens: 30 });
+      await first.begun();
+      // Its head is sent, and the client has the id.
+      const queued = ask(stack, { 'X-Tokenring-Detach': '1' }, { max_tokens: 3 });
+      await queued.start;
+      await until(async () => (await state(stack, id(queued))).state === 'queued',
+        'it waits');
+      assert.equal((await stack.engine.kill('SIGTERM')).code, 0);
+      await Promise.all([first.finished, queued.finished]);
+      for (const s of [first, queued]) assert.ok(s.done, s.raw.slice(-300));
+    }, { engine: { max_num_seqs: 1, null_rate: 10 } }));
+
   test('the channel is fenced for one that moves: they go on', () =>
     alone(async (stack) => {
       const detach = { 'X-Tokenring-Detach': '1' };

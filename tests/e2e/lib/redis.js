@@ -165,7 +165,9 @@ class Redis {
     const file = path.join(this.dir, 'redis.conf');
     fs.writeFileSync(file, Object.entries(this.settings)
       .map(([k, v]) => `${k} ${v}`).concat(this.lines).join('\n') + '\n');
-    const child = spawn(REDIS, [file], { stdio: 'ignore' });
+    // what stands before malloc is for others: this one brings its own
+    const child = spawn(REDIS, [file], { stdio: 'ignore',
+      env: { ...process.env, LD_PRELOAD: '' } });
     this.child = child;
     if (child.pid) living.add(child.pid);
     this.exited = new Promise((resolve) => {
