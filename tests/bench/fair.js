@@ -3,9 +3,10 @@
 // What others wait while one client floods an engine: the time to the first token
 // of an ordinary request beside each flood, over the same alone (p95 of both).
 // And what fairness costs: tokens a second of a full house with `scheduling fair`
-// over `fifo`, by turns.  The flood's own clients take processors, too: where there
-// are only two, most of what is seen beside a flood may be theirs (`--engine
-// threads=1` leaves them one).
+// over `fifo`, by turns.  The flood's own clients take processors, too, and so do
+// others on a machine that is shared.  So there is a second figure: how long the
+// engine's loop computed meanwhile, by its own CPU time; with `--engine threads=1`
+// that is all that is computed.
 //
 //   choices   two requests with n 128, of a tenant of their own, and of the same
 //   slow      257 readers with logprobs that read nothing
@@ -63,6 +64,7 @@ async function stack(settings) {
   });
   await lib.waitHealthy(nginx.port);
   return { port: nginx.port, socket: engine.socket,
+    loop: () => lib.cpuNs(engine.pid)['tr-loop'] / 1e6,
     value: async (name) => Number((await (await fetch(
       `http://127.0.0.1:${nginx.port}/metrics`)).text())
       .match(new RegExp(`^${name}{[^}]*} ([0-9.e+]+)$`, 'm'))[1]),
@@ -104,17 +106,23 @@ function open(s, tenant, body, slow = false) {
   return out;
 }
 
+const p95 = (values) => values.sort((a, b) => a - b)[
+  Math.ceil(values.length * 0.95) - 1];
+
+// p95 of ms, and of the loop's CPU time, until the first token.
 async function firsts(s, tenant) {
   const ms = [];
+  const loop = [];
   for (let i = 0; i < options.asked; i++) {
+    const begun = s.loop();
     const one = open(s, tenant, { prompt: ids(options.prompt),
       max_tokens: 4 });
     ms.push(await one.first);
+    loop.push(s.loop() - begun);
     await one.over;
     await lib.sleep(50);
   }
-  ms.sort((a, b) => a - b);
-  return ms[Math.ceil(ms.length * 0.95) - 1];
+  return { ms: p95(ms), loop: p95(loop) };
 }
 
 // Does one thing after the other until it is destroyed.
@@ -169,17 +177,21 @@ async function flood(name) {
   const running = await s.value('tokenring_num_requests_running');
   all.forEach((one) => one.request.destroy());
   await s.stop();
-  return { flood: name, alone, beside, ratio: beside / alone, running };
+  return { flood: name, alone, beside, ratio: beside.ms / alone.ms,
+    computed: beside.loop / alone.loop, running };
 }
 
+// Tokens a second, and a second of the loop's CPU time.
 async function rate(s) {
+  const loop = s.loop();
   const before = await s.value('tokenring_generation_tokens_total');
   const all = Array.from({ length: 96 }, (_, i) => open(s, `t${i % 3}`, {
     prompt: ids(40), max_tokens: 64, ignore_eos: true }));
   const begin = process.hrtime.bigint();
   await Promise.all(all.map((one) => one.over));
   const seconds = Number(process.hrtime.bigint() - begin) / 1e9;
-  return (await s.value('tokenring_generation_tokens_total') - before) / seconds;
+  const tokens = await s.value('tokenring_generation_tokens_total') - before;
+  return { wall: tokens / seconds, loop: tokens / (s.loop() - loop) * 1000 };
 }
 
 async function throughput() {
@@ -196,7 +208,10 @@ async function throughput() {
   }
   await engines.fair.stop();
   await engines.fifo.stop();
-  return { fair: lib.median(rates.fair), fifo: lib.median(rates.fifo), rates };
+  const of = (scheduling, key) =>
+    lib.median(rates[scheduling].map((one) => one[key]));
+  return { wall: [of('fair', 'wall'), of('fifo', 'wall')],
+    loop: [of('fair', 'loop'), of('fifo', 'loop')], rates };
 }
 
 async function main() {
@@ -206,14 +221,19 @@ async function main() {
     console.error(rows.at(-1));
   }
   const row = (cells) => `| ${cells.join(' | ')} |\n`;
-  let table = row(['flood', 'alone (ms)', 'beside it', 'ratio'])
-    + row(Array(4).fill('---'))
-    + rows.map((r) => row([r.flood, r.alone.toFixed(1), r.beside.toFixed(1),
-      r.ratio.toFixed(2)])).join('');
+  let table = row(['flood', 'alone (ms)', 'beside it', 'ratio',
+    'computed alone (ms)', 'beside it', 'ratio']) + row(Array(7).fill('---'))
+    + rows.map((r) => row([r.flood, r.alone.ms.toFixed(1),
+      r.beside.ms.toFixed(1), r.ratio.toFixed(2), r.alone.loop.toFixed(1),
+      r.beside.loop.toFixed(1), r.computed.toFixed(2)])).join('');
   const rates = options.rounds ? await throughput() : null;
   if (rates) {
-    table += `\ntokens/s: fair ${rates.fair.toFixed(0)}, fifo ${
-      rates.fifo.toFixed(0)}: ${(rates.fair / rates.fifo).toFixed(3)}\n`;
+    for (const [key, what] of [['wall', 'a second'],
+      ['loop', 'a second of the loop']]) {
+      const [fair, fifo] = rates[key];
+      table += `\ntokens ${what}: fair ${fair.toFixed(0)}, fifo ${
+        fifo.toFixed(0)}: ${(fair / fifo).toFixed(3)}\n`;
+    }
   }
   process.stdout.write(table);
   if (options.json) {
