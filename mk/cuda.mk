@@ -36,7 +36,8 @@ CUDA_CPU  := $(patsubst %.c,$B/obj/%.o,\
     $(wildcard kernels/cpu/kv/*.c kernels/cpu/attention/*.c) \
     kernels/thread_pool.c)
 CUDA_STORE := $(patsubst %,$(CUDA_DIR)/obj/%.o,store_fixture store_append \
-    store_compress store_compare store_swap store_heads generic_fixture)
+    store_compress store_compare store_swap store_pages store_heads \
+    generic_fixture)
 
 # For the tests' library and for the one that the engine loads.
 NVFLAGS = -O3 -std=c++17 -I. -diag-suppress 128 \

@@ -22,7 +22,7 @@
  *   layers               embedding, norms, RoPE, activation, conversions
  *   experts              who goes to whom, grouped products, their sum
  *   attention            decode, prompt, and the fallback for everything else
- *   KV cache             append, moves, compress, swap
+ *   KV cache             append, moves, compress, swap, pages
  *   sampling             logits to tokens
  *
  * Launchers take a stream, check what they can see from the host, return
@@ -709,10 +709,26 @@ int tr_cuda_kv_swap(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                     uint32_t *pages, void *work);
 size_t tr_cuda_kv_swap_work(const tr_kv_view_t *kv);
 
+/* Some pages, and where they lie one behind the other. */
+typedef struct {
+    const int32_t *table; /* of the manager's; page i is table[ref[i]] */
+    const uint32_t *ref;  /* [n], or pinned host memory */
+    uint32_t n;
+    uint32_t
+        pages; /* of the pool: an entry that is none of them is passed over */
+    uint8_t *flat; /* n * page_bytes, 16-byte aligned */
+    bool out;      /* pages into flat; else flat into pages */
+} tr_cuda_kv_pages_t;
+
+/* Pages on their way to and from files, beside steps: few blocks, all at once.
+ * Bytes moved: n pages read, and written. */
+int tr_cuda_kv_pages(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
+                     const tr_cuda_kv_pages_t *a);
+
 /* ---- the table ----------------------------------------------------------- */
 
 /* Changes with the order or the signature of any entry. */
-#define TR_DEVICE_VERSION 18u
+#define TR_DEVICE_VERSION 19u
 
 /* All entries, in the order of the table. */
 /* clang-format off */
@@ -734,7 +750,7 @@ size_t tr_cuda_kv_swap_work(const tr_kv_view_t *kv);
     F(attention_work) F(attention)                                         \
     F(prompt_work) F(prompt)                                               \
     F(kv_append) F(kv_moves) F(kv_compress) F(kv_compress_work)            \
-    F(kv_compare) F(kv_swap) F(kv_swap_work)                               \
+    F(kv_compare) F(kv_swap) F(kv_swap_work) F(kv_pages)                   \
     F(manager_memory) F(manager_create) F(manager_open) F(manager_prompt)  \
     F(manager_step) F(manager_close) F(manager_plan_prompts)               \
     F(manager_install_prompts) F(manager_give) F(manager_take)             \

@@ -1,6 +1,6 @@
 /*
  * The page manager of the software device, which is the host's
- * (kernels/kv_manager/host.h), and swaps.
+ * (kernels/kv_manager/host.h), swaps, and pages of files.
  */
 #include <stdlib.h>
 
@@ -450,4 +450,44 @@ tr_cuda_kv_swap(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
         return TR_KERNEL_BADARG;
     }
     return soft_launch(s, "kv_swap", swap_body, &a, sizeof(a));
+}
+
+/* ---- pages to and from files -------------------------------------------- */
+
+typedef struct {
+    uint8_t *pool;
+    size_t page_bytes;
+    tr_cuda_kv_pages_t a;
+} pages_t;
+
+static void
+pages_body(void *args)
+{
+    const pages_t *p = args;
+
+    for (uint32_t i = 0; i < p->a.n; i++) {
+        int32_t page = p->a.table[p->a.ref[i]];
+        uint8_t *flat = p->a.flat + i * p->page_bytes, *in_pool;
+
+        if (page < 0 || (uint32_t) page >= p->a.pages) {
+            continue;
+        }
+        in_pool = p->pool + (size_t) page * p->page_bytes;
+        memcpy(p->a.out ? flat : in_pool, p->a.out ? in_pool : flat,
+               p->page_bytes);
+    }
+}
+
+int
+tr_cuda_kv_pages(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
+                 const tr_cuda_kv_pages_t *a)
+{
+    pages_t p = { kv->pool, kv->page_bytes, *a };
+
+    if (kv->page_bytes % 16 || a->table == NULL || a->ref == NULL
+        || a->flat == NULL || (uintptr_t) a->flat % 16 || a->n > INT32_MAX) {
+        return TR_KERNEL_BADARG;
+    }
+    return a->n == 0 ? TR_KERNEL_OK
+                     : soft_launch(s, "kv_pages", pages_body, &p, sizeof(p));
 }

@@ -4,7 +4,9 @@
  * memory in whole lines, so that pages anywhere need no staging.
  *
  * The first kernel counts the pages before each head, the second copies.  Order
- * of heads and parts: device.h.
+ * of heads and parts: device.h.  And pages that files get and give, through memory
+ * of the device: a copy engine does the rest, so that no block waits for the bus
+ * beside a decode step.
  */
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/device.h"
@@ -163,5 +165,51 @@ tr_cuda_kv_swap(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     a.pages = pages;
     count_kernel<<<1, THREADS, 0, stream>>>(a);
     swap_kernel<<<dim3(BLOCKS_HEAD, heads), THREADS, 0, stream>>>(a);
+    return tr_cuda_check();
+}
+
+/* ---- pages to and from files ---------------------------------------------- */
+
+typedef struct {
+    uint8_t *pool;
+    size_t page_bytes;
+    tr_cuda_kv_pages_t a;
+} pages_args_t;
+
+/* Block (page i). */
+static __global__ void __launch_bounds__(THREADS)
+    pages_kernel(const __grid_constant__ pages_args_t p)
+{
+    uint32_t i = blockIdx.x;
+    int32_t page = p.a.table[p.a.ref[i]];
+    uint4 *flat = (uint4 *) (p.a.flat + i * p.page_bytes), *in_pool;
+
+    if (page < 0 || (uint32_t) page >= p.a.pages) {
+        return;
+    }
+    in_pool = (uint4 *) (p.pool + (size_t) page * p.page_bytes);
+    for (uint32_t k = threadIdx.x; k < p.page_bytes / 16; k += THREADS) {
+        if (p.a.out) {
+            flat[k] = in_pool[k];
+        } else {
+            in_pool[k] = flat[k];
+        }
+    }
+}
+
+extern "C" int
+tr_cuda_kv_pages(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
+                 const tr_cuda_kv_pages_t *a)
+{
+    pages_args_t p = { kv->pool, kv->page_bytes, *a };
+
+    if (kv->page_bytes % 16 || a->table == NULL || a->ref == NULL
+        || a->flat == NULL || (uintptr_t) a->flat % 16 || a->n > INT32_MAX) {
+        return TR_KERNEL_BADARG;
+    }
+    if (a->n == 0) {
+        return TR_KERNEL_OK;
+    }
+    pages_kernel<<<a->n, THREADS, 0, (cudaStream_t) s->stream>>>(p);
     return tr_cuda_check();
 }

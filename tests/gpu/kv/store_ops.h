@@ -41,5 +41,8 @@ bool store_compare(fixture_t *b, const tr_kv_compress_t *job,
                    const store_jobs_t *jobs);
 /* A slot goes to the host and comes back to other pages. */
 bool store_swap(fixture_t *b, uint32_t slot);
+/* Any pages, one behind the other, and others into their place; of the other side
+ * alone. */
+bool store_pages(fixture_t *b);
 
 #endif

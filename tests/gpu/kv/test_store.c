@@ -59,7 +59,7 @@ turn(fixture_t *b)
             return false;
         }
     }
-    return store_swap(b, random_below(FIXTURE_SLOTS));
+    return store_swap(b, random_below(FIXTURE_SLOTS)) && store_pages(b);
 }
 
 static bool
