@@ -173,8 +173,8 @@ static const setting_t settings[] = {
       "how long a prefix is kept after its last use; 0: until its memory is"
       " needed" },
     { "cache_dir", KIND_TEXT, AT(cache_dir), "", 0, 0, NULL,
-      "backend cpu: directory, of mode 0700, where prefixes are also kept in "
-      "files, so that conversations survive a restart; empty: none" },
+      "directory, of mode 0700, where prefixes are also kept in files, so that "
+      "conversations survive a restart; empty: none" },
     { "cache_disk", KIND_SIZE, AT(cache_disk), "10g", M(1), G(1048576), NULL,
       "most bytes these files may take; the least recently used are deleted" },
     { "kv_centre", KIND_CHOICE, AT(kv_centre), "auto", 0, 0, "auto off",

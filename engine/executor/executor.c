@@ -364,19 +364,20 @@ tr_executor_fit_cache(tr_executor_t *e)
     }
 }
 
-/* Files are for prefixes that are reused, from memory that is here. */
-static tr_status_t
-check_files(const tr_executor_t *e, const tr_config_t *config, tr_error_t *err)
+tr_status_t
+tr_executor_check_files(const tr_executor_t *e, const tr_config_t *config,
+                        tr_error_t *err)
 {
-    if (config->cache_dir[0] == '\0'
-        || (strcmp(config->backend, "cpu") == 0 && reusing(e))) {
+    bool null = strcmp(config->backend, "null") == 0;
+
+    if (config->cache_dir[0] == '\0' || (!null && reusing(e))) {
         return TR_OK;
     }
-    if (strcmp(config->backend, "cpu") != 0) {
+    if (null) {
         return tr_error_set(err, TR_ERR_UNSUPPORTED, "cache_dir",
-                            "cache_dir %.200s with backend %s: prefixes are"
-                            " kept in files by backend cpu only",
-                            config->cache_dir, config->backend);
+                            "cache_dir %.200s with backend null, which computes"
+                            " nothing that could be kept in files",
+                            config->cache_dir);
     }
     return tr_error_set(err, TR_ERR_UNSUPPORTED, "cache_dir",
                         "cache_dir %.200s, but prefixes are not reused: the KV"
@@ -407,7 +408,7 @@ tr_executor_open_cache(tr_executor_t *e, const tr_config_t *config,
         rc = tr_executor_check_reuse(e, config, err);
     }
     if (rc == TR_OK) {
-        rc = check_files(e, config, err);
+        rc = tr_executor_check_files(e, config, err);
     }
     if (rc == TR_OK) {
         tr_executor_describe_cache(e, config);

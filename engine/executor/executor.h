@@ -193,6 +193,9 @@ bool tr_executor_reuses_compressed(const tr_config_t *config);
 /* kv_reuse yes wants a policy that reuses. */
 tr_status_t tr_executor_check_reuse(const tr_executor_t *e,
                                     const tr_config_t *config, tr_error_t *err);
+/* cache_dir wants prefixes that are reused, too. */
+tr_status_t tr_executor_check_files(const tr_executor_t *e,
+                                    const tr_config_t *config, tr_error_t *err);
 void tr_executor_describe_cache(const tr_executor_t *e,
                                 const tr_config_t *config);
 /* One sequence must always be able to run to its end: max_model_len, for the

@@ -275,7 +275,8 @@ configure_cache(const tr_executor_cuda_t *x, const tr_config_t *config,
                             config->max_num_seqs, TR_KV_SLOTS_MAX);
     }
     tr_executor_cache_config(&x->base, config, x->base.max_model_len, kv);
-    if (kv->slots == config->max_num_seqs) { /* nobody is ever swapped out */
+    /* nobody is ever swapped out */
+    if (kv->slots <= config->max_num_seqs + (config->cache_dir[0] != '\0')) {
         kv->swap_memory = 0;
     }
     return TR_OK;
@@ -346,12 +347,8 @@ open_cache(tr_executor_cuda_t *x, const tr_config_t *config, tr_kv_config_t *kv,
     if (rc == TR_OK) {
         rc = tr_executor_check_reuse(&x->base, config, err);
     }
-    if (rc == TR_OK && config->cache_dir[0] != '\0') {
-        rc = tr_error_set(err, TR_ERR_UNSUPPORTED, "cache_dir",
-                          "cache_dir %.200s with backend cuda: prefixes are "
-                          "kept"
-                          " in files by backend cpu only",
-                          config->cache_dir);
+    if (rc == TR_OK) {
+        rc = tr_executor_check_files(&x->base, config, err);
     }
     if (rc == TR_OK) {
         tr_executor_describe_cache(&x->base, config);

@@ -38,6 +38,13 @@ manager_size(const tr_kv_gpu_t *g, uint32_t pages)
                                .blocks = tr_kv_reuse_blocks(&g->kv, pages) };
 }
 
+/* Of a slot, by head. */
+static size_t
+count_bytes(const tr_kv_gpu_t *g)
+{
+    return (size_t) g->kv.heads * TR_KV_TIERS_MAX * sizeof(uint32_t);
+}
+
 /* The next bytes of a block; base NULL: counting. */
 static void *
 carve(uint8_t *base, size_t *at, size_t bytes)
@@ -74,6 +81,7 @@ lay_memory(tr_kv_gpu_t *g, uint32_t pages, void **manager)
     g->moved[0] = carve(g->memory, &at, g->swap_max * sizeof(int32_t));
     g->moved[1] = carve(g->memory, &at, g->swap_max * sizeof(int32_t));
     g->n_moved = carve(g->memory, &at, 2 * sizeof(uint32_t));
+    g->counts_in = carve(g->memory, &at, count_bytes(g));
     g->guard_queries = carve(g->memory, &at, tr_kv_guard_query_bytes(g));
     g->guard_change = carve(g->memory, &at, tr_kv_guard_change_bytes(g));
     g->alpha = carve(g->memory, &at,
@@ -219,8 +227,9 @@ open_turns(tr_kv_gpu_t *g, tr_error_t *err)
         t->out = cuda->pin(g->answer_size);
         t->refused = cuda->pin(TR_KV_REFUSED(slots) * sizeof(*t->refused));
         t->ids = cuda->pin(ids * sizeof(*t->ids));
+        t->counts = cuda->pin(count_bytes(g));
         if (t->in == NULL || t->out == NULL || t->refused == NULL
-            || t->ids == NULL) {
+            || t->ids == NULL || t->counts == NULL) {
             return no_memory(g, "pinned host memory", g->input_size, err);
         }
     }
@@ -246,13 +255,14 @@ open_host(tr_kv_gpu_t *g, tr_error_t *err)
     l->command = calloc(l->room, sizeof(*l->command));
     l->share = calloc(l->share_room + 1, sizeof(*l->share));
     l->group = calloc(l->room + l->share_room, sizeof(*l->group));
+    l->counts = malloc(count_bytes(g));
     g->mirror = calloc(g->kv.config.slots, sizeof(*g->mirror));
     g->kv.m.slot = calloc(g->kv.config.slots, sizeof(*g->kv.m.slot));
     g->kv.m.seq = calloc(g->kv.config.slots, sizeof(*g->kv.m.seq));
     g->kv.m.report = calloc(1, sizeof(*g->kv.m.report));
     good = l->command != NULL && l->share != NULL && l->group != NULL
-           && g->mirror != NULL && g->kv.m.slot != NULL && g->kv.m.seq != NULL
-           && g->kv.m.report != NULL;
+           && l->counts != NULL && g->mirror != NULL && g->kv.m.slot != NULL
+           && g->kv.m.seq != NULL && g->kv.m.report != NULL;
     for (i = 0; i < TR_KV_BATCHES; i++) {
         g->batch[i].rows = calloc(g->device.max_seqs,
                                   sizeof(*g->batch[i].rows));
@@ -338,6 +348,7 @@ gpu_free(tr_kv_cache_t *kv)
         unpin(cuda, g->pinned[i].out);
         unpin(cuda, g->pinned[i].refused);
         unpin(cuda, g->pinned[i].ids);
+        unpin(cuda, g->pinned[i].counts);
     }
     unpin(cuda, kv->swap.memory);
     unpin(cuda, g->counts);
@@ -352,6 +363,7 @@ gpu_free(tr_kv_cache_t *kv)
     free(g->list.share);
     free(g->list.group);
     free(g->list.ids);
+    free(g->list.counts);
     free(g->id_next);
     free(g->mirror);
     free(kv->m.seq);
@@ -367,7 +379,7 @@ gpu_settled(const tr_kv_cache_t *kv)
 {
     const tr_kv_gpu_t *g = tr_kv_gpu(kv);
 
-    return g->list.n_groups == 0 && g->oldest == g->next;
+    return g->list.n_groups == 0 && !g->flushed && g->oldest == g->next;
 }
 
 static bool
@@ -399,6 +411,8 @@ static const tr_kv_ops_t gpu_ops = {
     .held = tr_kv_gpu_held,
     .copy_pages = tr_kv_gpu_copy_pages,
     .copy = tr_kv_gpu_copy,
+    .restore = tr_kv_gpu_restore,
+    .files = &tr_kv_gpu_files,
 };
 
 /* Sizes that do not depend on the pool's. */
@@ -406,7 +420,7 @@ static void
 size_parts(tr_kv_gpu_t *g)
 {
     const tr_kv_config_t *c = &g->kv.config;
-    size_t counts = (size_t) g->kv.heads * TR_KV_TIERS_MAX * sizeof(uint32_t);
+    size_t counts = count_bytes(g);
     uint64_t n = c->swap_memory / g->kv.plan.page_bytes;
     tr_kv_list_t *l = &g->list;
 

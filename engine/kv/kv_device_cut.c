@@ -89,3 +89,63 @@ tr_kv_gpu_copy(tr_kv_cache_t *kv, int32_t from, int32_t to, uint32_t c,
     become_copy(g, from, to, c, most);
     return TR_OK;
 }
+
+/* ---- from elsewhere ----------------------------------------------------- */
+
+/* Pages of a slot that is as q, with these counts by head. */
+static uint64_t
+pages_of(const tr_kv_cache_t *kv, const tr_kv_seq_t *q, const uint32_t *counts)
+{
+    uint64_t pages = 0;
+
+    for (uint32_t h = 0; h < kv->heads; h++) {
+        manager_run_t run[MANAGER_RUNS];
+        uint32_t n = manager_runs(&kv->m, q, counts + h * TR_KV_TIERS_MAX, 0,
+                                  run);
+
+        for (uint32_t i = 0; i < n; i++) {
+            pages += run[i].n;
+        }
+    }
+    return pages;
+}
+
+/* How much it takes is known here, so that it is refused here or not at all. */
+tr_status_t
+tr_kv_gpu_restore(tr_kv_cache_t *kv, const tr_kv_restore_t *restore)
+{
+    tr_kv_gpu_t *g = tr_kv_gpu(kv);
+    int32_t slot = restore->slot;
+    tr_kv_mirror_t *x = &g->mirror[slot];
+    tr_kv_job_t job = { .slot = slot,
+                        .len = restore->len,
+                        .rule = kv->m.slot[slot].rule,
+                        .to = kv->m.seq[slot] };
+    tr_kv_command_t *command;
+    uint64_t pages;
+
+    assert(kv->m.slot[slot].tokens == 0 && kv->m.slot[slot].pages == 0);
+    job.to.base = restore->len;
+    job.to.window_from = restore->window_from;
+    job.to.sinks = restore->sinks;
+    job.to.recent_from = UINT32_MAX;
+    pages = pages_of(kv, &job.to, restore->count);
+    if (g->list.restores || !tr_kv_reuse_room(kv, slot, pages)) {
+        return TR_AGAIN;
+    }
+    command = tr_kv_command(g, TR_KV_DO_RESTORE, slot, -1);
+    command->restore = *restore;
+    command->restore.count = g->counts_in;
+    memcpy(g->list.counts, restore->count,
+           (size_t) kv->heads * TR_KV_TIERS_MAX * sizeof(*restore->count));
+    g->list.restores = true;
+    tr_kv_batch(g, g->next)->claimed += pages;
+    job.pages = (uint32_t) pages;
+    manager_become(&kv->m, &job);
+    kv->totals.tokens += restore->len;
+    x->told = restore->len;
+    x->touched = g->next;
+    x->low = pages;
+    x->steps = TR_KV_EDGES; /* counts are not known */
+    return TR_OK;
+}

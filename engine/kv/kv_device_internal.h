@@ -5,7 +5,8 @@
  *   kv_device_list.c    the list of commands for the device, and its launches
  *   kv_device_slots.c   kv_cache.h's functions: grants pages, adds commands
  *   kv_device_share.c   blocks that are shared, and kept for later requests
- *   kv_device_cut.c     copies of what is kept compressed
+ *   kv_device_cut.c     copies of what is kept compressed, room for what comes
+ *   kv_device_files.c   pages to and from files
  *   kv_device_settle.c  batches: what the device reports of each
  *   kv_device_usage.c   memory and tokens that slots hold
  *   kv_device_guard.c   the guard: how far compressing a prompt moves attention
@@ -41,6 +42,7 @@ typedef enum {
     TR_KV_DO_ASK,
     TR_KV_DO_COMPLETE,
     TR_KV_DO_CUT,
+    TR_KV_DO_RESTORE,
     TR_KV_DO_OUT,
     TR_KV_DO_IN,
     TR_KV_DO_CLOSE,
@@ -68,7 +70,8 @@ typedef struct {
         tr_kv_page_request_t ask;
         tr_kv_complete_t complete;
         tr_kv_cut_command_t cut;
-        tr_kv_move_out_t out; /* and in */
+        tr_kv_restore_t restore; /* its counts are the list's */
+        tr_kv_move_out_t out;    /* and in */
         int32_t close;
     };
     uint32_t next; /* of its group */
@@ -100,6 +103,8 @@ typedef struct {
     int64_t lends, cedes, reclaims;
     int32_t *ids; /* [swap pages] where slots that go out go */
     uint32_t n_ids;
+    uint32_t *counts; /* [heads][TR_KV_TIERS_MAX] of a restore, the only one */
+    bool restores;
     uint64_t number; /* of the list, for tr_kv_mirror_t.list */
 } tr_kv_list_t;
 
@@ -168,9 +173,12 @@ typedef struct {
 typedef struct {
     uint8_t *in;
     int32_t *ids;
+    uint32_t *counts;
     uint8_t *out;
     uint32_t *refused;
 } tr_kv_pinned_t;
+
+typedef struct tr_kv_gpu_files tr_kv_gpu_files_t; /* kv_device_files.c */
 
 typedef struct {
     tr_kv_cache_t kv; /* what everybody has a pointer to */
@@ -178,7 +186,8 @@ typedef struct {
     tr_kv_manager_t m;
     tr_kv_mirror_t *mirror; /* [slots] */
     tr_kv_list_t list;
-    bool failed; /* a launch did */
+    bool failed;  /* a launch did */
+    bool flushed; /* commands were launched that no batch has reported */
 
     uint64_t next;         /* serial of the coming batch, from 1 */
     uint64_t oldest;       /* of those under way */
@@ -195,11 +204,12 @@ typedef struct {
     uint8_t *pool, *memory, *input;
     size_t input_size, answer_size;
     void *compress_work, *swap_work;
-    uint32_t *refused; /* [TR_KV_REFUSED(slots)] by compression and copy of a
+    uint32_t *refused;   /* [TR_KV_REFUSED(slots)] by compression and copy of a
                         * batch */
-    int32_t *ids;      /* as in the list */
-    int32_t *moved[2]; /* [swap_max] pages of one slot, there and here */
-    uint32_t *n_moved; /* [2] */
+    int32_t *ids;        /* as in the list, */
+    uint32_t *counts_in; /* and its counts */
+    int32_t *moved[2];   /* [swap_max] pages of one slot, there and here */
+    uint32_t *n_moved;   /* [2] */
     uint32_t swap_max;
     uint32_t *counts;   /* pinned, of all slots; NULL: nobody has asked */
     uint64_t counts_of; /* list.number when they were fetched */
@@ -213,6 +223,8 @@ typedef struct {
     double *alpha;                                   /* of policies, by head */
     const double *alpha_host[TR_KV_LAYOUTS_MAX * 4]; /* whose they are */
     uint32_t n_alpha;
+
+    tr_kv_gpu_files_t *files; /* NULL: there are none */
 
     /* pages of host memory: those of a slot, and the free ones, are chains */
     int32_t *id_next; /* [swap.n] */
@@ -307,6 +319,12 @@ uint64_t tr_kv_gpu_copy_pages(const tr_kv_cache_t *kv, int32_t from,
                               uint32_t c);
 tr_status_t tr_kv_gpu_copy(tr_kv_cache_t *kv, int32_t from, int32_t to,
                            uint32_t c, bool evict);
+
+tr_status_t tr_kv_gpu_restore(tr_kv_cache_t *kv,
+                              const tr_kv_restore_t *restore);
+
+/* kv_device_files.c */
+extern const tr_kv_files_t tr_kv_gpu_files;
 
 /* kv_device_usage.c: tr_kv_ops_t. */
 void tr_kv_gpu_usage(const tr_kv_cache_t *kv, int32_t slot, tr_kv_usage_t *out);

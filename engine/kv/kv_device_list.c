@@ -29,6 +29,7 @@ static const size_t record_size[] = {
     [TR_KV_DO_ASK] = sizeof(tr_kv_page_request_t),
     [TR_KV_DO_COMPLETE] = sizeof(tr_kv_complete_t),
     [TR_KV_DO_CUT] = sizeof(tr_kv_cut_t),
+    [TR_KV_DO_RESTORE] = sizeof(tr_kv_restore_t),
     [TR_KV_DO_OUT] = 0,
     [TR_KV_DO_IN] = 0,
     [TR_KV_DO_CLOSE] = sizeof(int32_t),
@@ -61,6 +62,7 @@ void
 tr_kv_list_empty(tr_kv_list_t *l)
 {
     l->n = l->n_shares = l->n_groups = l->n_ids = 0;
+    l->restores = false;
     l->ring = TR_KV_NO_GROUP;
     l->lends = l->cedes = l->reclaims = -1;
     l->number++;
@@ -293,6 +295,17 @@ launch_cuts(tr_kv_gpu_t *g, const tr_cuda_history_t *history,
                    : cuda->manager_install_cuts(s, &g->m, history, group->n);
 }
 
+/* Pages for what comes from elsewhere: nothing moves. */
+static int
+launch_restores(tr_kv_gpu_t *g, const tr_kv_group_t *group, const void *in)
+{
+    const tr_device_t *cuda = g->device.cuda;
+    const tr_cuda_stream_t *s = g->device.stream;
+    int rc = cuda->manager_plan_restores(s, &g->m, in, group->n);
+
+    return rc != 0 ? rc : cuda->manager_install_cuts(s, &g->m, NULL, group->n);
+}
+
 static int
 launch_out(tr_kv_gpu_t *g, const tr_kv_move_out_t *c)
 {
@@ -391,6 +404,8 @@ launch_group(tr_kv_gpu_t *g, const tr_kv_group_t *group, const void *in)
         return launch_complete(g, group, in);
     case TR_KV_DO_CUT:
         return launch_cuts(g, history, group, in);
+    case TR_KV_DO_RESTORE:
+        return launch_restores(g, group, in);
     case TR_KV_DO_CLOSE:
         return cuda->manager_close(s, &g->m, in, group->n);
     default:
@@ -412,6 +427,13 @@ tr_kv_launch(tr_kv_gpu_t *g, const tr_kv_pinned_t *pinned)
     if (rc == 0 && l->n_ids != 0) {
         memcpy(pinned->ids, l->ids, l->n_ids * sizeof(*l->ids));
         rc = cuda->copy(s, g->ids, pinned->ids, l->n_ids * sizeof(*l->ids));
+    }
+    if (rc == 0 && l->restores) {
+        size_t counts = (size_t) g->kv.heads * TR_KV_TIERS_MAX
+                        * sizeof(*l->counts);
+
+        memcpy(pinned->counts, l->counts, counts);
+        rc = cuda->copy(s, g->counts_in, pinned->counts, counts);
     }
     for (i = 0, at = first; i < l->n_groups && rc == 0; i++) {
         at = tr_pad(at, TR_KV_RECORD);
@@ -439,6 +461,7 @@ tr_kv_flush(tr_kv_gpu_t *g)
         g->failed = true;
     } else {
         memset(pinned->in, 0xff, asks);
+        g->flushed = true;
         tr_kv_launch(g, pinned);
     }
     if (!g->failed && cuda->stream_wait(g->device.stream) != 0) {

@@ -103,6 +103,7 @@ tr_kv_device_begin(tr_kv_cache_t *kv, const tr_kv_device_row_t *rows,
     if (!tr_kv_launch(g, pinned)) {
         return TR_CUDA_FAILED;
     }
+    g->flushed = false;
     expect_rows(g, rows, n);
     b->n_rows = n;
     if (n != 0) {

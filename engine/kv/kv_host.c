@@ -482,6 +482,7 @@ static const tr_kv_ops_t host_ops = {
     .copy_pages = tr_kv_host_copy_pages,
     .copy = tr_kv_host_copy,
     .restore = tr_kv_host_restore,
+    .files = &tr_kv_host_files,
 };
 
 /* ---- create ------------------------------------------------------------- */

@@ -1,9 +1,9 @@
 /*
  * What the files of the KV cache share: kv_ops.c (kv_cache.h's functions),
  * kv_cache.c (what a cache is made of), kv_host.c and kv_host_cut.c (the cache that
- * is here), kv_prefix.c (what it reuses), kv_kept.c (compressed), kv_store.c (in files),
- * kv_usage.c, kv_check.c, and those of a device's
- * cache (kv_device_internal.h).
+ * is here), kv_prefix.c (what it reuses), kv_kept.c (compressed), those of
+ * kv_store_internal.h (in files) and kv_host_files.c, kv_usage.c, kv_check.c, and
+ * those of a device's cache (kv_device_internal.h).
  * Nobody else includes this but tests.
  *
  * Who has which page is the manager's to decide (kernels/kv_manager): the
@@ -77,6 +77,42 @@ typedef struct {
     bool turn; /* whose turn it is to make room: the tree's */
 } tr_kv_reuse_t;
 
+/* A piece of a file, and its pages: each is the one whose id is entry ref[i] of
+ * an array of the manager's, `tables` from the rows of `slot` on, or `kept`. */
+typedef struct {
+    int32_t slot; /* -1: kept */
+    const uint32_t *ref;
+    uint32_t n;
+    uint8_t *memory; /* one page behind the other */
+    uint32_t buffer; /* which of the store's it is */
+} tr_kv_piece_t;
+
+/* How pages go to files and come from them (kv_store.c).  TR_AGAIN: not yet, it is
+ * to be asked again; any other status but TR_OK: it cannot be. */
+typedef struct {
+    uint32_t buffers; /* pieces under way, each way, at most, */
+    uint32_t at_once; /* and begun in a turn */
+    /* *memory: of those pieces (tr_store_config_t), or NULL.  close: also where
+     * open has not been, or failed. */
+    tr_status_t (*open)(tr_kv_cache_t *kv, uint8_t **memory, tr_error_t *err);
+    void (*close)(tr_kv_cache_t *kv);
+    /* No batch follows: what was asked of the cache is done now. */
+    void (*launch)(tr_kv_cache_t *kv);
+    /* What a kept slot is, and its counts; slot -1: kept blocks.  `again`: as
+     * asked before.  TR_OK: `out` gets what is kept. */
+    tr_status_t (*see)(tr_kv_cache_t *kv, int32_t slot, bool again,
+                       tr_kv_seq_t *seq, uint32_t *counts);
+    tr_status_t (*out)(tr_kv_cache_t *kv, const tr_kv_piece_t *piece);
+    /* A slot has its pages, which are to be filled: of these tokens. */
+    tr_status_t (*begin)(tr_kv_cache_t *kv, int32_t slot, const int32_t *tokens,
+                         uint32_t n);
+    tr_status_t (*in)(tr_kv_cache_t *kv, const tr_kv_piece_t *piece);
+    /* Nothing that was begun that way last is in the buffer's way any more. */
+    tr_status_t (*moved)(const tr_kv_cache_t *kv, bool out, uint32_t buffer);
+    /* The slot of `begin` is closed next, with pieces under way. */
+    void (*stop)(tr_kv_cache_t *kv);
+} tr_kv_files_t;
+
 /* What differs between a cache that is here and one on a device; each entry is
  * the function of kv_cache.h of that name, but for the last two. */
 typedef struct {
@@ -123,6 +159,7 @@ typedef struct {
     /* Pages for what comes from elsewhere; others make room.  TR_AGAIN as
      * above. */
     tr_status_t (*restore)(tr_kv_cache_t *kv, const tr_kv_restore_t *restore);
+    const tr_kv_files_t *files;
 } tr_kv_ops_t;
 
 struct tr_kv_cache {
@@ -203,11 +240,16 @@ tr_status_t tr_kv_kept_adopt(tr_kv_cache_t *kv, int32_t slot,
 /* Positions [0, n) of a slot that is closed next are to be kept. */
 void tr_kv_kept_end(tr_kv_cache_t *kv, int32_t slot, const int32_t *tokens,
                     uint32_t n);
+/* Does each head of a slot that is as q, with [heads][TR_KV_TIERS_MAX] counts,
+ * have each of its tokens in one place? */
+bool tr_kv_kept_adds_up(const tr_kv_cache_t *kv, const tr_kv_seq_t *q,
+                        const uint32_t *counts);
 /* A slot just opened, and adopted, gets pages for what a file says: so many
- * tokens, seq.window_from and sinks, and [heads][TR_KV_TIERS_MAX] counts.
- * TR_AGAIN: there is no room; TR_ERR_INVALID: that cannot be. */
+ * tokens, seq.window_from and sinks and tokens that nobody knows behind them, and
+ * counts as above.  TR_AGAIN: there is no room; TR_ERR_INVALID: that cannot
+ * be. */
 tr_status_t tr_kv_kept_restore(tr_kv_cache_t *kv, int32_t slot, uint32_t n,
-                               uint32_t window_from, uint32_t sinks,
+                               const uint32_t number[TR_STORE_NUMBERS],
                                const uint32_t *counts);
 /* They are filled: its close keeps it. */
 void tr_kv_kept_restored(tr_kv_cache_t *kv, int32_t slot, const int32_t *tokens,
@@ -232,6 +274,9 @@ tr_status_t tr_kv_host_copy(tr_kv_cache_t *kv, int32_t from, int32_t to,
                             uint32_t c, bool evict);
 tr_status_t tr_kv_host_restore(tr_kv_cache_t *kv,
                                const tr_kv_restore_t *restore);
+
+/* kv_host_files.c */
+extern const tr_kv_files_t tr_kv_host_files;
 
 /* What both kinds of cache do alike (kv_cache.c). */
 /* Checks the configuration, plans pages. */

@@ -363,9 +363,9 @@ tr_kv_kept_adopt(tr_kv_cache_t *kv, int32_t slot, const tr_prefix_key_t *key,
 
 /* ---- from files --------------------------------------------------------- */
 
-/* Does each head have n tokens, each in one place? */
-static bool
-adds_up(const tr_kv_cache_t *kv, const tr_kv_seq_t *q, const uint32_t *counts)
+bool
+tr_kv_kept_adds_up(const tr_kv_cache_t *kv, const tr_kv_seq_t *q,
+                   const uint32_t *counts)
 {
     uint32_t n = q->base, windowed = tr_kv_windowed(q);
 
@@ -387,19 +387,25 @@ adds_up(const tr_kv_cache_t *kv, const tr_kv_seq_t *q, const uint32_t *counts)
 
 tr_status_t
 tr_kv_kept_restore(tr_kv_cache_t *kv, int32_t slot, uint32_t n,
-                   uint32_t window_from, uint32_t sinks, const uint32_t *counts)
+                   const uint32_t number[TR_STORE_NUMBERS],
+                   const uint32_t *counts)
 {
-    const tr_kv_restore_t restore = { slot, n, window_from, sinks, counts };
+    uint32_t window_from = number[0], sinks = number[1];
+    tr_kv_restore_t restore = { slot, n, window_from, sinks, counts };
     tr_kv_seq_t seq = kv->m.seq[slot];
     uint32_t most = tr_kv_rule_sinks(&kv->policy[slot].origin.rule, UINT32_MAX);
 
-    seq.base = n;
+    if (n < MIN_TOKENS || n > kv->config.max_len
+        || number[2] > kv->config.max_len - n) {
+        return TR_ERR_INVALID;
+    }
+    restore.len = n + number[2];
+    seq.base = restore.len;
     seq.window_from = window_from;
     seq.sinks = sinks;
-    if (n < MIN_TOKENS || n > kv->config.max_len || window_from > n
-        || sinks > window_from || sinks > most
-        || (seq.window != 0 && n - window_from > seq.window)
-        || !adds_up(kv, &seq, counts)) {
+    if (window_from > seq.base || sinks > window_from || sinks > most
+        || (seq.window != 0 && seq.base - window_from > seq.window)
+        || !tr_kv_kept_adds_up(kv, &seq, counts)) {
         return TR_ERR_INVALID;
     }
     return kv->ops->restore(kv, &restore);

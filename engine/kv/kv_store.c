@@ -1,19 +1,8 @@
 /*
- * Between the KV cache that is here and the store of prefixes in files (kv_cache.h,
- * "files"; engine/store/store.h).  All of it is the step loop's: a turn copies at
- * most a piece (1 MiB) each way, so nobody waits for a disk.
- *
- * Out: what is kept at the end of an answer waits in a short queue, and is copied
- * piece by piece from where it is.  It is not held for that: when its room is
- * wanted first, the file is not written.
- *
- * In: before a prompt is admitted the store looks whether a file has more of it
- * than memory does.  Pages for all of it are taken, as a slot of nobody's, and
- * filled; then it is kept as if its conversation had just ended here, and the
- * prompt finds it like any other.  Until then its pages count as free: when they
- * are wanted, it goes.
+ * Between the KV cache and the store of prefixes in files (kv_cache.h, "reuse";
+ * engine/store/store.h): opened, asked and closed here; see kv_store_internal.h.
  */
-#include "kv_store.h"
+#include "kv_store_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -22,45 +11,14 @@
 #include <unistd.h>
 
 #include "engine/config/log.h"
-#include "engine/store/store.h"
-#include "kv_internal.h"
 
-#define QUEUE 64u
 /* At the end, what waits is written, for so long. */
 #define FLUSH_US 5000000u
-/* A disk that says nothing for so long is not waited for. */
-#define PATIENCE_US 2000000u
-
-/* What is to be stored: a kept slot, or the path to a node of the tree. */
-typedef struct {
-    bool slot;
-    uint32_t id;
-} kept_t;
-
-struct tr_kv_store {
-    tr_store_t *files;
-    kept_t queue[QUEUE];
-    uint32_t n_queue;
-
-    bool putting;
-    kept_t what; /* putting */
-    int32_t *put_page;
-    uint32_t put_n, put_at;
-
-    const void *owner; /* who asked; NULL: nobody */
-    uint64_t since;    /* when the store's last word came, us */
-    bool stopping;     /* what was asked for is not wanted any more */
-    tr_kv_policy_t policy;
-    int32_t get_slot; /* -1: none */
-    int32_t *get_page;
-    uint32_t get_n, get_at;
-    size_t pages_size;
-};
 
 /* ---- open and close ----------------------------------------------------- */
 
-static int32_t *
-map_pages(size_t size)
+static uint32_t *
+map_refs(size_t size)
 {
     void *at = mmap(NULL, size, PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -69,15 +27,31 @@ map_pages(size_t size)
 }
 
 static void
-release(tr_kv_store_t *s)
+release(tr_kv_cache_t *kv, tr_kv_store_t *s)
 {
-    if (s->put_page != NULL) {
-        munmap(s->put_page, s->pages_size);
+    if (s->out.ref != NULL) {
+        munmap(s->out.ref, s->refs_size);
     }
-    if (s->get_page != NULL) {
-        munmap(s->get_page, s->pages_size);
+    if (s->in.ref != NULL) {
+        munmap(s->in.ref, s->refs_size);
     }
+    kv->ops->files->close(kv);
     free(s);
+}
+
+/* What ways need, here and where the pages are. */
+static tr_status_t
+make_ways(tr_kv_cache_t *kv, tr_kv_store_t *s, tr_error_t *err)
+{
+    s->get_slot = -1;
+    s->refs_size = (size_t) kv->m.size.pages * sizeof(*s->out.ref);
+    s->out.ref = map_refs(s->refs_size);
+    s->in.ref = map_refs(s->refs_size);
+    s->buffers = kv->ops->files->buffers;
+    if (s->out.ref == NULL || s->in.ref == NULL) {
+        return tr_error_set(err, TR_ERR_NOMEM, "cache_dir", "no memory");
+    }
+    return kv->ops->files->open(kv, &s->memory, err);
 }
 
 /* Layouts change with the policies that are served. */
@@ -117,25 +91,21 @@ tr_kv_store_open(tr_kv_cache_t *kv, const char *dir, uint64_t limit,
                             .max_len = kv->config.max_len,
                             .max_pages = kv->m.size.pages };
     tr_kv_store_t *s = calloc(1, sizeof(*s));
-    tr_status_t rc = TR_OK;
+    tr_status_t rc;
 
     if (s == NULL) {
         return tr_error_set(err, TR_ERR_NOMEM, "cache_dir", "no memory");
     }
-    s->get_slot = -1;
-    s->pages_size = (size_t) c.max_pages * sizeof(*s->put_page);
-    s->put_page = map_pages(s->pages_size);
-    s->get_page = map_pages(s->pages_size);
-    if (s->put_page == NULL || s->get_page == NULL) {
-        rc = tr_error_set(err, TR_ERR_NOMEM, "cache_dir", "no memory");
-    }
+    rc = make_ways(kv, s, err);
+    c.buffers = s->buffers;
+    c.memory = s->memory;
     memcpy(c.identity, identity, sizeof(c.identity));
     add_layouts(kv, c.identity);
     if (rc == TR_OK) {
         rc = tr_store_open(&c, &s->files, err);
     }
     if (rc != TR_OK) {
-        release(s);
+        release(kv, s);
         return rc;
     }
     kv->store = s;
@@ -168,6 +138,7 @@ tr_kv_store_flush(tr_kv_cache_t *kv, uint64_t us)
     while (s != NULL
            && (s->putting || s->n_queue != 0 || !tr_store_put_idle(s->files))
            && now_us() - begun < us) {
+        kv->ops->files->launch(kv);
         if (!tr_kv_store_turn(kv)) {
             usleep(200);
         }
@@ -186,38 +157,68 @@ tr_kv_store_close(tr_kv_cache_t *kv)
     (void) tr_kv_store_yield(kv);
     tr_store_close(s->files);
     kv->store = NULL;
-    release(s);
+    release(kv, s);
 }
 
-/* ---- what is there ------------------------------------------------------ */
+/* ---- what both ways share ------------------------------------------------ */
 
-/* The pages of a slot, head by head; how many. */
-static uint32_t
-list_slot(const tr_kv_cache_t *kv, int32_t slot, int32_t *out)
+uint32_t
+kv_store_list(const tr_kv_cache_t *kv, const tr_kv_seq_t *seq,
+              const uint32_t *counts, uint32_t uncompressed_pages,
+              uint32_t *ref)
 {
     const tr_kv_manager_t *m = &kv->m;
     uint32_t n = 0;
 
     for (uint32_t h = 0; h < kv->heads; h++) {
         manager_run_t run[MANAGER_RUNS];
-        uint32_t runs = manager_runs(m, &m->seq[slot],
-                                     manager_counts(m, slot, h),
-                                     m->slot[slot].uncompressed_pages, run);
+        uint32_t runs = manager_runs(m, seq, counts + h * TR_KV_TIERS_MAX,
+                                     uncompressed_pages, run);
 
         for (uint32_t i = 0; i < runs; i++) {
-            const int32_t *entry = manager_row(m, slot, h) + run[i].entry;
+            uint32_t at = h * m->view.table_len + run[i].entry;
 
-            for (uint32_t j = 0; j < run[i].n; j++, entry += run[i].step) {
-                out[n++] = *entry;
+            for (uint32_t j = 0; j < run[i].n; j++) {
+                ref[n++] = at;
+                at += (uint32_t) run[i].step;
             }
         }
     }
     return n;
 }
 
-/* Which policy, with all settings, and thresholds by head. */
-static void
-identify(const tr_kv_policy_t *p, uint8_t out[TR_STORE_ID_BYTES])
+bool
+kv_store_next(const tr_kv_cache_t *kv, const kv_store_way_t *way, bool out,
+              tr_kv_piece_t *piece)
+{
+    uint32_t most = tr_store_piece_pages((uint32_t) kv->plan.page_bytes);
+    uint32_t left = way->n - way->at;
+
+    piece->slot = way->slot;
+    piece->ref = way->ref + way->at;
+    piece->n = left < most ? left : most;
+    piece->buffer = way->begun % kv->store->buffers;
+    return left != 0 && kv->ops->files->moved(kv, out, piece->buffer) == TR_OK;
+}
+
+tr_status_t
+kv_store_arrived(tr_kv_cache_t *kv, kv_store_way_t *way, bool out,
+                 void (*each)(tr_store_t *files))
+{
+    tr_status_t rc = TR_OK;
+
+    while (way->over < way->begun && rc == TR_OK) {
+        rc = kv->ops->files->moved(kv, out, way->over % kv->store->buffers);
+        if (rc == TR_OK) {
+            way->over++;
+            each(kv->store->files);
+        }
+    }
+    return rc;
+}
+
+void
+kv_store_identify(const tr_kv_policy_t *p, uint8_t out[TR_STORE_ID_BYTES])
 {
     static const uint8_t key[TR_SIPHASH_BYTES];
 
@@ -238,328 +239,7 @@ identify(const tr_kv_policy_t *p, uint8_t out[TR_STORE_ID_BYTES])
     }
 }
 
-/* ---- out ---------------------------------------------------------------- */
-
-static void
-forget_at(tr_kv_store_t *s, uint32_t i)
-{
-    s->n_queue--;
-    memmove(&s->queue[i], &s->queue[i + 1],
-            (s->n_queue - i) * sizeof(s->queue[0]));
-}
-
-void
-tr_kv_store_want(tr_kv_cache_t *kv, bool slot, uint32_t id)
-{
-    tr_kv_store_t *s = kv->store;
-
-    if (s == NULL) {
-        return;
-    }
-    if (s->n_queue == QUEUE) {
-        forget_at(s, 0);
-        tr_store_skip(s->files);
-    }
-    s->queue[s->n_queue++] = (kept_t){ slot, id };
-}
-
-void
-tr_kv_store_gone(tr_kv_cache_t *kv, bool slot, uint32_t id)
-{
-    tr_kv_store_t *s = kv->store;
-
-    if (s == NULL) {
-        return;
-    }
-    for (uint32_t i = s->n_queue; i-- != 0;) {
-        if (s->queue[i].slot == slot && s->queue[i].id == id) {
-            forget_at(s, i);
-        }
-    }
-    if (s->putting && s->what.slot == slot && s->what.id == id) {
-        s->putting = false;
-        tr_store_put_stop(s->files);
-        tr_store_skip(s->files);
-    }
-}
-
-static void
-fill_slot(const tr_kv_cache_t *kv, int32_t slot, tr_store_item_t *item)
-{
-    const tr_kv_kept_t *k = &kv->reuse->kept[slot];
-    const tr_kv_seq_t *q = &kv->m.seq[slot];
-
-    item->key = k->key;
-    identify(&kv->policy[slot].origin, item->policy);
-    item->n_tokens = k->n;
-    memcpy(item->tokens, kv->reuse->tokens + (size_t) slot * kv->config.max_len,
-           4ull * k->n);
-    for (uint32_t h = 0; h < kv->heads; h++) {
-        memcpy(item->counts + h * TR_KV_TIERS_MAX,
-               manager_counts(&kv->m, slot, h), 4 * TR_KV_TIERS_MAX);
-    }
-    item->number[0] = q->window_from;
-    item->number[1] = q->sinks;
-    item->n_pages = list_slot(kv, slot, kv->store->put_page);
-}
-
-static void
-fill_path(const tr_kv_cache_t *kv, uint32_t leaf, tr_store_item_t *item)
-{
-    const tr_prefix_t *tree = kv->reuse->tree;
-    uint32_t blocks = 0, node, n, size = kv->plan.layout[0].tokens;
-    const int32_t *tokens;
-
-    memset(item->policy, 0, sizeof(item->policy));
-    memset(item->counts, 0, 4ull * kv->heads * TR_KV_TIERS_MAX);
-    item->number[0] = item->number[1] = 0;
-    item->key = *tr_prefix_key(tree, leaf);
-    for (node = leaf; node != TR_PREFIX_NONE;
-         node = tr_prefix_parent(tree, node)) {
-        blocks++;
-    }
-    item->n_pages = blocks * kv->heads;
-    tokens = tr_prefix_tokens(tree, leaf, &n);
-    item->n_tokens = (blocks - 1) * size + n;
-    for (node = leaf; node != TR_PREFIX_NONE;
-         node = tr_prefix_parent(tree, node)) {
-        tokens = tr_prefix_tokens(tree, node, &n);
-        blocks--;
-        memcpy(item->tokens + (size_t) blocks * size, tokens, 4ull * n);
-        for (uint32_t h = 0; h < kv->heads; h++) { /* as a slot has them */
-            kv->store
-                ->put_page[(size_t) h * item->n_pages / kv->heads + blocks] =
-                kv->m.kept[(size_t) node * kv->heads + h];
-        }
-    }
-}
-
-/* The next of the queue. */
-static bool
-put_next(tr_kv_cache_t *kv)
-{
-    tr_kv_store_t *s = kv->store;
-    tr_store_item_t *item = tr_store_put(s->files);
-
-    if (item == NULL || s->n_queue == 0) {
-        return false;
-    }
-    s->what = s->queue[0];
-    forget_at(s, 0);
-    if (s->what.slot) {
-        fill_slot(kv, (int32_t) s->what.id, item);
-    } else {
-        fill_path(kv, s->what.id, item);
-    }
-    if (item->n_tokens >= TR_STORE_BLOCK) {
-        s->put_n = item->n_pages;
-        s->put_at = 0;
-        s->putting = true;
-        tr_store_put_go(s->files);
-    }
-    return true;
-}
-
-static bool
-put(tr_kv_cache_t *kv)
-{
-    tr_kv_store_t *s = kv->store;
-    uint32_t most = tr_store_piece_pages(s->files), i;
-    uint8_t *out;
-
-    if (!s->putting) {
-        return put_next(kv);
-    }
-    if (tr_store_put_idle(s->files)) { /* it could not be written */
-        s->putting = false;
-        return true;
-    }
-    out = tr_store_put_room(s->files);
-    if (out == NULL) {
-        return false;
-    }
-    for (i = 0; i < most && s->put_at < s->put_n; i++) {
-        memcpy(out + (size_t) i * kv->plan.page_bytes,
-               tr_kv_page_at(&kv->view, s->put_page[s->put_at++]),
-               kv->plan.page_bytes);
-    }
-    tr_store_put_full(s->files);
-    s->putting = s->put_at < s->put_n;
-    return true;
-}
-
-/* ---- in ----------------------------------------------------------------- */
-
-static const tr_prefix_match_t no_match = { .node = TR_PREFIX_NONE,
-                                            .part = TR_PREFIX_NONE };
-
-/* A slot with the item's pages, not filled; false: there is no room. */
-static bool
-take_pages(tr_kv_cache_t *kv, const tr_store_item_t *item)
-{
-    tr_kv_store_t *s = kv->store;
-    tr_kv_found_t none = { .match = no_match };
-    int32_t slot = tr_kv_open(kv, &s->policy);
-    tr_status_t rc;
-
-    if (slot < 0) {
-        return false;
-    }
-    rc = tr_kv_adopt(kv, slot, &item->key, &none);
-    if (rc == TR_OK && kv->m.seq[slot].n_tiers != 0) {
-        rc = tr_kv_kept_restore(kv, slot, item->n_tokens, item->number[0],
-                                item->number[1], item->counts);
-    } else if (rc == TR_OK) {
-        rc = tr_kv_reserve(kv, slot, item->n_tokens);
-    }
-    if (rc == TR_OK && kv->m.slot[slot].pages == item->n_pages) {
-        s->get_n = list_slot(kv, slot, s->get_page);
-        s->get_at = 0;
-        s->get_slot = slot;
-        return true;
-    }
-    tr_kv_close(kv, slot);
-    return false;
-}
-
-/* What was loaded is kept, or goes. */
-static void
-get_over(tr_kv_cache_t *kv, bool whole)
-{
-    tr_kv_store_t *s = kv->store;
-    const tr_store_item_t *item = tr_store_got(s->files);
-    int32_t slot = s->get_slot;
-
-    if (slot >= 0) {
-        s->get_slot = -1;
-        if (whole && kv->m.seq[slot].n_tiers != 0) {
-            tr_kv_kept_restored(kv, slot, item->tokens, item->n_tokens);
-        } else if (whole) {
-            kv->reuse->slot[slot].loaded = true;
-            tr_kv_keep(kv, slot, item->tokens, item->n_tokens, true);
-        }
-        tr_kv_close(kv, slot);
-    }
-    s->owner = NULL;
-    tr_store_get_over(s->files);
-}
-
-/* Nobody waits for what was asked any more. */
-static void
-give_up(tr_kv_cache_t *kv)
-{
-    tr_kv_store_t *s = kv->store;
-    int32_t slot = s->get_slot;
-
-    s->get_slot = -1;
-    s->owner = NULL;
-    s->stopping = true;
-    tr_store_get_stop(s->files);
-    if (slot >= 0) {
-        tr_kv_close(kv, slot);
-    }
-}
-
-bool
-tr_kv_store_yield(tr_kv_cache_t *kv)
-{
-    if (kv->store == NULL || kv->store->get_slot < 0) {
-        return false;
-    }
-    give_up(kv);
-    return true;
-}
-
-uint64_t
-tr_kv_store_pages(const tr_kv_cache_t *kv)
-{
-    return kv->store != NULL && kv->store->get_slot >= 0
-               ? kv->m.slot[kv->store->get_slot].pages
-               : 0;
-}
-
-static bool
-get_piece(tr_kv_cache_t *kv)
-{
-    tr_kv_store_t *s = kv->store;
-    const uint8_t *in = tr_store_get_piece(s->files);
-    uint32_t most = tr_store_piece_pages(s->files), i;
-
-    if (in == NULL) {
-        return false;
-    }
-    for (i = 0; i < most && s->get_at < s->get_n; i++) {
-        memcpy(tr_kv_page_at(&kv->view, s->get_page[s->get_at++]),
-               in + (size_t) i * kv->plan.page_bytes, kv->plan.page_bytes);
-    }
-    tr_store_get_taken(s->files);
-    s->since = kv->reuse->now;
-    return true;
-}
-
-/* What was asked for is given up: only the thread's last word counts. */
-static bool
-get_stopping(tr_kv_store_t *s)
-{
-    switch (tr_store_get_state(s->files)) {
-    case TR_STORE_IDLE:
-        s->stopping = false;
-        return true;
-    case TR_STORE_NONE:
-    case TR_STORE_DONE:
-    case TR_STORE_FAILED:
-        tr_store_get_over(s->files);
-        s->stopping = false;
-        return true;
-    default:
-        return false;
-    }
-}
-
-static bool
-get_step(tr_kv_cache_t *kv)
-{
-    tr_kv_store_t *s = kv->store;
-    tr_store_get_t state = tr_store_get_state(s->files);
-
-    switch (state) {
-    case TR_STORE_FOUND:
-        s->since = kv->reuse->now;
-        if (take_pages(kv, tr_store_got(s->files))) {
-            tr_store_get_go(s->files);
-        } else {
-            give_up(kv);
-        }
-        return true;
-    case TR_STORE_LOADING:
-        return get_piece(kv);
-    case TR_STORE_NONE:
-    case TR_STORE_DONE:
-    case TR_STORE_FAILED:
-        get_over(kv, state == TR_STORE_DONE);
-        return true;
-    default:
-        return false;
-    }
-}
-
-static bool
-get(tr_kv_cache_t *kv)
-{
-    tr_kv_store_t *s = kv->store;
-
-    if (s->stopping) {
-        return get_stopping(s);
-    }
-    if (get_step(kv)) {
-        return true;
-    }
-    if (s->owner != NULL && kv->reuse->now > s->since + PATIENCE_US) {
-        give_up(kv); /* the disk's turn it was, not the step loop's */
-        return true;
-    }
-    return false;
-}
+/* ---- asking -------------------------------------------------------------- */
 
 /* Is what is on its way of use for these? */
 static bool
@@ -589,7 +269,7 @@ tr_kv_store_look(tr_kv_cache_t *kv, const void *owner,
         return TR_KV_LOOK_NOTHING;
     }
     policy = policy != NULL ? policy : kv->usual;
-    identify(policy, id);
+    kv_store_identify(policy, id);
     switch (tr_store_get_state(s->files)) {
     case TR_STORE_IDLE:
         if (s->stopping) {
@@ -629,8 +309,8 @@ tr_kv_store_turn(tr_kv_cache_t *kv)
     if (kv->store == NULL) {
         return false;
     }
-    busy = put(kv);
-    return get(kv) || busy;
+    busy = kv_store_put(kv);
+    return kv_store_get(kv) || busy;
 }
 
 void

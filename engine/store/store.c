@@ -1,12 +1,13 @@
 /*
  * The store's threads, and what the step loop calls (store.h).
  *
- * A lane has two buffers of a piece.  Each belongs to one side, by its flag, and
+ * A lane has some buffers of a piece.  Each belongs to one side, by its flag, and
  * the semaphore says that something changed for the thread; the step loop is
  * woken the same way.  The lane's state says to whom the rest belongs.
  */
 #include "store_internal.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -51,7 +52,8 @@ wait_for_work(store_lane_t *lane)
 bool
 store_wait(tr_store_t *s, store_lane_t *lane, uint32_t i, bool full)
 {
-    while (atomic_load_explicit(&lane->full[i % 2], memory_order_acquire)
+    while (atomic_load_explicit(&lane->full[store_buffer(s, i)],
+                                memory_order_acquire)
            != full) {
         if (atomic_load(&lane->stop) || atomic_load(&s->closing)) {
             return false;
@@ -64,7 +66,8 @@ store_wait(tr_store_t *s, store_lane_t *lane, uint32_t i, bool full)
 void
 store_hand_over(tr_store_t *s, store_lane_t *lane, uint32_t i, bool full)
 {
-    atomic_store_explicit(&lane->full[i % 2], full, memory_order_release);
+    atomic_store_explicit(&lane->full[store_buffer(s, i)], full,
+                          memory_order_release);
     wake(s);
 }
 
@@ -174,7 +177,8 @@ load(tr_store_t *s, store_lane_t *lane, int fd)
         if (!store_wait(s, lane, i, false)) {
             return TR_STORE_IDLE;
         }
-        if (!store_read_piece(s, lane, fd, i, lane->piece[i % 2])) {
+        if (!store_read_piece(s, lane, fd, i,
+                              lane->piece[store_buffer(s, i)])) {
             return TR_STORE_FAILED;
         }
         if (i + 1 == pieces) {
@@ -265,28 +269,40 @@ get_main(void *arg)
 
 /* ---- open and close ----------------------------------------------------- */
 
+/* The lane's pieces, in memory of the caller's from there on (NULL: our own). */
 static bool
-make_lane(tr_store_t *s, store_lane_t *lane)
+make_pieces(const tr_store_t *s, store_lane_t *lane, uint8_t *memory)
+{
+    size_t bytes = tr_store_piece_bytes(s->config.page_bytes);
+
+    for (uint32_t i = 0; i < s->config.buffers; i++) {
+        lane->piece[i] = memory != NULL ? memory + i * bytes : malloc(bytes);
+        if (lane->piece[i] == NULL) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool
+make_lane(tr_store_t *s, store_lane_t *lane, uint8_t *memory)
 {
     const tr_store_config_t *c = &s->config;
-    size_t piece = (size_t) s->piece_pages * c->page_bytes;
 
     lane->store = s;
     sem_init(&lane->work, 0, 0);
     lane->item.tokens = malloc(4ull * c->max_len);
     lane->item.counts = calloc(c->counts + 1, 4);
-    lane->piece[0] = malloc(piece);
-    lane->piece[1] = malloc(piece);
     lane->head = malloc(s->head_size);
     lane->hash = malloc(((size_t) c->max_len / TR_STORE_BLOCK + 1)
                         * TR_STORE_ID_BYTES);
     return lane->item.tokens != NULL && lane->item.counts != NULL
-           && lane->piece[0] != NULL && lane->piece[1] != NULL
-           && lane->head != NULL && lane->hash != NULL;
+           && lane->head != NULL && lane->hash != NULL
+           && make_pieces(s, lane, memory);
 }
 
 static void
-free_lane(store_lane_t *lane)
+free_lane(const tr_store_t *s, store_lane_t *lane)
 {
     if (lane->started) {
         sem_post(&lane->work);
@@ -297,8 +313,9 @@ free_lane(store_lane_t *lane)
     }
     free(lane->item.tokens);
     free(lane->item.counts);
-    free(lane->piece[0]);
-    free(lane->piece[1]);
+    for (uint32_t i = 0; i < TR_STORE_BUFFERS_MAX; i++) {
+        free(s->config.memory == NULL ? lane->piece[i] : NULL);
+    }
     free(lane->head);
     free(lane->hash);
 }
@@ -308,20 +325,24 @@ tr_store_open(const tr_store_config_t *config, tr_store_t **out,
               tr_error_t *err)
 {
     tr_store_t *s = calloc(1, sizeof(*s));
+    uint8_t *memory = config->memory;
+    size_t one = config->buffers * tr_store_piece_bytes(config->page_bytes);
     tr_status_t rc;
 
     *out = NULL;
+    assert(config->buffers >= 2 && config->buffers <= TR_STORE_BUFFERS_MAX);
     if (s == NULL) {
         return tr_error_set(err, TR_ERR_NOMEM, "cache_dir", "no memory");
     }
     s->config = *config;
     s->dir = -1;
-    s->piece_pages = STORE_PIECE / config->page_bytes;
-    s->piece_pages += s->piece_pages == 0;
+    s->piece_pages = tr_store_piece_pages(config->page_bytes);
     s->head_size = store_head_bytes(s, config->max_len, config->max_pages);
     rc = store_directory_open(s, err);
     s->config.dir = NULL; /* the caller's */
-    if (rc == TR_OK && (!make_lane(s, &s->put) || !make_lane(s, &s->get))) {
+    if (rc == TR_OK
+        && (!make_lane(s, &s->put, memory)
+            || !make_lane(s, &s->get, memory != NULL ? memory + one : NULL))) {
         rc = tr_error_set(err, TR_ERR_NOMEM, "cache_dir", "no memory");
     }
     if (rc == TR_OK) {
@@ -349,8 +370,8 @@ tr_store_close(tr_store_t *s)
         return;
     }
     atomic_store(&s->closing, true);
-    free_lane(&s->put);
-    free_lane(&s->get);
+    free_lane(s, &s->put);
+    free_lane(s, &s->get);
     if (s->dir >= 0) {
         close(s->dir);
     }
@@ -365,9 +386,15 @@ tr_store_wakes(tr_store_t *s, void (*wake_loop)(void *arg), void *arg)
 }
 
 uint32_t
-tr_store_piece_pages(const tr_store_t *s)
+tr_store_piece_pages(uint32_t page_bytes)
 {
-    return s->piece_pages;
+    return page_bytes < STORE_PIECE ? STORE_PIECE / page_bytes : 1;
+}
+
+size_t
+tr_store_piece_bytes(uint32_t page_bytes)
+{
+    return (size_t) tr_store_piece_pages(page_bytes) * page_bytes;
 }
 
 /* ---- the step loop ------------------------------------------------------ */
@@ -375,10 +402,11 @@ tr_store_piece_pages(const tr_store_t *s)
 static void
 begin(store_lane_t *lane, int state)
 {
-    lane->at = 0;
+    lane->begun = lane->at = 0;
     atomic_store(&lane->stop, false);
-    atomic_store(&lane->full[0], false);
-    atomic_store(&lane->full[1], false);
+    for (uint32_t i = 0; i < TR_STORE_BUFFERS_MAX; i++) {
+        atomic_store(&lane->full[i], false);
+    }
     atomic_store_explicit(&lane->state, state, memory_order_release);
     sem_post(&lane->work);
 }
@@ -409,24 +437,43 @@ tr_store_put_go(tr_store_t *s)
     begin(&s->put, TR_STORE_LOADING);
 }
 
+/* The lane's next piece, if that is the step loop's: it is full, or is not. */
+static uint8_t *
+next_piece(const tr_store_t *s, store_lane_t *lane, bool full)
+{
+    uint32_t at = store_buffer(s, lane->begun);
+
+    if (state_of(lane) != TR_STORE_LOADING || lane->begun >= lane->pieces
+        || lane->begun - lane->at == s->config.buffers
+        || atomic_load_explicit(&lane->full[at], memory_order_acquire)
+               != full) {
+        return NULL;
+    }
+    lane->begun++;
+    return lane->piece[at];
+}
+
+/* The oldest that it was given is the thread's again. */
+static void
+pass_on(const tr_store_t *s, store_lane_t *lane, bool full)
+{
+    assert(lane->at < lane->begun);
+    atomic_store_explicit(&lane->full[store_buffer(s, lane->at)], full,
+                          memory_order_release);
+    lane->at++;
+    sem_post(&lane->work);
+}
+
 uint8_t *
 tr_store_put_room(tr_store_t *s)
 {
-    store_lane_t *lane = &s->put;
-
-    return state_of(lane) == TR_STORE_LOADING && lane->at < lane->pieces
-                   && !atomic_load_explicit(&lane->full[lane->at % 2],
-                                            memory_order_acquire)
-               ? lane->piece[lane->at % 2]
-               : NULL;
+    return next_piece(s, &s->put, false);
 }
 
 void
 tr_store_put_full(tr_store_t *s)
 {
-    atomic_store_explicit(&s->put.full[s->put.at++ % 2], true,
-                          memory_order_release);
-    sem_post(&s->put.work);
+    pass_on(s, &s->put, true);
 }
 
 void
@@ -483,21 +530,13 @@ tr_store_get_go(tr_store_t *s)
 const uint8_t *
 tr_store_get_piece(tr_store_t *s)
 {
-    store_lane_t *lane = &s->get;
-
-    return state_of(lane) == TR_STORE_LOADING && lane->at < lane->pieces
-                   && atomic_load_explicit(&lane->full[lane->at % 2],
-                                           memory_order_acquire)
-               ? lane->piece[lane->at % 2]
-               : NULL;
+    return next_piece(s, &s->get, true);
 }
 
 void
 tr_store_get_taken(tr_store_t *s)
 {
-    atomic_store_explicit(&s->get.full[s->get.at++ % 2], false,
-                          memory_order_release);
-    sem_post(&s->get.work);
+    pass_on(s, &s->get, false);
 }
 
 void

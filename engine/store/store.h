@@ -31,6 +31,9 @@
  *                                 -> FOUND -> get_go -> piece, taken .. -> DONE
  *                                                                   or FAILED
  *                                    (or get_stop at any time) -> get_over
+ *
+ * Several pieces may be asked for before the first of them is full, or taken:
+ * who copies them by a device does so.
  */
 #ifndef TR_STORE_H
 #define TR_STORE_H
@@ -43,6 +46,8 @@
 #include "engine/prefix/prefix.h"
 
 #define TR_STORE_BLOCK 64u /* tokens between names */
+#define TR_STORE_BUFFERS_MAX 16u
+#define TR_STORE_NUMBERS 3u
 #define TR_STORE_ID_BYTES 16u
 
 typedef struct tr_store tr_store_t;
@@ -56,13 +61,18 @@ typedef struct {
     uint32_t counts;    /* of each item */
     uint32_t max_len;   /* tokens of an item, at most */
     uint32_t max_pages; /* of an item */
+    /* Pieces that wait between both sides, each way: 2 to
+     * TR_STORE_BUFFERS_MAX; and where: 2 * buffers * tr_store_piece_bytes,
+     * borrowed until the store is closed, or NULL: it has memory of its own. */
+    uint32_t buffers;
+    uint8_t *memory;
 } tr_store_config_t;
 
 typedef struct {
     tr_prefix_key_t key;
     uint8_t policy[TR_STORE_ID_BYTES];
     uint32_t n_tokens, n_pages;
-    uint32_t number[2];
+    uint32_t number[TR_STORE_NUMBERS];
     int32_t *tokens;  /* [max_len], the store's */
     uint32_t *counts; /* [config.counts], likewise */
 } tr_store_item_t;
@@ -78,8 +88,9 @@ void tr_store_close(tr_store_t *s);
 /* Called from the store's threads when there is something for the step loop. */
 void tr_store_wakes(tr_store_t *s, void (*wake)(void *arg), void *arg);
 
-/* Bytes of a piece, and so many pages, but for the last of an item. */
-uint32_t tr_store_piece_pages(const tr_store_t *s);
+/* Pages of a piece, but for the last of an item; and its bytes. */
+uint32_t tr_store_piece_pages(uint32_t page_bytes);
+size_t tr_store_piece_bytes(uint32_t page_bytes);
 
 /* ---- put ---------------------------------------------------------------- */
 
@@ -87,8 +98,10 @@ uint32_t tr_store_piece_pages(const tr_store_t *s);
  * written. */
 tr_store_item_t *tr_store_put(tr_store_t *s);
 void tr_store_put_go(tr_store_t *s);
-/* Where its next piece goes; NULL: not yet, or it is not wanted any more. */
+/* Where its next piece goes, each time the one behind; NULL: not yet, or it is
+ * not wanted any more.  The i-th of an item is in buffer i % buffers. */
 uint8_t *tr_store_put_room(tr_store_t *s);
+/* The oldest of those is full. */
 void tr_store_put_full(tr_store_t *s);
 /* There will be no more pieces of it. */
 void tr_store_put_stop(tr_store_t *s);
@@ -116,8 +129,9 @@ tr_store_get_t tr_store_get_state(const tr_store_t *s);
 /* FOUND and behind: the item; valid until get_over or get_stop. */
 const tr_store_item_t *tr_store_got(const tr_store_t *s);
 void tr_store_get_go(tr_store_t *s);
-/* The next piece; NULL: not yet.  The last one is taken: DONE. */
+/* The next piece, each time the one behind; NULL: not yet. */
 const uint8_t *tr_store_get_piece(tr_store_t *s);
+/* The oldest of those is taken.  The last one: DONE. */
 void tr_store_get_taken(tr_store_t *s);
 /* NONE, DONE or FAILED was seen. */
 void tr_store_get_over(tr_store_t *s);

@@ -84,11 +84,11 @@ make_head(const tr_store_t *s, store_lane_t *lane, size_t bytes)
                          .n_tokens = item->n_tokens,
                          .n_pages = item->n_pages,
                          .n_counts = s->config.counts,
-                         .number = { item->number[0], item->number[1] },
                          .key_len = item->key.len };
     uint8_t *at = lane->head + sizeof(h);
 
     memcpy(h.magic, STORE_MAGIC, sizeof(h.magic));
+    memcpy(h.number, item->number, sizeof(h.number));
     memcpy(h.key, item->key.bytes, item->key.len);
     memcpy(h.identity, s->config.identity, sizeof(h.identity));
     memcpy(h.policy, item->policy, sizeof(h.policy));
@@ -199,14 +199,15 @@ write_pieces(tr_store_t *s, store_lane_t *lane, int fd, size_t head)
     size_t at = head;
 
     for (uint32_t i = 0; i < lane->pieces; i++, tag += TR_STORE_ID_BYTES) {
+        const uint8_t *piece = lane->piece[store_buffer(s, i)];
         size_t bytes = store_piece_bytes(s, item->n_pages, i);
 
         if (!store_wait(s, lane, i, true)) {
             errno = 0;
             return -1;
         }
-        tr_siphash(s->key, lane->piece[i % 2], bytes, tag);
-        if (write_all(fd, lane->piece[i % 2], bytes, at) != 0) {
+        tr_siphash(s->key, piece, bytes, tag);
+        if (write_all(fd, piece, bytes, at) != 0) {
             return -1;
         }
         at += bytes;
@@ -344,8 +345,7 @@ take_head(const tr_store_t *s, store_lane_t *lane, const store_header_t *h)
     memcpy(item->policy, h->policy, sizeof(h->policy));
     item->n_tokens = h->n_tokens;
     item->n_pages = h->n_pages;
-    item->number[0] = h->number[0];
-    item->number[1] = h->number[1];
+    memcpy(item->number, h->number, sizeof(item->number));
     memcpy(item->tokens, at, 4ull * h->n_tokens);
     memcpy(item->counts, at + 4ull * h->n_tokens, 4ull * s->config.counts);
     lane->pieces = store_pieces(s, h->n_pages);

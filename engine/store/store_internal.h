@@ -14,7 +14,7 @@
 
 #include "engine/base/siphash.h"
 
-#define STORE_MAGIC "TRKV001\n"
+#define STORE_MAGIC "TRKV002\n"
 #define STORE_ALIGN 4096u
 #define STORE_PIECE (1u << 20)
 #define STORE_TOO_LARGE (-1) /* an errno of our own: larger than the limit */
@@ -26,7 +26,7 @@ typedef struct {
     char magic[8];
     uint32_t page_bytes, piece_pages;
     uint32_t n_tokens, n_pages, n_counts;
-    uint32_t number[2];
+    uint32_t number[TR_STORE_NUMBERS];
     uint32_t key_len;
     uint8_t key[TR_PREFIX_KEY_MAX];
     uint8_t identity[TR_STORE_ID_BYTES];
@@ -36,7 +36,7 @@ typedef struct {
                                       * all that follows in front of pages */
 } store_header_t;
 
-_Static_assert(sizeof(store_header_t) == 8 + 8 * 4 + 160 + 64, "no padding");
+_Static_assert(sizeof(store_header_t) == 8 + 9 * 4 + 160 + 64, "no padding");
 
 /* One thread, and what it and the step loop hand to each other. */
 typedef struct {
@@ -47,10 +47,11 @@ typedef struct {
     _Atomic int state;
     _Atomic bool stop; /* the job is not wanted any more */
     tr_store_item_t item;
-    uint8_t *piece[2];
-    _Atomic bool full[2];
+    uint8_t *piece[TR_STORE_BUFFERS_MAX]; /* [config.buffers] */
+    _Atomic bool full[TR_STORE_BUFFERS_MAX];
     uint32_t pieces; /* of the item */
-    uint32_t at;     /* the step loop's next */
+    uint32_t begun;  /* those that the step loop was given, */
+    uint32_t at;     /* and those that it is done with */
     uint8_t *head;   /* [head_size] header to pages */
     uint8_t *hash;   /* [max_len / 64 + 1][16] names of the tokens */
     uint32_t from;   /* get: more than that */
@@ -77,6 +78,13 @@ static inline uint32_t
 store_pieces(const tr_store_t *s, uint32_t pages)
 {
     return (pages + s->piece_pages - 1) / s->piece_pages;
+}
+
+/* Where the lane's piece i is. */
+static inline uint32_t
+store_buffer(const tr_store_t *s, uint32_t i)
+{
+    return i % s->config.buffers;
 }
 
 /* Bytes of an item's piece i. */

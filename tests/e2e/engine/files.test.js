@@ -1,19 +1,28 @@
 'use strict';
 //
 // Prefixes in files (cache_dir): conversations that go on after a restart, a
-// kill and a crowd that took their room, at 16 bits and compressed; files that
-// were damaged; a directory that cannot be had.
+// kill and a crowd that took their room, at 16 bits and compressed, here and on a
+// device; files that were damaged; a directory that cannot be had.
 
 const { test } = require('node:test');
 const assert = require('node:assert/strict');
 const fs = require('node:fs');
 const os = require('node:os');
 const path = require('node:path');
-const { Stack, until, POCKET } = require('../lib/stack');
+const { Stack, until, BUILD, POCKET } = require('../lib/stack');
 const { request, post } = require('../lib/http');
 const { story } = require('../lib/prompts');
+const { GPU } = require('../lib/same');
 
 const skip = Boolean(process.env.TR_BACKEND);
+
+// The device that the tests are told of, or none and one of software.
+const DEVICES = skip ? [['', {}]] : [['cpu ', {}], ['cuda ', {
+  backend: 'cuda', cuda_library: path.join(BUILD, 'tests/libtokenring_soft.so'),
+  max_num_seqs: 16, max_batch_tokens: 256 }]];
+
+// A GPU's sums may differ by what else is in a batch.
+const told = (a) => (GPU ? { ...a, text: '' } : a);
 
 const long = (i, n) => Array.from({ length: n }, (_, k) => story(i + 7 * k))
   .join(' ');
@@ -57,20 +66,21 @@ const engine = (dir, more = {}) => ({ kv_memory: '64m', max_model_len: 2000,
 
 // The other engine is never stopped: what comes from a file is what it has in
 // memory, to the token, and so are the answers.
-for (const kv_policy of ['full', 'diffkv', 'uniform']) {
-  test(`${kv_policy}: a conversation goes on after a kill and a restart`,
-    { skip }, async () => {
+for (const [on, device, kv_policy] of DEVICES.flatMap((d) =>
+  ['full', 'diffkv', 'uniform'].map((p) => [...d, p]))) {
+  test(`${on}${kv_policy}: a conversation goes on after a kill and a restart`,
+    async () => {
       const dir = directory();
       const [stack, steady] = await Promise.all([
-        Stack.start({ engine: engine(dir, { kv_policy }) }),
+        Stack.start({ engine: engine(dir, { kv_policy, ...device }) }),
         Stack.start({ engine: { kv_memory: '64m', max_model_len: 2000,
-          kv_policy } })]);
+          kv_policy, ...device } })]);
       try {
         const messages = [{ role: 'system', content: long(1, 8) }];
         for (let turn = 0; turn < 3; turn++) {
           messages.push({ role: 'user', content: story(100 + turn) });
           const a = await ask(stack, messages);
-          assert.deepEqual(a, await ask(steady, messages));
+          assert.deepEqual(told(a), told(await ask(steady, messages)));
           if (turn !== 0) {
             assert.ok(a.cached > 0.6 * a.prompt && a.cached < a.prompt,
               `turn ${turn}: ${a.cached} of ${a.prompt}`);
@@ -96,10 +106,10 @@ for (const kv_policy of ['full', 'diffkv', 'uniform']) {
     });
 }
 
-test('a file that was damaged is removed, and its prompt computed',
-  { skip }, async () => {
+for (const [on, device] of DEVICES) {
+  test(`${on}a file that was damaged is removed, and its prompt computed`, async () => {
     const dir = directory();
-    const stack = await Stack.start({ engine: engine(dir) });
+    const stack = await Stack.start({ engine: engine(dir, device) });
     try {
       const messages = [{ role: 'user', content: long(3, 8) }];
       const whole = await ask(stack, messages);
@@ -122,18 +132,42 @@ test('a file that was damaged is removed, and its prompt computed',
         }
         await restart(stack);
         const again = await ask(stack, messages);
-        assert.deepEqual(again, { ...whole, cached: 0 });
+        assert.deepEqual(told(again), told({ ...whole, cached: 0 }));
         assert.ok(await metric(stack, 'tokenring_prefix_files_failed_total')
           >= 1);
         await written(stack, 1);
         // What was written in its place is good.
         await restart(stack);
         const good = await ask(stack, messages);
-        assert.deepEqual(good, { ...whole, cached: whole.prompt - 1 });
+        assert.deepEqual(told(good),
+          told({ ...whole, cached: whole.prompt - 1 }));
       }
       // Another model's, or version's: not found.
       await restart(stack, 'SIGKILL', { kv_rotate: 'k' });
       assert.equal((await ask(stack, messages)).cached, 0);
+    } finally {
+      await stack.stop();
+    }
+  });
+}
+
+test('killed while it writes, at any time: whole files or none', { skip },
+  async () => {
+    const dir = directory();
+    const [, [, device]] = DEVICES;
+    const stack = await Stack.start({ engine: engine(dir, device) });
+    try {
+      for (let i = 0; i < 5; i++) {
+        const messages = [{ role: 'user', content: long(20 + i, 8) }];
+        const one = await ask(stack, messages);
+        await new Promise((done) => { setTimeout(done, 4 * i); });
+        await restart(stack);
+        const two = await ask(stack, messages);
+        assert.equal(two.text, one.text);
+        assert.ok([0, one.prompt - 1].includes(two.cached), `${two.cached}`);
+        assert.equal(
+          await metric(stack, 'tokenring_prefix_files_failed_total'), 0);
+      }
     } finally {
       await stack.stop();
     }

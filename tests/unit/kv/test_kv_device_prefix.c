@@ -8,8 +8,9 @@
  * a sequence has must be there, whoever computed it.  Beside them run compressed
  * sequences, which share nothing, or find and cut what others of them left
  * (kv_kept.c): of a head's numbers, which are all the same, the zero of a token's
- * codes says which it is.  The books are sound after each turn, no row is refused a page that
- * was granted, and at the end none is missing.
+ * codes says which it is.  Some worlds have files, in which more is found than the
+ * pool can keep, also by the world behind them.  The books are sound after each
+ * turn, no row is refused a page that was granted, and at the end none is missing.
  *
  *   TR_PREFIX_OPS=N   turns (default 4,000)
  *   TR_PREFIX_SEED=N  the seed that a failure printed
@@ -17,6 +18,7 @@
 #include "tests/unit/fixtures/kv_device_fixture.h"
 #include "tests/unit/fixtures/kept_fixture.h"
 
+#include <dirent.h>
 #include <time.h>
 
 #define LAYERS FIXTURE_LAYERS
@@ -27,6 +29,7 @@
 #define ROWS 96u
 #define LONGEST 200u
 #define TEXTS 5u
+#define BALLAST (1u << 22)
 #define ROW (2 * KV_HEADS * DIM) /* numbers of a row and layer */
 
 static uint64_t seed;
@@ -83,6 +86,9 @@ typedef struct {
     int32_t text[TEXTS][LONGEST]; /* what prompts begin with */
     uint64_t lives, now, found, n_cuts, forks, ends, aborts, verified;
     uint64_t copies, kept, tight_verified;
+    const char *dir; /* of files; NULL: none */
+    uint8_t *ballast;
+    tr_store_stats_t files;
 } world_t;
 
 /* ---- the device --------------------------------------------------------- */
@@ -112,6 +118,8 @@ make_seen(world_t *w)
     w->seen.view.pool = w->seen.m.view.pool = w->seen_pool;
 }
 
+static const uint8_t identity[TR_STORE_ID_BYTES] = "numbers";
+
 static void
 make_cache(world_t *w, uint32_t blocks)
 {
@@ -119,7 +127,7 @@ make_cache(world_t *w, uint32_t blocks)
     tr_kv_config_t c = { .layers = LAYERS,
                          .kv_heads = KV_HEADS,
                          .head_dim = DIM,
-                         .slots = SLOTS,
+                         .slots = SLOTS + (w->dir != NULL),
                          .max_len = LONGEST,
                          .memory = 8u << 20,
                          .policies = policies,
@@ -151,6 +159,11 @@ make_cache(world_t *w, uint32_t blocks)
     assert_true(tr_kv_reuses(w->kv, w->tight) == w->cuts);
     w->page_tokens = w->kv->view.layout[0].tokens;
     make_seen(w);
+    if (w->dir != NULL
+        && tr_kv_store_open(w->kv, w->dir, 4 << 20, 0, identity, &err)
+               != TR_OK) {
+        fail_msg("%s", err.text);
+    }
 }
 
 static void
@@ -193,6 +206,7 @@ create(world_t *w, uint32_t blocks, const char *spec)
     w->pos = cuda->alloc(ROWS * 4);
     w->seq_row = cuda->alloc((SLOTS + 1) * 4);
     w->numbers = cuda->alloc(numbers);
+    w->ballast = cuda->alloc(BALLAST);
     w->angles = cuda->alloc(ROWS * DIM * sizeof(float));
     for (uint32_t i = 0; i < TR_KV_IN_FLIGHT; i++) {
         flight_t *f = &w->flight[i];
@@ -236,6 +250,7 @@ destroy(world_t *w)
     cuda->release(w->pos);
     cuda->release(w->seq_row);
     cuda->release(w->numbers);
+    cuda->release(w->ballast);
     cuda->release(w->angles);
     cuda->stream_close(&w->stream);
     tr_kv_policy_free(w->full);
@@ -423,6 +438,9 @@ submit(world_t *w, flight_t *f)
     for (uint32_t i = 0; i < f->n; i++) {
         rows[i] = f->item[i].row;
     }
+    for (uint32_t i = w->dir != NULL ? random_below(4) : 0; i != 0; i--) {
+        cuda->fill(s, w->ballast, 0, BALLAST); /* other streams are ahead */
+    }
     assert_int_equal(tr_kv_device_begin(w->kv, rows, f->n), 0);
     cuda->copy(s, w->pos, f->pos, ROWS * 4);
     cuda->copy(s, w->seq_row, f->seq_row, (SLOTS + 1) * 4);
@@ -457,6 +475,38 @@ drain(world_t *w)
     while (!tr_kv_settled(w->kv)) {
         submit(w, coming(w));
         collect(w);
+    }
+}
+
+/* ---- files --------------------------------------------------------------- */
+
+/* Do they have more of its prompt?  It is waited for, or comes while others go
+ * on. */
+static void
+ask_files(world_t *w, const who_t *r, const tr_kv_policy_t *policy)
+{
+    tr_kv_found_t found;
+    tr_kv_look_t what;
+
+    if (w->dir == NULL || random_below(3) == 0) {
+        return;
+    }
+    tr_kv_find(w->kv, policy, &r->key, r->token, r->goal - 1, &found);
+    what = tr_kv_store_look(w->kv, r, policy, &r->key, r->token, r->goal - 1,
+                            found.tokens);
+    tr_kv_drop_found(w->kv, &found);
+    if (what != TR_KV_LOOK_ASKED || random_below(3) == 0) {
+        return;
+    }
+    for (uint32_t i = 0; tr_kv_store_looks(w->kv, r); i++) {
+        REQUIRE(i < 1000000);
+        if (!tr_kv_store_turn(w->kv)) {
+            usleep(10);
+        }
+        REQUIRE(tr_kv_sound(w->kv));
+        if (random_below(3) == 0) {
+            drain(w);
+        }
     }
 }
 
@@ -500,6 +550,9 @@ do_start(world_t *w, who_t *r)
 
     make_prompt(w, r);
     policy = r->dense ? w->full : w->tight;
+    if (r->reuse) {
+        ask_files(w, r, policy);
+    }
     r->life = ++w->lives;
     r->slot = tr_kv_open(w->kv, policy);
     REQUIRE(r->slot >= 0);
@@ -638,6 +691,7 @@ turn(world_t *w)
            || (under_way(w) != 0 && random_below(3) == 0)) {
         collect(w);
     }
+    tr_kv_store_turn(w->kv);
     for (uint32_t n = random_below(4); n != 0; n--) {
         operate(w);
     }
@@ -662,6 +716,11 @@ check_end(world_t *w)
 {
     tr_prefix_stats_t s;
 
+    tr_kv_store_flush(w->kv, UINT64_MAX);
+    tr_kv_store_stats(w->kv, &w->files);
+    tr_kv_store_close(w->kv);
+    REQUIRE(w->files.failed == 0);
+
     for (uint32_t i = 0; i < SLOTS; i++) {
         if (w->who[i].slot >= 0) {
             do_close(w, &w->who[i]);
@@ -681,8 +740,16 @@ check_end(world_t *w)
     REQUIRE(w->g->report.faults == 0 && w->g->report.n_refused == 0);
 }
 
+/* Did too few come and go, as yet? */
+static bool
+few_files(world_t *w)
+{
+    tr_kv_store_stats(w->kv, &w->files);
+    return w->dir != NULL && (w->files.stored < 10 || w->files.loaded < 10);
+}
+
 static void
-play(uint32_t blocks, bool overflow, const char *spec)
+play_in(const char *dir, uint32_t blocks, bool overflow, const char *spec)
 {
     const char *given = getenv("TR_PREFIX_SEED"),
                *ops = getenv("TR_PREFIX_OPS");
@@ -690,7 +757,10 @@ play(uint32_t blocks, bool overflow, const char *spec)
     world_t *w = calloc(1, sizeof(*w));
 
     assert_non_null(w);
-    n = spec != NULL ? n / 4 : n; /* there are four of these */
+    n = dir != NULL    ? n / 12 /* there are ten of these, */
+        : spec != NULL ? n / 4  /* and four of those */
+                       : n;
+    w->dir = dir;
     seed = given != NULL ? strtoull(given, NULL, 10) : (uint64_t) time(NULL);
     fixture_state = seed * 0x9e3779b97f4a7c15u + 1;
     create(w, blocks, spec);
@@ -703,8 +773,11 @@ play(uint32_t blocks, bool overflow, const char *spec)
             w->text[t][i] = i < 40 ? 1 : (int32_t) random_below(5);
         }
     }
-    for (uint64_t i = 0; i < n; i++) {
+    for (uint64_t i = 0; i < n || (few_files(w) && i < 20 * n); i++) {
         turn(w);
+        if (i % 4 == 0) { /* or what is evicted at once is never written */
+            tr_kv_store_flush(w->kv, UINT64_MAX);
+        }
     }
     check_end(w);
     print_message("seed %llu: %llu tokens found, %llu cuts, %llu forks, %llu "
@@ -714,7 +787,7 @@ play(uint32_t blocks, bool overflow, const char *spec)
                   (unsigned long long) w->ends, (unsigned long long) w->aborts,
                   (unsigned long long) w->verified);
     REQUIRE(w->found != 0 && w->n_cuts != 0 && w->ends != 0
-            && (w->forks != 0 || spec != NULL) && w->aborts != 0
+            && (w->forks != 0 || spec != NULL || dir != NULL) && w->aborts != 0
             && w->verified != 0);
     if (spec != NULL) {
         print_message("%s: %llu copies taken, %llu kept, %llu tokens "
@@ -724,8 +797,21 @@ play(uint32_t blocks, bool overflow, const char *spec)
                       (unsigned long long) w->tight_verified);
         REQUIRE(w->copies != 0 && w->kept != 0 && w->tight_verified != 0);
     }
+    if (dir != NULL) {
+        print_message("files: %llu written, %llu read, %llu skipped\n",
+                      (unsigned long long) w->files.stored,
+                      (unsigned long long) w->files.loaded,
+                      (unsigned long long) w->files.skipped);
+        REQUIRE(w->files.stored >= 10 && w->files.loaded >= 10);
+    }
     destroy(w);
     free(w);
+}
+
+static void
+play(uint32_t blocks, bool overflow, const char *spec)
+{
+    play_in(NULL, blocks, overflow, spec);
 }
 
 static void
@@ -759,6 +845,38 @@ compressed(void **unused)
     play(50, false, "int4");
     play(40, false, "diffkv:alpha_high=1,alpha_low=0,window=16,sinks=3");
     play(40, true, "uniform:levels=8/8");
+}
+
+/* Twice in a directory: the second one finds what the first has left. */
+static void
+files_of(uint32_t blocks, bool overflow, const char *spec)
+{
+    char dir[] = "/tmp/tokenring-device-XXXXXX", path[400];
+    struct dirent *e;
+    DIR *d;
+
+    assert_non_null(mkdtemp(dir));
+    play_in(dir, blocks, overflow, spec);
+    play_in(dir, blocks, overflow, spec);
+    d = opendir(dir);
+    assert_non_null(d);
+    while ((e = readdir(d)) != NULL) {
+        snprintf(path, sizeof(path), "%s/%s", dir, e->d_name);
+        (void) unlink(path);
+    }
+    closedir(d);
+    assert_int_equal(rmdir(dir), 0);
+}
+
+static void
+with_files(void **unused)
+{
+    (void) unused;
+    files_of(14, false, NULL);
+    files_of(30, true, NULL);
+    files_of(40, false, "uniform:levels=8/4,window=9");
+    files_of(50, true, "int4");
+    files_of(40, false, "diffkv:alpha_high=1,alpha_low=0,window=16,sinks=3");
 }
 
 /* However many blocks a prompt has, they are lent by one launch, and kept by
@@ -812,13 +930,14 @@ setup(void **state)
 }
 
 int
-main(void)
+main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(one_launch_each),
-                                        cmocka_unit_test(tiny_pool),
-                                        cmocka_unit_test(roomy_pool),
-                                        cmocka_unit_test(short_list),
-                                        cmocka_unit_test(compressed) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(one_launch_each), cmocka_unit_test(tiny_pool),
+        cmocka_unit_test(roomy_pool),      cmocka_unit_test(short_list),
+        cmocka_unit_test(compressed),      cmocka_unit_test(with_files)
+    };
 
+    cmocka_set_test_filter(argc > 1 ? argv[1] : "*");
     return cmocka_run_group_tests_name("kv_device_prefix", tests, setup, NULL);
 }

@@ -11,25 +11,10 @@
  *   TR_CUDA_LIBRARY   a GPU's library instead of the software device
  *   test_loop_kept_cuda crowd   one of them
  */
-#include "engine/executor/executor_cuda.h"
-#include "engine/kv/kv_device_internal.h"
-#include "tests/unit/fixtures/device_library.h"
-#include "tests/unit/fixtures/policy_fixture.h"
-#include "tests/unit/fixtures/kept_fixture.h"
+#include "tests/unit/fixtures/kept_cuda_fixture.h"
 
 static ask_t asks[REQUESTS];
 static const tr_prefix_key_t nobodys;
-
-static tr_config_t
-cuda_settings(const char *spec)
-{
-    tr_config_t c = settings(spec, 32 << 20, 0);
-
-    strcpy(c.backend, "cuda");
-    strcpy(c.dtype, "f16");
-    snprintf(c.cuda_library, sizeof(c.cuda_library), "%s", device_library());
-    return c;
-}
 
 static uint32_t
 operations(void)
@@ -40,100 +25,18 @@ operations(void)
     return (uint32_t) (all > 5000 ? 5000 : all); /* each is long */
 }
 
-/* Nothing is under way any more, and all is known. */
+/* Requests that have ended leave prefixes. */
 static void
-settle(tr_executor_t *e)
+run_engine(fixture_loop_t *l, const char *spec, uint32_t prompts)
 {
-    const tr_batch_t none = { NULL, 0, 0 };
+    tr_config_t c = cuda_settings(spec);
 
-    while (!tr_kv_settled(e->kv)) {
-        assert_int_equal(tr_executor_run(e, &none), TR_OK);
-    }
-    assert_true(tr_kv_sound(e->kv));
-}
-
-/* ---- what the device has ------------------------------------------------ */
-
-typedef struct {
-    tr_executor_cuda_t *x;
-    tr_kv_cache_t kv; /* as a cache of the host's */
-    uint8_t *pool;
-    int32_t *history;
-    size_t tables, seq, count, pages, tokens;
-} seen_t;
-
-static void
-seen_open(seen_t *s, tr_executor_t *e)
-{
-    const tr_kv_manager_t *m = tr_kv_device_manager(e->kv);
-    const tr_device_t *cuda;
-    size_t rows = (size_t) m->size.slots * m->heads;
-
-    s->x = (tr_executor_cuda_t *) e;
-    cuda = s->x->cuda;
-    s->kv = *e->kv;
-    s->kv.m = *m;
-    s->tables = rows * m->view.table_len * sizeof(*m->tables);
-    s->seq = m->size.slots * sizeof(*m->seq);
-    s->count = rows * TR_KV_TIERS_MAX * sizeof(*m->count);
-    s->pages = (size_t) m->size.pages * m->view.page_bytes;
-    s->tokens = (size_t) m->size.slots * s->x->model->history.len
-                * sizeof(*s->history);
-    s->kv.m.tables = cuda->pin(s->tables);
-    s->kv.m.seq = cuda->pin(s->seq);
-    s->kv.m.count = cuda->pin(s->count);
-    s->pool = cuda->pin(s->pages);
-    s->history = cuda->pin(s->tokens);
-    assert_true(s->kv.m.tables != NULL && s->kv.m.seq != NULL
-                && s->kv.m.count != NULL && s->pool != NULL
-                && s->history != NULL);
-    s->kv.view = m->view;
-    s->kv.view.layout = s->kv.plan.layout;
-    s->kv.view.pool = s->kv.m.view.pool = s->pool;
-}
-
-static void
-seen_close(seen_t *s)
-{
-    const tr_device_t *cuda = s->x->cuda;
-
-    cuda->unpin(s->kv.m.tables);
-    cuda->unpin(s->kv.m.seq);
-    cuda->unpin(s->kv.m.count);
-    cuda->unpin(s->pool);
-    cuda->unpin(s->history);
-}
-
-static void
-fetch(const seen_t *s, void *to, const void *from, size_t bytes)
-{
-    if (s->x->cuda->copy(&s->x->stream, to, from, bytes) != 0) {
-        fail_msg("%zu bytes: %s", bytes, s->x->cuda->reason());
-    }
-}
-
-static void
-look(seen_t *s)
-{
-    const tr_kv_manager_t *m = tr_kv_device_manager(s->x->base.kv);
-
-    fetch(s, s->kv.m.tables, m->tables, s->tables);
-    fetch(s, s->kv.m.seq, m->seq, s->seq);
-    fetch(s, s->kv.m.count, m->count, s->count);
-    fetch(s, s->pool, m->view.pool, s->pages);
-    fetch(s, s->history, s->x->model->history.token, s->tokens);
-    assert_int_equal(s->x->cuda->stream_wait(&s->x->stream), 0);
+    start_with(l, &c, false);
+    leave_prefixes(l, asks, prompts);
+    settle(l->executor);
 }
 
 /* ---- cuts --------------------------------------------------------------- */
-
-static void
-compare_history(const seen_t *s, int32_t slot, const int32_t *tokens,
-                uint32_t n)
-{
-    assert_memory_equal(s->history + (size_t) slot * s->x->model->history.len,
-                        tokens, n * sizeof(*tokens));
-}
 
 /* One prefix is found, cut, compared, and kept or dropped. */
 static void
@@ -189,35 +92,6 @@ cut_once(seen_t *seen, uint64_t *state, uint32_t *kept, uint32_t *shorter)
     if (rng_below(state, 16) == 0) {
         tr_kv_kept_evict(kv, UINT64_MAX);
     }
-}
-
-/* Requests that have ended leave prefixes. */
-static void
-run_engine(fixture_loop_t *l, const char *spec, uint32_t prompts)
-{
-    tr_config_t c = cuda_settings(spec);
-
-    start_with(l, &c, false);
-    leave_prefixes(l, asks, prompts);
-    settle(l->executor);
-}
-
-/* Nothing is missing. */
-static void
-end_engine(fixture_loop_t *l)
-{
-    tr_kv_cache_t *kv = l->executor->kv;
-
-    settle(l->executor);
-    assert_int_equal(tr_kv_free_pages(kv), tr_kv_pages(kv));
-    tr_kv_expire(kv, UINT64_MAX - 1);
-    assert_int_equal(kv->reuse->n_kept, 0);
-    assert_int_equal(kv->reuse->kept_tokens, 0);
-    settle(l->executor);
-    assert_int_equal(tr_kv_free_pages(kv), tr_kv_pages(kv));
-    l->executor->free(l->executor);
-    writer_unmake(&l->writer, &l->peer);
-    close(l->fd);
 }
 
 static void

@@ -537,6 +537,122 @@ shared_directory(void **unused)
     place_free(&p);
 }
 
+/* ---- several pieces at once --------------------------------------------- */
+
+#define PIECE (PAGE_BYTES * 64u)
+
+/* As many as there is room for are asked for, filled from the last to the first,
+ * and are full. */
+static uint32_t
+put_some(tr_store_t *s, uint64_t sum, uint32_t *at, uint32_t buffers,
+         const uint8_t *memory)
+{
+    uint8_t *out[TR_STORE_BUFFERS_MAX];
+    uint32_t n = 0, first = *at;
+
+    while (n < buffers && (out[n] = tr_store_put_room(s)) != NULL) {
+        assert_ptr_equal(out[n],
+                         memory + (first / 64 + n) % buffers * (size_t) PIECE);
+        n++;
+    }
+    assert_true(n < buffers || tr_store_put_room(s) == NULL);
+    for (uint32_t i = n; i-- != 0;) {
+        for (uint32_t k = 0; k < 64 && first + i * 64 + k < pages_of(sum);
+             k++) {
+            fill_page(sum, first + i * 64 + k,
+                      out[i] + (size_t) k * PAGE_BYTES);
+        }
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        tr_store_put_full(s);
+    }
+    *at += n * 64;
+    return n;
+}
+
+/* All pieces that come without one being taken; then they are. */
+static uint32_t
+get_some(tr_store_t *s, uint32_t *at, uint32_t pieces, uint32_t buffers)
+{
+    const uint8_t *in[TR_STORE_BUFFERS_MAX];
+    uint32_t n = 0, spent = 0, left = pieces - *at / 64;
+    uint32_t most = left < buffers ? left : buffers;
+
+    while (n < most) {
+        in[n] = tr_store_get_piece(s);
+        if (in[n] != NULL) {
+            n++;
+        } else {
+            breathe(&spent);
+        }
+    }
+    assert_null(tr_store_get_piece(s));
+    for (uint32_t i = 0; i < n; i++) {
+        check_piece(s, in[i], at);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        assert_int_equal(tr_store_get_state(s), TR_STORE_LOADING);
+        tr_store_get_taken(s);
+    }
+    return n;
+}
+
+/* Who copies by a device asks for the next piece before the last one is there;
+ * they are in its memory. */
+static void
+several_at_once(void **unused)
+{
+    static const uint32_t buffers[] = { 2, 3, TR_STORE_BUFFERS_MAX };
+    place_t p;
+    tr_store_config_t c;
+    int32_t tokens[LONGEST];
+
+    (void) unused;
+    random_state = 7;
+    place_make(&p);
+    c = store_config(&p);
+    for (uint32_t i = 0; i < 3; i++) {
+        size_t bytes = 2ul * buffers[i] * PIECE;
+        uint32_t most = 0, at, spent = 0;
+        tr_store_t *s;
+
+        c.buffers = buffers[i];
+        c.memory = malloc(bytes);
+        assert_non_null(c.memory);
+        s = store_open(&c);
+        for (uint32_t k = 0; k < 20; k++) {
+            uint32_t n = 64 + random_below(LONGEST - 64), pieces;
+            uint64_t sum;
+
+            tokens_of_text(300 + 20 * i + k, LONGEST, tokens);
+            sum = put_begin(s, &alice, tokens, n);
+            pieces = (pages_of(sum) + 63) / 64;
+            for (at = 0; !tr_store_put_idle(s);) {
+                uint32_t some = put_some(s, sum, &at, c.buffers, c.memory);
+
+                most = some > most ? some : most;
+                breathe(&spent);
+            }
+            assert_true(tr_store_get(s, &alice, a_policy, tokens, n, 0));
+            while (tr_store_get_state(s) == TR_STORE_LOOKING) {
+                breathe(&spent);
+            }
+            assert_int_equal(tr_store_get_state(s), TR_STORE_FOUND);
+            check_head(tr_store_got(s), &alice);
+            tr_store_get_go(s);
+            for (at = 0; tr_store_get_state(s) == TR_STORE_LOADING;) {
+                get_some(s, &at, pieces, c.buffers);
+            }
+            assert_int_equal(tr_store_get_state(s), TR_STORE_DONE);
+            tr_store_get_over(s);
+        }
+        assert_true(most >= 2);
+        tr_store_close(s);
+        free(c.memory);
+    }
+    place_free(&p);
+}
+
 /* ---- directories -------------------------------------------------------- */
 
 static void
@@ -599,11 +715,11 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(siphash),     cmocka_unit_test(comes_back),
-        cmocka_unit_test(whose_it_is), cmocka_unit_test(newest_stays),
-        cmocka_unit_test(quota),       cmocka_unit_test(too_old),
-        cmocka_unit_test(given_up),    cmocka_unit_test(shared_directory),
-        cmocka_unit_test(directories)
+        cmocka_unit_test(siphash),         cmocka_unit_test(comes_back),
+        cmocka_unit_test(whose_it_is),     cmocka_unit_test(newest_stays),
+        cmocka_unit_test(quota),           cmocka_unit_test(too_old),
+        cmocka_unit_test(given_up),        cmocka_unit_test(shared_directory),
+        cmocka_unit_test(several_at_once), cmocka_unit_test(directories)
     };
 
     alice = key_of("alice", 5);
