@@ -184,6 +184,7 @@ load(tr_store_t *s, store_lane_t *lane, int fd)
         if (i + 1 == pieces) {
             atomic_fetch_add(&s->loaded, 1);
             atomic_fetch_add(&s->loaded_tokens, lane->item.n_tokens);
+            (void) futimens(fd, NULL); /* it was used */
         }
         store_hand_over(s, lane, i, true);
     }
@@ -225,10 +226,7 @@ get_one(tr_store_t *s, store_lane_t *lane)
         wait_for_work(lane);
     }
     state = atomic_load(&lane->stop) ? TR_STORE_IDLE : load(s, lane, fd);
-    if (state == TR_STORE_DONE) {
-        (void) futimens(fd, NULL); /* it was used */
-        /* the step loop has pieces yet to take: it says when all is over */
-    } else if (state == TR_STORE_FAILED) {
+    if (state == TR_STORE_FAILED) {
         atomic_fetch_add(&s->failed, 1);
         remove_file(s, lane, fd);
         tr_log(TR_LEVEL_WARN,
@@ -239,7 +237,7 @@ get_one(tr_store_t *s, store_lane_t *lane)
     close(fd);
     if (state != TR_STORE_DONE) {
         set_state(s, lane, state);
-    } else {
+    } else { /* the step loop has pieces yet to take: it says when all is over */
         wake(s);
     }
 }
