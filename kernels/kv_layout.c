@@ -87,10 +87,11 @@ lay_out(tr_kv_layout_t *l, const tr_page_spec_t *w, const tr_kv_level_t *v,
         l->score = segment(&end, tokens * 4);
         if (uncompressed) {
             l->recent = segment(&end, tokens * 4);
-        } else {
-            l->position_bytes = w->short_positions ? 2 : 4;
-            l->position = segment(&end, tokens * l->position_bytes);
         }
+    }
+    if ((v->scored || v->placed) && !uncompressed) {
+        l->position_bytes = w->short_positions ? 2 : 4;
+        l->position = segment(&end, tokens * l->position_bytes);
     }
     if (uncompressed && w->uncompressed_minmax) {
         l->minmax = segment(&end, dim * 4);

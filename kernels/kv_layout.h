@@ -51,6 +51,7 @@ typedef struct {
     uint8_t scored;               /* with scores and positions */
     uint8_t narrow;               /* 2-bit codes span the middle three fifths
                                    * of a group (kernels.h); by token alone */
+    uint8_t placed;               /* with positions, if not scored */
 } tr_kv_level_t;
 
 #define TR_KV_TILE 16u /* tokens */
@@ -116,7 +117,7 @@ tr_kv_level_equal(const tr_kv_level_t *a, const tr_kv_level_t *b)
            && a->key_groups == b->key_groups
            && a->value_groups == b->value_groups
            && a->by_channel == b->by_channel && a->scored == b->scored
-           && a->narrow == b->narrow;
+           && a->narrow == b->narrow && a->placed == b->placed;
 }
 
 /* Where a code stands: byte of the page, and how far to shift that byte. */

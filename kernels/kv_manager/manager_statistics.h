@@ -151,13 +151,12 @@ manager_stats_tiered(const tr_kv_manager_t *m, const manager_prompt_t *s,
     uint32_t at = i % place->tokens;
     int32_t page = row[tr_kv_tier_entry(&m->view, l, i / place->tokens)];
 
-    if (place->score == 0) { /* in order from the first one on */
-        stats->position = s->job.from.sinks + i;
-        stats->score = 0;
-        return;
-    }
-    stats->position = manager_position(m, place, page, at);
-    stats->score = manager_real(m, page, place->score + at * 4);
+    stats->position = place->position == 0 /* in order from the first one on */
+                          ? s->job.from.sinks + i
+                          : manager_position(m, place, page, at);
+    stats->score = place->score == 0
+                       ? 0
+                       : manager_real(m, page, place->score + at * 4);
 }
 
 TR_HD void

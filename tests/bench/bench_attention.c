@@ -149,8 +149,8 @@ static void
 cache_open(cache_t *c, const shape_t *s, uint32_t n, const double *shares,
            bool scored)
 {
-    static const tr_kv_level_t levels[2] = { { 8, 4, 1, 1, 0, 1, 0 },
-                                             { 4, 2, 1, 1, 0, 1, 0 } };
+    static const tr_kv_level_t levels[2] = { { 8, 4, 1, 1, 0, 1, 0, 0 },
+                                             { 4, 2, 1, 1, 0, 1, 0, 0 } };
     tr_page_spec_t spec = {
         s->dim, levels, shares ? 2 : 0, scored, false, true
     };

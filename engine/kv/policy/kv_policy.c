@@ -149,7 +149,7 @@ bool
 tr_kv_policy_cuts(const tr_kv_policy_t *p)
 {
     for (uint32_t l = 0; l < p->n_levels && p->kind != TR_KV_RULE_ALL; l++) {
-        if (!p->level[l].scored) {
+        if (!p->level[l].scored && !p->level[l].placed) {
             return false;
         }
     }
@@ -163,6 +163,6 @@ tr_kv_policy_position(tr_kv_policy_t *p)
         return;
     }
     for (uint32_t l = 0; l < p->n_levels; l++) {
-        p->level[l].scored = 1;
+        p->level[l].placed = !p->level[l].scored;
     }
 }

@@ -72,8 +72,8 @@ tr_status_t tr_kv_policy_override(tr_kv_policy_t *copy, double alpha_high,
 
 /* Can what it compressed be cut at any position?  Yes where nothing is forgotten
  * and where each token stands is known: by order, or by the positions that
- * stand beside scores.  The second has all levels of a policy store these that
- * could be cut if they did. */
+ * stand beside scores.  The second has all levels of a policy that could be cut
+ * if they did store these, without scores where nobody reads them. */
 bool tr_kv_policy_cuts(const tr_kv_policy_t *p);
 void tr_kv_policy_position(tr_kv_policy_t *p);
 

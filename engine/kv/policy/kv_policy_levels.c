@@ -36,6 +36,7 @@ tr_kv_level_check(const tr_kv_policy_t *p, tr_kv_level_t *level,
     level->by_channel = 0;
     level->scored = p->scored;
     level->narrow = 0;
+    level->placed = 0;
     return TR_OK;
 }
 

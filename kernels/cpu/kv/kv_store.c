@@ -318,6 +318,8 @@ tr_kv_prefetch(tr_kv_place_t p)
     }
     if (l->level.scored) {
         prefetch(p.page + l->score + 4 * p.at, 4);
+    }
+    if (l->position) {
         prefetch(p.page + l->position + l->position_bytes * p.at, 4);
     }
 }

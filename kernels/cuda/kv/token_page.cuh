@@ -165,9 +165,12 @@ tokens_clear(warp_t w, uint8_t *page, const tr_kv_layout_t *l, side_t s,
     }
     if (l->level.scored) {
         words_clear(w, page, l->score + 4 * first, l->score + 4 * end);
+        after += 4 * l->tokens;
+    }
+    if (l->position) {
         words_clear(w, page, l->position + l->position_bytes * first,
                     l->position + l->position_bytes * end);
-        after += (4 + l->position_bytes) * l->tokens;
+        after += l->position_bytes * l->tokens;
     }
     if (end == l->tokens) {
         words_clear(w, page, after, (uint32_t) page_bytes);

@@ -541,23 +541,23 @@ run_case(const tr_cuda_stream_t *stream, const case_t *x)
     free(q);
 }
 
-#define K8V8                \
-    {                       \
-        8, 8, 1, 1, 0, 1, 0 \
+#define K8V8                   \
+    {                          \
+        8, 8, 1, 1, 0, 1, 0, 0 \
     }
-#define K8V4                \
-    {                       \
-        8, 4, 1, 1, 0, 1, 0 \
+#define K8V4                   \
+    {                          \
+        8, 4, 1, 1, 0, 1, 0, 0 \
     }
-#define K4V2                \
-    {                       \
-        4, 2, 1, 1, 0, 1, 0 \
+#define K4V2                   \
+    {                          \
+        4, 2, 1, 1, 0, 1, 0, 0 \
     }
 
 /* The last level of a policy that forgets nothing: nobody reads its scores. */
-#define K4V2_LAST           \
-    {                       \
-        4, 2, 1, 1, 0, 0, 0 \
+#define K4V2_LAST              \
+    {                          \
+        4, 2, 1, 1, 0, 0, 0, 0 \
     }
 
 static const struct {

@@ -16,8 +16,9 @@
 #define STEPS 3 /* of a round */
 
 static const tr_kv_level_t levels[] = {
-    { 8, 8, 1, 1, 0, 1, 0 }, { 8, 4, 1, 1, 0, 1, 0 }, { 4, 2, 1, 1, 0, 1, 0 },
-    { 4, 4, 1, 1, 0, 1, 0 }, { 8, 2, 1, 1, 0, 1, 0 }, { 2, 2, 1, 1, 0, 1, 0 },
+    { 8, 8, 1, 1, 0, 1, 0, 0 }, { 8, 4, 1, 1, 0, 1, 0, 0 },
+    { 4, 2, 1, 1, 0, 1, 0, 0 }, { 4, 4, 1, 1, 0, 1, 0, 0 },
+    { 8, 2, 1, 1, 0, 1, 0, 0 }, { 2, 2, 1, 1, 0, 1, 0, 0 },
 };
 
 static void
@@ -49,6 +50,10 @@ choose_shape(cache_shape_t *w, uint32_t round)
     }
     for (uint32_t i = 0; i < w->n_levels; i++) { /* distinct */
         w->level[i] = levels[(round + i * (round % 2 == 0 ? 1 : n - 1)) % n];
+    }
+    if (w->n_levels > 1 && random_below(3) == 0) { /* it forgets nothing */
+        w->level[w->n_levels - 1].scored = 0;
+        w->level[w->n_levels - 1].placed = random_below(2) == 0;
     }
     if (random_below(8) == 0) { /* tiers of several jobs and many pages */
         w->kv_heads = 1;

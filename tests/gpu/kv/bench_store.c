@@ -30,8 +30,8 @@
 #define RUNS 20
 #define PROMPT 8192u
 
-static const tr_kv_level_t levels[] = { { 8, 4, 1, 1, 0, 1, 0 },
-                                        { 4, 2, 1, 1, 0, 1, 0 } };
+static const tr_kv_level_t levels[] = { { 8, 4, 1, 1, 0, 1, 0, 0 },
+                                        { 4, 2, 1, 1, 0, 1, 0, 0 } };
 
 typedef struct {
     tr_page_plan_t plan;

@@ -65,7 +65,8 @@ choose_levels(uint32_t dim, bool plain, tr_kv_level_t *level)
                             .key_groups = (uint8_t) (1u << random_below(3)),
                             .value_groups = (uint8_t) (1 + random_below(4)),
                             .scored = scored,
-                            .narrow = random_below(2) == 0 };
+                            .narrow = random_below(2) == 0,
+                            .placed = random_below(2) == 0 };
         bool other = true;
 
         if (random_below(2)) {

@@ -13,10 +13,10 @@ static uint64_t rng;
 static const char *const isas[] = { "c", "avx2", "avx512" };
 #define N_ISAS 3
 
-static const tr_kv_level_t levels[] = { { 16, 16, 1, 1, 0, 1, 0 },
-                                        { 8, 4, 1, 1, 0, 1, 0 },
-                                        { 4, 2, 1, 1, 0, 0, 0 },
-                                        { 4, 8, 2, 1, 0, 1, 0 } };
+static const tr_kv_level_t levels[] = { { 16, 16, 1, 1, 0, 1, 0, 0 },
+                                        { 8, 4, 1, 1, 0, 1, 0, 0 },
+                                        { 4, 2, 1, 1, 0, 0, 0, 0 },
+                                        { 4, 8, 2, 1, 0, 1, 0, 0 } };
 
 /* `n` uncompressed tokens after `base` positions in tiers and window. */
 static void

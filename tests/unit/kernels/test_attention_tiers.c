@@ -14,29 +14,29 @@ static uint64_t rng;
 static const char *const isas[] = { "c", "avx2", "avx512" };
 #define N_ISAS 3
 
-static const tr_kv_level_t diffkv[] = { { 8, 4, 1, 1, 0, 1, 0 },
-                                        { 4, 2, 1, 1, 0, 1, 0 } };
-static const tr_kv_level_t three[] = { { 16, 16, 1, 1, 0, 1, 0 },
-                                       { 8, 4, 1, 1, 0, 1, 0 },
-                                       { 4, 2, 1, 1, 0, 1, 0 } };
-static const tr_kv_level_t odd[] = { { 4, 8, 1, 1, 0, 1, 0 },
-                                     { 2, 2, 1, 1, 0, 0, 0 },
-                                     { 8, 8, 2, 2, 0, 1, 0 },
-                                     { 2, 4, 4, 1, 0, 1, 0 } };
-static const tr_kv_level_t kivi[] = { { 16, 16, 1, 1, 0, 0, 0 },
-                                      { 2, 2, 1, 2, 1, 0, 0 } };
-static const tr_kv_level_t grouped[] = { { 8, 4, 2, 2, 0, 1, 0 },
-                                         { 4, 2, 4, 2, 0, 1, 0 } };
-static const tr_kv_level_t half[] = { { 16, 4, 1, 1, 0, 1, 0 },
-                                      { 8, 16, 1, 1, 0, 1, 0 } };
+static const tr_kv_level_t diffkv[] = { { 8, 4, 1, 1, 0, 1, 0, 0 },
+                                        { 4, 2, 1, 1, 0, 1, 0, 0 } };
+static const tr_kv_level_t three[] = { { 16, 16, 1, 1, 0, 1, 0, 0 },
+                                       { 8, 4, 1, 1, 0, 1, 0, 0 },
+                                       { 4, 2, 1, 1, 0, 1, 0, 0 } };
+static const tr_kv_level_t odd[] = { { 4, 8, 1, 1, 0, 1, 0, 0 },
+                                     { 2, 2, 1, 1, 0, 0, 0, 0 },
+                                     { 8, 8, 2, 2, 0, 1, 0, 0 },
+                                     { 2, 4, 4, 1, 0, 1, 0, 0 } };
+static const tr_kv_level_t kivi[] = { { 16, 16, 1, 1, 0, 0, 0, 0 },
+                                      { 2, 2, 1, 2, 1, 0, 0, 0 } };
+static const tr_kv_level_t grouped[] = { { 8, 4, 2, 2, 0, 1, 0, 0 },
+                                         { 4, 2, 4, 2, 0, 1, 0, 0 } };
+static const tr_kv_level_t half[] = { { 16, 4, 1, 1, 0, 1, 0, 0 },
+                                      { 8, 16, 1, 1, 0, 1, 0, 0 } };
 /* The pairs of bits that are in none of the above. */
-static const tr_kv_level_t others[] = { { 16, 8, 1, 1, 0, 1, 0 },
-                                        { 16, 2, 1, 1, 0, 1, 0 },
-                                        { 8, 2, 1, 1, 0, 1, 0 },
-                                        { 4, 4, 1, 1, 0, 1, 0 } };
-static const tr_kv_level_t reversed[] = { { 4, 16, 1, 1, 0, 1, 0 },
-                                          { 2, 16, 1, 1, 0, 1, 0 },
-                                          { 2, 8, 1, 1, 0, 1, 0 } };
+static const tr_kv_level_t others[] = { { 16, 8, 1, 1, 0, 1, 0, 0 },
+                                        { 16, 2, 1, 1, 0, 1, 0, 0 },
+                                        { 8, 2, 1, 1, 0, 1, 0, 0 },
+                                        { 4, 4, 1, 1, 0, 1, 0, 0 } };
+static const tr_kv_level_t reversed[] = { { 4, 16, 1, 1, 0, 1, 0, 0 },
+                                          { 2, 16, 1, 1, 0, 1, 0, 0 },
+                                          { 2, 8, 1, 1, 0, 1, 0, 0 } };
 
 typedef struct {
     const tr_kv_level_t *levels;

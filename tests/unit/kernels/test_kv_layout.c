@@ -15,7 +15,7 @@ static uint64_t rng;
 static tr_kv_level_t
 level(uint8_t key, uint8_t value, bool scored)
 {
-    return (tr_kv_level_t){ key, value, 1, 1, 0, scored, 0 };
+    return (tr_kv_level_t){ key, value, 1, 1, 0, scored, 0, 0 };
 }
 
 static tr_page_plan_t
@@ -74,10 +74,10 @@ static void
 test_refused(void **state)
 {
     static const tr_kv_level_t bad[] = {
-        { 3, 4, 1, 1, 0, 0, 0 }, { 8, 0, 1, 1, 0, 0, 0 },
-        { 8, 4, 3, 1, 0, 0, 0 }, { 8, 4, 0, 1, 0, 0, 0 },
-        { 8, 4, 1, 0, 0, 0, 0 }, { 8, 4, 1, 3, 0, 0, 0 },
-        { 8, 4, 2, 1, 1, 0, 0 }, { 16, 4, 1, 1, 1, 0, 0 },
+        { 3, 4, 1, 1, 0, 0, 0, 0 }, { 8, 0, 1, 1, 0, 0, 0, 0 },
+        { 8, 4, 3, 1, 0, 0, 0, 0 }, { 8, 4, 0, 1, 0, 0, 0, 0 },
+        { 8, 4, 1, 0, 0, 0, 0, 0 }, { 8, 4, 1, 3, 0, 0, 0, 0 },
+        { 8, 4, 2, 1, 1, 0, 0, 0 }, { 16, 4, 1, 1, 1, 0, 0, 0 },
     };
     tr_kv_level_t many[TR_KV_LAYOUTS_MAX];
     tr_page_spec_t spec = { 64, bad, 1, true, false, false };
@@ -183,8 +183,12 @@ one_layout(const tr_kv_layout_t *l, uint32_t page_bytes, bool brief)
     end += channel ? l->tokens / TR_KV_CHANNEL_TOKENS * dim * 4 : 0;
     if (v->scored) {
         assert_int_equal(l->score, end);
-        assert_int_equal(l->position, end + 4 * l->tokens);
+    }
+    if (v->scored || v->placed) {
+        assert_int_equal(l->position, end + (v->scored ? 4 * l->tokens : 0));
         assert_int_equal(l->position_bytes, brief ? 2 : 4);
+    } else {
+        assert_int_equal(l->position, 0);
     }
     for (uint32_t i = 0; i < page_bytes; i++) { /* all of it, and no more */
         if (used[i] != (i < end ? 0xff : 0)) {
@@ -193,9 +197,7 @@ one_layout(const tr_kv_layout_t *l, uint32_t page_bytes, bool brief)
                      dim, kb, vb, i, end, used[i]);
         }
     }
-    if (v->scored) {
-        end += (4 + l->position_bytes) * l->tokens;
-    }
+    end += ((v->scored ? 4 : 0) + l->position_bytes) * l->tokens;
     assert_true(end <= page_bytes);
     free(used);
 }
@@ -209,8 +211,10 @@ test_every_bit(void **state)
     for (size_t d = 0; d < 4; d++) {
         for (size_t i = 0; i < 16; i++) {
             for (size_t g = 0; g < 4; g++) {
-                tr_kv_level_t v = { bits[i / 4], bits[i % 4],        1, 1,
-                                    0,           rng_below(&rng, 2), 0 };
+                tr_kv_level_t v = { bits[i / 4], bits[i % 4],
+                                    1,           1,
+                                    0,           rng_below(&rng, 2),
+                                    0,           rng_below(&rng, 2) };
                 bool brief = rng_below(&rng, 2);
                 tr_page_plan_t p;
 

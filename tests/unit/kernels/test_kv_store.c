@@ -62,7 +62,8 @@ level_of(uint32_t dim, uint32_t pair, uint32_t groups, bool channel)
                         .key_groups = 1,
                         .value_groups = 1,
                         .by_channel = channel,
-                        .scored = rng_below(&rng, 2) };
+                        .scored = rng_below(&rng, 2),
+                        .placed = rng_below(&rng, 2) };
 
     if (!channel) {
         v.key_groups = (uint8_t) groups;
@@ -118,6 +119,8 @@ put_layout(const tr_kv_codec_t *codec, uint32_t dim, tr_kv_level_t v)
         there[i] = true;
         if (v.scored) {
             assert_true(tr_kv_score(place(&s, i)) == want[i].score);
+        }
+        if (v.scored || v.placed) {
             assert_int_equal(tr_kv_position(place(&s, i)), want[i].position);
         }
     }
@@ -462,9 +465,14 @@ test_tiles(void **state)
         for (uint32_t d = 0; codec_of(c) != NULL && d < 4; d++) {
             for (uint32_t key = 1; key < 4; key++) {
                 uint32_t value = dims[d] == 256 ? 3 : 1 + rng_below(&rng, 3);
-                tr_kv_level_t a = {
-                    bits[rng_below(&rng, key + 1)], 16, 1, 1, 0, false, false
-                };
+                tr_kv_level_t a = { bits[rng_below(&rng, key + 1)],
+                                    16,
+                                    1,
+                                    1,
+                                    0,
+                                    false,
+                                    false,
+                                    false };
                 tr_kv_level_t b = level_of(dims[d], key * 4 + value, 1, true);
 
                 tile_case(codec_of(c), dims[d], a, b);

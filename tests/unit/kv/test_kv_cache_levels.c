@@ -13,13 +13,13 @@
 #include "tests/unit/fixtures/kv_fixture.h"
 #include "tests/unit/fixtures/must_abort.h"
 
-#define HIGH                \
-    {                       \
-        8, 4, 1, 1, 0, 1, 0 \
+#define HIGH                   \
+    {                          \
+        8, 4, 1, 1, 0, 1, 0, 0 \
     }
-#define LOW                 \
-    {                       \
-        4, 2, 1, 1, 0, 1, 0 \
+#define LOW                    \
+    {                          \
+        4, 2, 1, 1, 0, 1, 0, 0 \
     }
 
 /* By position: of every ten tokens five high, three low, two forgotten, whose
@@ -209,7 +209,7 @@ usage_in_another_plan(void **state)
 static void
 usage_in_tokens(void **state)
 {
-    static const tr_kv_level_t exact = { 16, 16, 1, 1, 0, 1, 0 };
+    static const tr_kv_level_t exact = { 16, 16, 1, 1, 0, 1, 0, 0 };
     tr_kv_policy_t windowed = tens, tiered = tens, uneven = tens;
     const tr_kv_policy_t *const policies[] = { &windowed };
     tr_kv_cache_t *kv;
@@ -321,7 +321,7 @@ longest_sequence_is_never_refused(void **state)
 
         worst.level[0] = round % 2 == 0
                              ? (tr_kv_level_t) HIGH
-                             : (tr_kv_level_t){ 16, 16, 1, 1, 0, 1, 0 };
+                             : (tr_kv_level_t){ 16, 16, 1, 1, 0, 1, 0, 0 };
         worst.window_level = worst.level[0];
         worst.window = random_below(40);
         kv = make(policies, 1, 1 + random_below(3), 4000, pages, 0);

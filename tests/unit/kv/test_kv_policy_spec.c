@@ -316,9 +316,10 @@ check_level(const tr_kv_level_t *l, uint32_t k, uint32_t v, uint32_t kg,
             uint32_t vg, uint32_t channel, uint32_t scored)
 {
     uint8_t narrow = channel == 0 && (k == 2 || v == 2) && HEAD_DIM / vg >= 64;
-    tr_kv_level_t want = { (uint8_t) k,  (uint8_t) v,       (uint8_t) kg,
-                           (uint8_t) vg, (uint8_t) channel, (uint8_t) scored,
-                           narrow };
+    tr_kv_level_t want = {
+        (uint8_t) k,       (uint8_t) v,      (uint8_t) kg, (uint8_t) vg,
+        (uint8_t) channel, (uint8_t) scored, narrow,       0
+    };
 
     assert_true(tr_kv_level_equal(l, &want));
 }
@@ -559,6 +560,12 @@ who_can_be_cut(void **state)
         assert_int_equal(tr_kv_policy_cuts(p), cases[i].cuts);
         tr_kv_policy_position(p);
         assert_int_equal(tr_kv_policy_cuts(p), cases[i].positioned);
+        for (uint32_t l = 0; l < p->n_levels; l++) { /* nobody reads these */
+            assert_true(!p->level[l].placed || !p->level[l].scored);
+            assert_int_equal(p->level[l].placed, cases[i].positioned
+                                                     && !cases[i].cuts
+                                                     && l + 1 == p->n_levels);
+        }
         tr_kv_policy_free(p);
     }
 }
