@@ -145,10 +145,18 @@ def read_model(folder):
     return config, tensors
 
 
+def head_size(folder):
+    with open(os.path.join(folder, "config.json")) as f:
+        return json.load(f).get("head_dim")
+
+
 def write_model(folder, source, config, tensors):
     os.makedirs(folder, exist_ok=True)
+    others = ["config.json", "metrics.json", "model.safetensors.index.json"]
+    if "head_dim" in config and config["head_dim"] != head_size(source):
+        others.append("kv_policy.json")                    # thresholds of the model as it was
     for name in os.listdir(source):
-        if name.endswith(".json") and name not in ("config.json", "metrics.json", "model.safetensors.index.json"):
+        if name.endswith(".json") and name not in others:
             shutil.copyfile(os.path.join(source, name), os.path.join(folder, name))
     header, parts, at = {"__metadata__": {"format": "pt"}}, [], 0
     for key, value in tensors.items():
