@@ -39,7 +39,7 @@ attend_run(const decode_args_t &a, ring_t &ring, cursor_t &c, const run_t &run,
            const bytes_t<D, Q> &bytes, state_t<D, Q> &s)
 {
     const uint32_t end = run.token + run.rest;
-    const bool traced = run.what & RUN_TRACED;
+    const bool traced = run.what & RUN_TRACED, holes = run.what & RUN_HOLES;
     const uint32_t unseen = REACH ? __ldg(&a.work.head[run.head].window_from)
                                   : 0;
     query_t<D, Q, KEY> query;
@@ -55,9 +55,8 @@ attend_run(const decode_args_t &a, ring_t &ring, cursor_t &c, const run_t &run,
     s.trace = run.trace;
     do {
         uint32_t n = pace.take(unit_tiles(KEY, VALUE));
-        unit_t u = { run.head,   run.segment(),
-                     end - rest, min(n * tile_tokens(KEY), rest),
-                     n,          unseen };
+        unit_t u = { run.head, end - rest, min(n * tile_tokens(KEY), rest),
+                     n,        holes,      unseen };
 
         produce<D>(a, c, ring);
         bar_wait(ring.bars + ring.at * 8, ring.parity);

@@ -72,6 +72,7 @@ typedef struct {
 #define HEAD_SCORED 1u
 #define HEAD_BY_SUM 2u
 #define HEAD_RECENT 4u /* uncompressed tokens' `recent` grows, too */
+#define HEAD_HOLES 8u  /* places of the window's ring are of tokens that left */
 
 /* One head of a step; 16 words. */
 typedef struct {

@@ -131,20 +131,21 @@ change_units(state_t<D, Q> &s)
 
 /* What a warp attends at once. */
 struct unit_t {
-    uint32_t head, segment, token, exist; /* tokens: the first, and how many */
+    uint32_t head, token, exist; /* tokens: the first, and how many */
     uint32_t tiles;
+    bool holes; /* of a window: some are not seen */
     uint32_t unseen; /* of a layer with a reach: tokens below are not seen */
 };
 
 /* Which of the tokens of tile i of a unit exist. */
 static __device__ __forceinline__ uint32_t
-existing(const decode_args_t &a, uint32_t head, uint32_t segment,
-         uint32_t token, uint32_t exist, uint32_t unseen)
+existing(const decode_args_t &a, uint32_t head, bool holes, uint32_t token,
+         uint32_t exist, uint32_t unseen)
 {
     uint32_t lane = threadIdx.x % 32;
     bool here = lane < exist && token + lane >= unseen;
 
-    if (segment == SEG_WINDOW && here) {
+    if (holes && here) {
         const decode_head_t *h = a.work.head + head;
 
         here = token + lane < decode_sinks(a.kv, h)
@@ -209,12 +210,12 @@ attend_unit(const decode_args_t &a, const query_t<D, Q, KEY> &query,
             }
         }
     }
-    if (u.exist < U * tile_tokens(KEY) || u.segment == SEG_WINDOW
+    if (u.exist < U * tile_tokens(KEY) || u.holes
         || (REACH && u.token < u.unseen)) {
 #pragma unroll
         for (int n = 0; n < U; n++) {
             uint32_t before = n * tile_tokens(KEY);
-            uint32_t mask = existing(a, u.head, u.segment, u.token + before,
+            uint32_t mask = existing(a, u.head, u.holes, u.token + before,
                                      u.exist > before ? min(u.exist - before,
                                                             tile_tokens(KEY))
                                                       : 0,

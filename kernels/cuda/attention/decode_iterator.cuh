@@ -73,6 +73,7 @@ struct pace_t {
 };
 
 #define RUN_TRACED 16u /* its tiles leave traces */
+#define RUN_HOLES 32u  /* not all of its tokens are in the window */
 
 /* A run: what a range has of one segment of one head. */
 struct run_t {
@@ -83,11 +84,6 @@ struct run_t {
     uint32_t trace;        /* of the layer: the first */
     pace_t pace;
 
-    __device__ uint32_t
-    segment() const
-    {
-        return what & 15;
-    }
     __device__ uint32_t
     layout() const
     {
@@ -317,6 +313,10 @@ next_run(const decode_args_t &a, cursor_t &c, const ring_t &ring)
     r.what = c.what;
     if ((of_lane(c.words, WORD_FLAGS) >> 16 & HEAD_SCORED) && l.scored) {
         r.what |= RUN_TRACED;
+    }
+    if (s == SEG_WINDOW
+        && (of_lane(c.words, WORD_FLAGS) >> 16 & HEAD_HOLES)) {
+        r.what |= RUN_HOLES;
     }
     write_note(ring, r);
     c.next = start + end;

@@ -217,6 +217,9 @@ describe(const plan_args_t &a, uint32_t layer, uint32_t i, decode_head_t &h)
                          | (s.by_sum ? HEAD_BY_SUM : 0)
                          | (n >= s.recent_from ? HEAD_RECENT : 0));
     describe_tokens(a, s, h);
+    if (h.tokens[SEG_WINDOW] != tr_kv_windowed(&s)) {
+        h.flags |= HEAD_HOLES;
+    }
     if (a.kv.reach != NULL) { /* base is 0 */
         uint32_t reach = a.kv.reach[layer], per = a.layouts.of[0].tokens;
         uint32_t unseen = reach != 0 && n >= reach ? n - reach + 1 : 0;
