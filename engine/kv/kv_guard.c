@@ -352,7 +352,8 @@ say(const policy_t *p)
                " it loses answers. With compressed keys attention moves by"
                " %.1f%%, expected at most %.0f%%; with compressed values by"
                " %.1f%%, expected at most %.0f%% (prompts=%llu). Try"
-               " kv_equalise yes, kv_centre auto and kv_rotate kv where they are"
+               " kv_equalise yes, kv_centre auto and kv_rotate kv where they "
+               "are"
                " off, or more bits, as uniform:levels=8/4 has:"
                " docs/kv-cache.md, The guard",
                p->spec, 100 * p->mean.keys, 100 * TR_KV_GUARD_KEYS,

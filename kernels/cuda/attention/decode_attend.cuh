@@ -133,7 +133,7 @@ change_units(state_t<D, Q> &s)
 struct unit_t {
     uint32_t head, token, exist; /* tokens: the first, and how many */
     uint32_t tiles;
-    bool holes; /* of a window: some are not seen */
+    bool holes;      /* of a window: some are not seen */
     uint32_t unseen; /* of a layer with a reach: tokens below are not seen */
 };
 

@@ -314,8 +314,7 @@ next_run(const decode_args_t &a, cursor_t &c, const ring_t &ring)
     if ((of_lane(c.words, WORD_FLAGS) >> 16 & HEAD_SCORED) && l.scored) {
         r.what |= RUN_TRACED;
     }
-    if (s == SEG_WINDOW
-        && (of_lane(c.words, WORD_FLAGS) >> 16 & HEAD_HOLES)) {
+    if (s == SEG_WINDOW && (of_lane(c.words, WORD_FLAGS) >> 16 & HEAD_HOLES)) {
         r.what |= RUN_HOLES;
     }
     write_note(ring, r);
