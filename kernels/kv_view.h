@@ -53,8 +53,10 @@ typedef struct {
     uint8_t n_tiers;       /* 0: all is uncompressed */
     uint8_t window_layout; /* index of a layout */
     uint8_t tier_layout[TR_KV_TIERS_MAX];
-    bool scored; /* attention updates scores */
-    bool by_sum; /* the candidate is the token of least score, else the
+    uint8_t settled; /* of the last so many tiers nobody is ever moved:
+                            * attention may leave their scores as they are */
+    bool scored;     /* attention updates scores */
+    bool by_sum;     /* the candidate is the token of least score, else the
                             * one of least score / (n - position) */
     uint32_t recent_from;
     /* The first uncompressed pages of each head, whole ones, that are cached for

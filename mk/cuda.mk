@@ -31,7 +31,8 @@ CUDA_GPU  := $(CUDA_DIR)/obj/cache.o $(CUDA_DIR)/obj/cache_reference.o \
 
 # What is compared with the CPU backend: its cache and attention, without the
 # matrices, which would need OpenBLAS where the tests run.
-CUDA_BOTH := $(CUDA_DIR)/test_store $(CUDA_DIR)/test_generic $(CUDA_DIR)/bench_store
+CUDA_BOTH := $(CUDA_DIR)/test_store $(CUDA_DIR)/test_generic \
+             $(CUDA_DIR)/test_behind $(CUDA_DIR)/bench_store
 CUDA_CPU  := $(patsubst %.c,$B/obj/%.o,\
     $(wildcard kernels/cpu/kv/*.c kernels/cpu/attention/*.c) \
     kernels/thread_pool.c)

@@ -23,9 +23,9 @@ SIMT_XFLAGS  := $(addprefix -Xcompiler=,-include,tests/simt/device.h \
     -ffp-contract=off \
     -fno-extern-tls-init -Wno-psabi)
 
-SIMT_TESTS_90 := decode small_gemm prompt store generic model experts sample \
-                 manager
-SIMT_TESTS_80 := decode prompt
+SIMT_TESTS_90 := decode small_gemm prompt store generic behind model experts \
+                 sample manager
+SIMT_TESTS_80 := decode prompt behind
 
 # $(1): the code.  kernel<<<..>>>(..) is no C++.  What stands beside a .cu file is
 # found from its copy, too.
@@ -64,6 +64,7 @@ SIMT_WITH_sample  := $(CUDA_ARRAYS) $(CUDA_GPU)
 SIMT_WITH_prompt  := $(CUDA_DIR)/obj/prompt_fixture.o $(CUDA_GPU)
 SIMT_WITH_store   := $(CUDA_STORE) $(CUDA_GPU) $(CUDA_CPU)
 SIMT_WITH_generic := $(CUDA_STORE) $(CUDA_GPU) $(CUDA_CPU)
+SIMT_WITH_behind  := $(CUDA_STORE) $(CUDA_GPU) $(CUDA_CPU)
 SIMT_WITH_manager := $B/simt/manager_fill.o $(CUDA_GPU) \
                      $B/libtokenring.a
 

@@ -149,6 +149,7 @@ prepare_model(tr_executor_cuda_t *x, const tr_kv_config_t *kv,
         .max_len = x->base.max_model_len,
         .slots = tr_kv_all_slots(kv),
         .max_tokens = max_tokens(x, config),
+        .compresses = tr_executor_compresses(&x->base),
         .timed = true,
         .fused = config->cuda_fused_products,
     };
@@ -232,11 +233,12 @@ take_buffers(tr_executor_cuda_t *x, tr_error_t *err)
     }
     lay_memory(x, x->memory);
     x->rows = calloc(x->max_seqs, sizeof(*x->rows));
+    x->bases = calloc(x->max_seqs, sizeof(*x->bases));
     for (int i = 0; i < TR_CUDA_SLOTS; i++) {
         pinned = pinned && take_slot(x, &x->slots[i]);
     }
     pinned = pinned && take_masks(x);
-    return pinned && x->rows != NULL
+    return pinned && x->rows != NULL && x->bases != NULL
                ? TR_OK
                : tr_error_set(err, TR_ERR_NOMEM, "max_batch_tokens",
                               "out of memory: %zu bytes of pinned memory for "
@@ -513,6 +515,7 @@ executor_free(tr_executor_t *e)
         x->cuda->stream_close(&x->stream);
     }
     free(x->rows);
+    free(x->bases);
     free(x);
 }
 

@@ -108,6 +108,7 @@ typedef struct {
     tr_cuda_slot_t slots[TR_CUDA_SLOTS];
     uint32_t oldest, under_way;
     tr_kv_device_row_t *rows; /* [max_seqs] of the batch being submitted */
+    uint32_t *bases;          /* the same, as tr_cuda_step_t.host_base */
 
     uint32_t bucket[TR_CUDA_BUCKETS_MAX], n_buckets;
     void *graph[TR_CUDA_BUCKETS_MAX];

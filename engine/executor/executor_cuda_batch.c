@@ -280,6 +280,7 @@ tr_cuda_flatten(tr_executor_cuda_t *x, tr_cuda_slot_t *t,
         a.path[i] = (uint8_t) tr_model_cuda_path(
             x->model, tr_kv_slot_policy(x->base.kv, item->kv_slot), base,
             item->n);
+        x->bases[i] = a.path[i] == TR_ATTENTION_BEHIND ? base : 0;
         paths |= 1u << a.path[i];
         for (uint32_t k = 0; k < item->n; k++) {
             add_row(x, t, &a, item, i, k, row++);

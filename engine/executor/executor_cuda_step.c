@@ -266,6 +266,7 @@ tr_executor_cuda_submit(tr_executor_t *e, const tr_batch_t *batch)
     step.paths = tr_cuda_flatten(x, t, batch, &l, step.n_seqs, step.n_samples);
     step.n_pools = t->n_pools;
     step.host_path = tr_cuda_arrays(t->upload, &l).path;
+    step.host_base = x->bases;
     return start(x, t, b, &l, &step);
 }
 

@@ -183,6 +183,7 @@ tr_kv_seq_start(const tr_kv_cache_t *kv, const tr_kv_policy_t *p,
     q->recent_from = UINT32_MAX;
     q->read_layer = p->read_from;
     q->n_tiers = (uint8_t) p->n_levels;
+    q->settled = tr_kv_policy_settled(p);
     for (l = 0; l < p->n_levels; l++) {
         int at = tr_kv_layout_of(&kv->plan, &p->level[l]);
 

@@ -559,10 +559,24 @@ typedef struct {
     uint32_t max_rows, max_seqs;
     uint32_t max_len; /* positions of one sequence */
     tr_prompt_path_t path;
+    /* tr_cuda_prompt_behind: rows of scratch (tr_cuda_context_rows), at least
+     * those of one KV head of the longest sequence; 0: it is not called */
+    uint32_t context;
 } tr_cuda_prompt_size_t;
 
+/* How many rows of scratch a KV head takes that may hold so many compressed
+ * tokens; a row is a key and a value of 16 bits. */
+#define TR_CUDA_CONTEXT_TILE 128u
+
+TR_HD uint32_t
+tr_cuda_context_rows(uint32_t tokens)
+{
+    return (tokens + TR_CUDA_CONTEXT_TILE - 1) / TR_CUDA_CONTEXT_TILE
+           * TR_CUDA_CONTEXT_TILE;
+}
+
 /* Bytes of the workspace, which is 256-byte aligned and needs no clearing:
- * about 2 * head_dim + 8 for each row and query head. */
+ * about 2 * head_dim + 8 for each row and query head, and the scratch. */
 size_t tr_cuda_prompt_work(const tr_cuda_prompt_size_t *size);
 
 /* out, and the scores of scored sequences; none of layers with a reach.  Head sizes 64 and 128, up to 8
@@ -577,6 +591,24 @@ int tr_cuda_prompt(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                    uint32_t layer, const tr_rows_t *rows,
                    const tr_cuda_queries_t *queries,
                    const tr_cuda_prompt_size_t *size, void *work);
+
+/* The same for sequences of more than one row behind compressed tokens (base >
+ * 0), at positions from base on: later turns.  What their KV heads hold in
+ * tiers and window is unpacked into the scratch, rounded to FP16, and comes in
+ * front of the uncompressed tokens; scored tokens get their scores wherever
+ * they stand.  All levels; no layer has a reach, any may have sinks.
+ *
+ * base: host, [n_seqs], at least the sequence's; 0: the sequence is left out, as
+ * are those with seq_slot < 0, with one row, or with base 0.  What the scratch
+ * does not hold at once is computed for some sequences after others, and of one
+ * that it does not hold, for some KV heads after others.
+ * Bytes moved, beside tr_cuda_prompt's: for each KV head what it holds, once,
+ * and 8 * head_dim for each of its tokens. */
+int tr_cuda_prompt_behind(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
+                          uint32_t layer, const tr_rows_t *rows,
+                          const uint32_t *base,
+                          const tr_cuda_queries_t *queries,
+                          const tr_cuda_prompt_size_t *size, void *work);
 
 /* ---- attention: everything else -------------------------------------------
  *
@@ -748,7 +780,7 @@ int tr_cuda_kv_pages(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     F(route) F(order) F(experts) F(sum_experts)                            \
     F(decode_work) F(decode_plan) F(decode) F(decode_score)                \
     F(attention_work) F(attention)                                         \
-    F(prompt_work) F(prompt)                                               \
+    F(prompt_work) F(prompt) F(prompt_behind)                              \
     F(kv_append) F(kv_moves) F(kv_compress) F(kv_compress_work)            \
     F(kv_compare) F(kv_swap) F(kv_swap_work) F(kv_pages)                   \
     F(manager_memory) F(manager_create) F(manager_open) F(manager_prompt)  \

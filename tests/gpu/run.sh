@@ -76,6 +76,7 @@ if wanted check; then
     done
     check "manager" "$bin/test_manager" "${MANAGER_ROUNDS:-40}"
     check "prompt" "$bin/test_prompt" "${PROMPT_ROUNDS:-60}"
+    check "behind" "$bin/test_behind" "${PROMPT_ROUNDS:-60}"
     wait
 fi
 if wanted sanitize && ! command -v compute-sanitizer >/dev/null; then
@@ -94,6 +95,7 @@ elif wanted sanitize; then
                 "$([ "$tool" = memcheck ] && echo 6 || echo 1)"
         fi
         sanitize "$tool" prompt "$([ "$tool" = racecheck ] && echo 1 || echo 2)"
+        sanitize "$tool" behind "$([ "$tool" = racecheck ] && echo 1 || echo 2)"
     done
     wait
 fi

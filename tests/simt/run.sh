@@ -30,6 +30,8 @@ try 90/test_prompt 3 "$(date +%s)"
 try 80/test_prompt 2 "$(date +%s)"
 try 90/test_store 12
 try 90/test_generic 10
+try 90/test_behind 3
+try 80/test_behind 2
 try 90/test_manager 10
 try 90/test_model 40
 try 90/test_experts 20

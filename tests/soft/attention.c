@@ -1,11 +1,11 @@
 /*
- * Attention: the three launchers share a step's sequences out among them
+ * Attention: the four launchers share a step's sequences out among them
  * (device.h); each computes those that are its own with the CPU
  * backend, in FP32, and leaves the outputs of all others as they are.
  */
 #include "device.h"
 
-typedef enum { DECODE, SCORE, PROMPT, GENERIC } path_t;
+typedef enum { DECODE, SCORE, PROMPT, BEHIND, GENERIC } path_t;
 
 typedef struct {
     soft_view_t view;
@@ -39,6 +39,8 @@ is_mine(const attend_t *a, uint32_t s)
         return n == 1 && a->view.kv.seq[slot].scored;
     case PROMPT:
         return n > 1 && base == 0;
+    case BEHIND:
+        return n > 1 && base != 0 && first >= base;
     default:
         return first >= base || (n == 1 && first + 1 == base);
     }
@@ -459,16 +461,15 @@ tr_cuda_prompt_work(const tr_cuda_prompt_size_t *size)
     return work_bytes(size->max_rows, size->heads, size->head_dim);
 }
 
-int
-tr_cuda_prompt(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
-               uint32_t layer, const tr_rows_t *rows,
-               const tr_cuda_queries_t *queries,
-               const tr_cuda_prompt_size_t *size, void *work)
+static int
+launch_prompt(const tr_cuda_stream_t *s, const tr_kv_view_t *kv, uint32_t layer,
+              const tr_rows_t *rows, const tr_cuda_queries_t *queries,
+              const tr_cuda_prompt_size_t *size, void *work, path_t path)
 {
     attend_t a = { .layer = layer,
                    .rows = *rows,
                    .queries = *queries,
-                   .path = PROMPT,
+                   .path = path,
                    .max_len = size->max_len,
                    .work = work,
                    .work_bytes = tr_cuda_prompt_work(size) };
@@ -481,7 +482,35 @@ tr_cuda_prompt(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
         || kv->layout[0].tokens % 8 != 0) {
         return TR_KERNEL_BADARG;
     }
-    return launch(s, &a, kv, attend, "prompt");
+    return launch(s, &a, kv, attend,
+                  path == PROMPT ? "prompt" : "prompt_behind");
+}
+
+int
+tr_cuda_prompt(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
+               uint32_t layer, const tr_rows_t *rows,
+               const tr_cuda_queries_t *queries,
+               const tr_cuda_prompt_size_t *size, void *work)
+{
+    return launch_prompt(s, kv, layer, rows, queries, size, work, PROMPT);
+}
+
+/* What the host says of the sequences is to be what the device finds; the
+ * scratch holds one KV head of each. */
+int
+tr_cuda_prompt_behind(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
+                      uint32_t layer, const tr_rows_t *rows,
+                      const uint32_t *base, const tr_cuda_queries_t *queries,
+                      const tr_cuda_prompt_size_t *size, void *work)
+{
+    for (uint32_t i = 0; i < rows->n_seqs; i++) {
+        if (tr_cuda_context_rows(base[i]) > size->context) {
+            return TR_KERNEL_BADARG;
+        }
+    }
+    return kv->reach != NULL
+               ? TR_KERNEL_BADARG
+               : launch_prompt(s, kv, layer, rows, queries, size, work, BEHIND);
 }
 
 size_t

@@ -130,6 +130,13 @@ tr_kv_policy_forgets(const tr_kv_policy_t *p)
     return false;
 }
 
+uint8_t
+tr_kv_policy_settled(const tr_kv_policy_t *p)
+{
+    return p->kind == TR_KV_RULE_THRESHOLD && p->n_levels != 0
+           && !tr_kv_policy_forgets(p);
+}
+
 /* Does it keep every token, by token? */
 static bool
 keeps(const tr_kv_policy_t *p)

@@ -75,6 +75,9 @@ tr_status_t tr_kv_policy_override(tr_kv_policy_t *copy, double alpha_high,
  * stand beside scores.  The second has all levels of a policy that could be cut
  * if they did store these, without scores where nobody reads them. */
 bool tr_kv_policy_cuts(const tr_kv_policy_t *p);
+/* Of how many of its last levels nothing is ever moved or forgotten: no score
+ * there is read. */
+uint8_t tr_kv_policy_settled(const tr_kv_policy_t *p);
 void tr_kv_policy_position(tr_kv_policy_t *p);
 
 /* "full, uniform, diffkv, ..." */

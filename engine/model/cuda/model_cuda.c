@@ -13,6 +13,10 @@
  * this, at least for one. */
 #define GENERIC_BYTES (128u << 20)
 #define GENERIC_SEQS 64u
+/* What is compressed is unpacked for later turns as far as this holds it, of so
+ * many of the longest sequences; of one's KV head at least all. */
+#define CONTEXT_BYTES (512u << 20)
+#define CONTEXT_SEQS 4u
 /* Whose weights products are timed with: together more than a cache holds. */
 #define TIMED_LAYERS 16u
 
@@ -34,6 +38,23 @@ generic_bytes(const tr_model_cuda_t *m, uint32_t seqs)
 
     size.max_seqs = seqs;
     return m->cuda->attention_work(&size);
+}
+
+/* Rows of scratch for what is compressed. */
+static uint32_t
+context_rows(const tr_recipe_t *c, const tr_model_cuda_limits_t *limits)
+{
+    uint32_t seqs = limits->max_seqs < CONTEXT_SEQS ? limits->max_seqs
+                                                    : CONTEXT_SEQS;
+    uint64_t head = tr_cuda_context_rows(limits->max_len);
+    uint64_t all = head * c->kv_heads * seqs;
+    uint64_t fit = CONTEXT_BYTES / (4 * c->head_dim);
+
+    if (!limits->compresses || !tr_model_cuda_fast(c)) {
+        return 0;
+    }
+    fit = fit < head ? head : fit;
+    return (uint32_t) (fit < all ? fit : all);
 }
 
 /* Sizes of the attention's workspaces, in counting order. */
@@ -61,7 +82,9 @@ size_attention(tr_model_cuda_t *m, const tr_model_cuda_limits_t *limits)
                                               .max_rows = limits->max_rows,
                                               .max_seqs = limits->max_seqs,
                                               .max_len = limits->max_len,
-                                              .path = TR_PROMPT_BEST };
+                                              .path = TR_PROMPT_BEST,
+                                              .context = context_rows(c,
+                                                                      limits) };
     m->generic_size = (tr_cuda_generic_size_t){ .kv_heads = c->kv_heads,
                                                 .head_dim = c->head_dim,
                                                 .heads = c->query_heads,

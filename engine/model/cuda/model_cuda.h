@@ -35,6 +35,15 @@ typedef struct {
     tr_weight_form_t form[TR_PART_MATRICES];
 } tr_cuda_parts_t;
 
+/* Which attention a sequence of a step goes to. */
+typedef enum {
+    TR_ATTENTION_DECODE,  /* one row */
+    TR_ATTENTION_PROMPT,  /* more rows over a cache that is all uncompressed */
+    TR_ATTENTION_BEHIND,  /* more rows behind tokens that are compressed */
+    TR_ATTENTION_GENERIC, /* everything else */
+    TR_ATTENTION_PATHS
+} tr_attention_path_t;
+
 /* A table of rotary frequencies, and a step's angles by it; the last is that of
  * TR_ROPE_NONE. */
 #define TR_CUDA_ANGLES_NONE TR_ROPE_TABLES
@@ -101,8 +110,8 @@ typedef struct {
     void *scratch;  /* a packed matrix in 16 bits, for the product behind it */
     void *normed, *qkv, *attn, *delta, *gate_up, *mlp; /* of T */
     tr_cuda_experts_work_t experts;
-    tr_cuda_history_t history; /* [slots][max_len] */
-    int32_t *seq_slot[3]; /* [max_seqs] by path (below), where they differ */
+    tr_cuda_history_t history;             /* [slots][max_len] */
+    int32_t *seq_slot[TR_ATTENTION_PATHS]; /* [max_seqs], where they differ */
     tr_cuda_matmul_t *products, *head_products;
     void *decode_work, *prompt_work, *generic_work, *sample_work;
     tr_cuda_decode_size_t decode_size;
@@ -149,6 +158,7 @@ typedef struct {
     uint32_t slots;              /* sequences that the cache holds */
     uint64_t max_tokens;         /* that all of a step cache in one layer and
                                   * list; 0: max_seqs * max_len */
+    bool compresses;             /* what is cached may be compressed */
     bool timed;                  /* measure which algorithms are best */
     bool fused;                  /* small_gemm may be taken */
 } tr_model_cuda_limits_t;
@@ -162,14 +172,6 @@ tr_status_t tr_model_cuda_prepare(tr_model_cuda_t *m,
                                   const tr_model_cuda_limits_t *limits,
                                   tr_error_t *err);
 
-/* Which attention a sequence of a step goes to. */
-typedef enum {
-    TR_ATTENTION_DECODE,  /* one row */
-    TR_ATTENTION_PROMPT,  /* more rows over a cache that is all uncompressed */
-    TR_ATTENTION_GENERIC, /* everything else */
-    TR_ATTENTION_PATHS
-} tr_attention_path_t;
-
 /* A step's arrays, device memory unless said otherwise. */
 typedef struct {
     uint32_t n_rows, n_seqs;
@@ -182,6 +184,9 @@ typedef struct {
     const uint8_t *path;      /* [n_seqs] tr_attention_path_t */
     uint32_t paths;           /* bits: which paths occur */
     const uint8_t *host_path; /* host: the same as path; NULL: any may be any */
+    /* host: [n_seqs] tokens in front of the uncompressed ones, of sequences of
+     * path BEHIND; 0 of others.  NULL: there are none */
+    const uint32_t *host_base;
 
     uint32_t n_samples;
     const uint32_t *gather; /* [n_samples] rows whose logits are wanted */

@@ -279,6 +279,31 @@ typedef struct {
     const tr_cuda_step_t *step;
 } run_t;
 
+/* The sequences from the first to the last that is behind compressed tokens. */
+static bool
+attend_behind(tr_model_cuda_t *m, const run_t *r, uint32_t layer,
+              const tr_cuda_queries_t *q)
+{
+    const tr_cuda_step_t *s = r->step;
+    uint32_t first = 0, end = s->n_seqs;
+    tr_rows_t rows = r->rows;
+
+    while (first < end && s->host_base[first] == 0) {
+        first++;
+    }
+    while (end > first && s->host_base[end - 1] == 0) {
+        end--;
+    }
+    rows.n_seqs = end - first;
+    rows.seq_slot = r->slots[TR_ATTENTION_BEHIND] + first;
+    rows.seq_row += first;
+    return launched(m,
+                    m->cuda->prompt_behind(m->stream, &r->kv, layer, &rows,
+                                           s->host_base + first, q,
+                                           &m->prompt_size, m->prompt_work),
+                    "prompt_behind");
+}
+
 /* The generic kernel takes so many sequences at a time as its workspace holds.
  * Others among them are not in slots[] and cost little, a launch does. */
 static bool
@@ -330,6 +355,9 @@ attend(tr_model_cuda_t *m, const run_t *r, uint32_t layer)
                  m->cuda->prompt(m->stream, &r->fast, layer, &rows, &q,
                                  &m->prompt_size, m->prompt_work),
                  "prompt");
+    }
+    if (paths & 1u << TR_ATTENTION_BEHIND) {
+        attend_behind(m, r, layer, &q);
     }
     if (paths & 1u << TR_ATTENTION_GENERIC) {
         attend_generic(m, r, layer, &q);
@@ -597,7 +625,9 @@ tr_model_cuda_path(const tr_model_cuda_t *m, const tr_kv_policy_t *policy,
     bool fast = tr_model_cuda_fast(&m->config.recipe);
 
     if (n_rows > 1) {
-        return fast && base == 0 ? TR_ATTENTION_PROMPT : TR_ATTENTION_GENERIC;
+        return !fast       ? TR_ATTENTION_GENERIC
+               : base == 0 ? TR_ATTENTION_PROMPT
+                           : TR_ATTENTION_BEHIND;
     }
     fast = fast && !policy->minmax;
     for (uint32_t i = 0; i < policy->n_levels && base != 0; i++) {

@@ -4,8 +4,12 @@
  *   plan     one block: which sequences, and their tiles of rows
  *   images   queries to FP16, each head's row scaled by a power of two so that
  *            its largest is between 1024 and 2048, in the order of prompt.cuh
+ *   unpack   prompt_context.cu, of rows behind what was compressed
  *   attend   prompt_attend.cu
- *   score    prompt_score.cu, when uncompressed pages carry scores
+ *   score    prompt_score.cu, when pages carry scores
+ *
+ * Behind compressed tokens these are launched for as many sequences at a time as
+ * the scratch holds, and where it does not hold one, for some of its KV heads.
  */
 #include "prompt.cuh"
 #include "kernels/cuda/tensor.cuh"
@@ -23,36 +27,76 @@
 static __device__ uint32_t
 plan_tiles(const prompt_args_t &a, uint32_t s)
 {
-    uint32_t rows = a.rows.seq_row[s + 1] - a.rows.seq_row[s];
+    uint32_t rows = a.rows.seq_row[s + 1] - a.rows.seq_row[s], base;
     int32_t slot = a.rows.seq_slot[s];
 
-    if (slot < 0 || rows < 2 || a.kv.seq[slot].base != 0) {
+    if (slot < 0 || rows < 2) {
+        return 0;
+    }
+    base = a.kv.seq[slot].base;
+    if (a.context == NULL
+            ? base != 0
+            : base == 0 || a.rows.row_pos[a.rows.seq_row[s]] < base) {
         return 0;
     }
     return (rows + ROWS - 1) / ROWS;
 }
 
+/* What all threads up to this one have; `sum`: of all. */
+static __device__ uint32_t
+plan_scan(uint32_t mine, uint32_t *sum)
+{
+    __shared__ uint32_t scan[PLANNERS];
+    uint32_t me = threadIdx.x;
+
+    __syncthreads();
+    scan[me] = mine;
+    __syncthreads();
+    for (uint32_t d = 1; d < PLANNERS; d *= 2) {
+        uint32_t add = me >= d ? scan[me - d] : 0;
+
+        __syncthreads();
+        scan[me] += add;
+        __syncthreads();
+    }
+    *sum = scan[PLANNERS - 1];
+    return scan[me];
+}
+
+/* Scratch for what is compressed of sequence s, behind `before` rows; all
+ * threads.  False: there is none. */
+static __device__ bool
+plan_context(const prompt_args_t &a, uint32_t s, bool wanted, uint32_t *before)
+{
+    uint32_t rows = 0, at, sum;
+
+    if (wanted) {
+        rows = tr_cuda_context_rows(a.kv.seq[a.rows.seq_slot[s]].base)
+               * a.n_heads;
+    }
+    at = *before + plan_scan(rows, &sum) - rows;
+    *before += sum;
+    wanted = wanted && at + rows <= a.context_rows;
+    if (s < a.rows.n_seqs) {
+        a.context_at[s] = wanted ? at : CONTEXT_NONE;
+    }
+    return wanted;
+}
+
 static __global__ void __launch_bounds__(PLANNERS)
     plan_kernel(const __grid_constant__ prompt_args_t a)
 {
-    __shared__ uint32_t sum[PLANNERS];
-    uint32_t before = 0, me = threadIdx.x;
+    uint32_t before = 0, context = 0, me = threadIdx.x;
 
     for (uint32_t from = 0; from < a.rows.n_seqs; from += PLANNERS) {
-        uint32_t s = from + me;
-        uint32_t tiles = s < a.rows.n_seqs ? plan_tiles(a, s) : 0, at;
+        uint32_t s = from + me, at, sum;
+        uint32_t tiles = s < a.rows.n_seqs ? plan_tiles(a, s) : 0;
 
-        sum[me] = tiles;
-        __syncthreads();
-        for (uint32_t d = 1; d < PLANNERS; d *= 2) {
-            uint32_t add = me >= d ? sum[me - d] : 0;
-
-            __syncthreads();
-            sum[me] += add;
-            __syncthreads();
+        if (a.context != NULL && !plan_context(a, s, tiles > 0, &context)) {
+            tiles = 0;
         }
-        at = before + sum[me] - tiles;
-        before += sum[PLANNERS - 1];
+        at = before + plan_scan(tiles, &sum) - tiles;
+        before += sum;
         if (s < a.rows.n_seqs) {
             uint32_t row = a.rows.seq_row[s], end = a.rows.seq_row[s + 1];
 
@@ -64,7 +108,6 @@ static __global__ void __launch_bounds__(PLANNERS)
                                    a.rows.row_pos[row] + i * ROWS };
             }
         }
-        __syncthreads();
     }
     if (me == 0) {
         *a.n_tiles = before;
@@ -152,7 +195,7 @@ static __global__ void __launch_bounds__(IMAGE_THREADS)
         }
         e = image_exponent(most);
         up = ldexpf(1, e);
-        *(uint2 *) (image + image_place(D / 64, place, lane / 2)
+        *(uint2 *) (image + atom_place(D / 64, place, lane / 2)
                     + lane % 2 * 8) = make_uint2(half2_bits(x[i].x * up,
                                                             x[i].y * up),
                                                  half2_bits(x[i].z * up,
@@ -166,7 +209,7 @@ static __global__ void __launch_bounds__(IMAGE_THREADS)
     }
 }
 
-/* ---- launchers ---------------------------------------------------------- */
+/* ---- workspace ---------------------------------------------------------- */
 
 static size_t
 take(size_t *at, size_t bytes)
@@ -182,14 +225,17 @@ static size_t
 lay_out(const tr_cuda_prompt_size_t *size, uint8_t *work, prompt_args_t *a)
 {
     size_t tiles = size->max_rows / ROWS + size->max_seqs, at = 0;
-    size_t images = 2 * tiles * size->heads;
+    size_t images = 2 * tiles * size->heads, seqs = size->max_seqs;
 
     a->n_tiles = (uint32_t *) (work + take(&at, 4));
-    a->seq_tile = (uint32_t *) (work + take(&at, 4 * (size_t) size->max_seqs));
+    a->seq_tile = (uint32_t *) (work + take(&at, 4 * seqs));
     a->tile = (prompt_tile_t *) (work + take(&at, tiles * sizeof(*a->tile)));
     a->info = (prompt_row_t *) (work
                                 + take(&at, images * HALF * sizeof(*a->info)));
     a->image = work + take(&at, images * HALF * 2 * size->head_dim);
+    a->context_rows = size->context;
+    a->context_at = (uint32_t *) (work + take(&at, 4 * seqs));
+    a->context = work + take(&at, (size_t) size->context * 4 * size->head_dim);
     return at;
 }
 
@@ -200,6 +246,8 @@ tr_cuda_prompt_work(const tr_cuda_prompt_size_t *size)
 
     return lay_out(size, NULL, &a);
 }
+
+/* ---- launchers ---------------------------------------------------------- */
 
 static bool
 aligned(const void *p, size_t to)
@@ -268,18 +316,85 @@ prompt_path(const tr_cuda_stream_t *s, tr_prompt_path_t path)
     return s->device->code / 10 != 9 ? TR_PROMPT_WARPS : path;
 }
 
+/* What both kinds of rows have in common; false: refused. */
+static bool
+prompt_args(const tr_cuda_stream_t *s, const tr_kv_view_t *kv, uint32_t layer,
+            const tr_rows_t *rows, const tr_cuda_queries_t *queries,
+            const tr_cuda_prompt_size_t *size, void *work, prompt_args_t *a,
+            prompt_maps_t *maps)
+{
+    memset(maps, 0, sizeof(*maps));
+    lay_out(size, (uint8_t *) work, a);
+    a->kv = *kv;
+    a->rows = *rows;
+    a->queries = *queries;
+    a->layer = layer;
+    a->group = queries->heads / kv->kv_heads;
+    a->dim = kv->head_dim;
+    a->first_head = 0;
+    a->n_heads = kv->kv_heads;
+    a->page_tokens = kv->layout->tokens;
+    a->value = kv->layout->value;
+    a->box = 8; /* boxes are powers of two, and of one page */
+    while (a->box < 64 && a->page_tokens % (2 * a->box) == 0) {
+        a->box *= 2;
+    }
+    a->score = kv->layout->score;
+    a->recent = kv->layout->recent;
+    return prompt_path(s, size->path) == TR_PROMPT_WARPS
+           || map_all(maps, kv, a->box);
+}
+
+/* Plan and images: of all heads. */
+static void
+prompt_begin(cudaStream_t stream, const prompt_args_t *a, uint32_t tiles)
+{
+    plan_kernel<<<1, PLANNERS, 0, stream>>>(*a);
+    if (a->dim == 128) {
+        image_kernel<128>
+            <<<dim3(a->queries.heads, 2 * tiles), IMAGE_THREADS, 0, stream>>>(
+                *a);
+    } else {
+        image_kernel<64>
+            <<<dim3(a->queries.heads, 2 * tiles), IMAGE_THREADS, 0, stream>>>(
+                *a);
+    }
+}
+
+/* Both passes. */
+static int
+prompt_passes(const tr_cuda_stream_t *s, const prompt_args_t *a,
+              const prompt_maps_t *maps, const tr_cuda_prompt_size_t *size,
+              uint32_t tiles, bool scored)
+{
+    cudaStream_t stream = (cudaStream_t) s->stream;
+    tr_prompt_path_t path = prompt_path(s, size->path);
+    uint32_t most = size->max_len
+                    + (a->context == NULL ? 0 : TR_CUDA_CONTEXT_TILE);
+    /* taking turns costs more than it gives where products are short */
+    int rc = prompt_attend(stream, a, maps,
+                           path != TR_PROMPT_BEST ? path
+                           : a->dim == 128        ? TR_PROMPT_ALTERNATING
+                                                  : TR_PROMPT_GROUPS,
+                           tiles);
+
+    if (rc == TR_KERNEL_OK && scored) {
+        rc = prompt_score(stream, a,
+                          path != TR_PROMPT_BEST ? path : TR_PROMPT_ALTERNATING,
+                          most, s->device->blocks);
+    }
+    return rc;
+}
+
 extern "C" int
 tr_cuda_prompt(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                uint32_t layer, const tr_rows_t *rows,
                const tr_cuda_queries_t *queries,
                const tr_cuda_prompt_size_t *size, void *work)
 {
-    cudaStream_t stream = (cudaStream_t) s->stream;
-    tr_prompt_path_t path;
     prompt_maps_t maps;
     prompt_args_t a;
     uint32_t tiles;
-    int rc;
 
     if (!prompt_allowed(kv, layer, rows, queries, size, work)) {
         return TR_KERNEL_BADARG;
@@ -287,45 +402,130 @@ tr_cuda_prompt(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     if (rows->n_rows == 0 || rows->n_seqs == 0) {
         return TR_KERNEL_OK;
     }
-    memset(&maps, 0, sizeof(maps));
-    lay_out(size, (uint8_t *) work, &a);
-    a.kv = *kv;
-    a.rows = *rows;
-    a.queries = *queries;
-    a.layer = layer;
-    a.group = queries->heads / kv->kv_heads;
-    a.dim = kv->head_dim;
-    a.page_tokens = kv->layout->tokens;
-    a.value = kv->layout->value;
-    a.box = 8; /* boxes are powers of two, and of one page */
-    while (a.box < 64 && a.page_tokens % (2 * a.box) == 0) {
-        a.box *= 2;
-    }
-    a.score = kv->layout->score;
-    a.recent = kv->layout->recent;
-    path = prompt_path(s, size->path);
-    if (path != TR_PROMPT_WARPS && !map_all(&maps, kv, a.box)) {
+    if (!prompt_args(s, kv, layer, rows, queries, size, work, &a, &maps)) {
         return TR_KERNEL_BADARG;
     }
+    a.context = NULL;
     tiles = rows->n_rows / ROWS + rows->n_seqs;
-    plan_kernel<<<1, PLANNERS, 0, stream>>>(a);
-    if (a.dim == 128) {
-        image_kernel<128>
-            <<<dim3(queries->heads, 2 * tiles), IMAGE_THREADS, 0, stream>>>(a);
-    } else {
-        image_kernel<64>
-            <<<dim3(queries->heads, 2 * tiles), IMAGE_THREADS, 0, stream>>>(a);
+    prompt_begin((cudaStream_t) s->stream, &a, tiles);
+    return prompt_passes(s, &a, &maps, size, tiles, a.score != 0);
+}
+
+/* ---- behind compressed tokens -------------------------------------------- */
+
+/* Layouts, which the kernels know by number; is any scored? */
+static bool
+behind_layouts(const tr_kv_view_t *kv, prompt_args_t *a)
+{
+    bool scored = false;
+
+    for (uint32_t i = 0; i < TR_KV_LAYOUTS_MAX; i++) {
+        const tr_kv_layout_t *l = &kv->layout[i < kv->n_layouts ? i : 0];
+
+        a->layout_tokens[i] = (uint16_t) l->tokens;
+        a->layout_score[i] = (uint16_t) l->score;
+        scored = scored || l->score != 0;
     }
-    /* taking turns costs more than it gives where products are short */
-    rc = prompt_attend(stream, &a, &maps,
-                       path != TR_PROMPT_BEST ? path
-                       : a.dim == 128         ? TR_PROMPT_ALTERNATING
-                                              : TR_PROMPT_GROUPS,
-                       tiles);
-    if (rc == TR_KERNEL_OK && a.score) {
-        rc = prompt_score(stream, &a,
-                          path != TR_PROMPT_BEST ? path : TR_PROMPT_ALTERNATING,
-                          size->max_len, s->device->blocks);
+    return scored;
+}
+
+/* How many sequences from the first on the scratch holds whole, those in between
+ * that are left out among them; 0: not even the first. */
+static uint32_t
+behind_fit(const uint32_t *base, uint32_t n, uint32_t kv_heads, uint32_t room,
+           uint32_t *most)
+{
+    uint32_t at = 0, fit = 0;
+
+    *most = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t rows = (uint64_t) tr_cuda_context_rows(base[i]) * kv_heads;
+
+        if (base[i] == 0) {
+            continue;
+        }
+        if (at + rows > room) {
+            break;
+        }
+        at += (uint32_t) rows;
+        fit = i + 1;
+        *most = base[i] > *most ? base[i] : *most;
+    }
+    return fit;
+}
+
+/* The sequences of a->rows, for n KV heads at a time. */
+static int
+behind_heads(const tr_cuda_stream_t *s, prompt_args_t *a,
+             const prompt_maps_t *maps, const tr_kv_view_t *kv,
+             const tr_cuda_prompt_size_t *size, uint32_t n, uint32_t most)
+{
+    uint32_t tiles = a->rows.n_rows / ROWS + a->rows.n_seqs;
+    bool scored = behind_layouts(kv, a);
+    int rc = TR_KERNEL_OK;
+
+    a->n_heads = n;
+    prompt_begin((cudaStream_t) s->stream, a, tiles);
+    for (uint32_t h = 0; h < kv->kv_heads && rc == TR_KERNEL_OK; h += n) {
+        context_job_t job = { .kv = kv,
+                              .rows = &a->rows,
+                              .layer = a->layer,
+                              .first_head = h,
+                              .n_heads = kv->kv_heads - h < n ? kv->kv_heads - h
+                                                              : n,
+                              .most = most,
+                              .at = a->context_at,
+                              .memory = a->context };
+
+        a->first_head = h;
+        a->n_heads = job.n_heads;
+        rc = prompt_unpack((cudaStream_t) s->stream, &job);
+        if (rc == TR_KERNEL_OK) {
+            rc = prompt_passes(s, a, maps, size, tiles, scored);
+        }
+    }
+    return rc;
+}
+
+extern "C" int
+tr_cuda_prompt_behind(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
+                      uint32_t layer, const tr_rows_t *rows,
+                      const uint32_t *base, const tr_cuda_queries_t *queries,
+                      const tr_cuda_prompt_size_t *size, void *work)
+{
+    uint32_t room = size->context, i = 0;
+    int rc = TR_KERNEL_OK;
+    prompt_maps_t maps;
+    prompt_args_t a;
+
+    if (!prompt_allowed(kv, layer, rows, queries, size, work)
+        || kv->n_layouts > TR_KV_LAYOUTS_MAX || kv->reach != NULL) {
+        return TR_KERNEL_BADARG;
+    }
+    if (!prompt_args(s, kv, layer, rows, queries, size, work, &a, &maps)) {
+        return TR_KERNEL_BADARG;
+    }
+    while (i < rows->n_seqs && rc == TR_KERNEL_OK) {
+        uint32_t heads = kv->kv_heads, most, n;
+
+        if (base[i] == 0) {
+            i++;
+            continue;
+        }
+        n = behind_fit(base + i, rows->n_seqs - i, heads, room, &most);
+        if (n == 0) { /* alone, and in parts */
+            n = 1;
+            most = base[i];
+            heads = room / tr_cuda_context_rows(most);
+        }
+        if (heads == 0) {
+            return TR_KERNEL_BADARG;
+        }
+        a.rows.n_seqs = n;
+        a.rows.seq_slot = rows->seq_slot + i;
+        a.rows.seq_row = rows->seq_row + i;
+        rc = behind_heads(s, &a, &maps, kv, size, heads, most);
+        i += n;
     }
     return rc;
 }

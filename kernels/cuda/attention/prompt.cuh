@@ -15,8 +15,7 @@
 #ifndef TR_CUDA_PROMPT_CUH
 #define TR_CUDA_PROMPT_CUH
 
-#include "kernels/cuda/device.h"
-#include "kernels/cuda/launch.cuh"
+#include "prompt_context.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
 #define HALF 64u
@@ -45,7 +44,13 @@ typedef struct {
     uint32_t layer, group, dim;
     uint32_t page_tokens, value, score, recent; /* of an uncompressed page */
     uint32_t box;                               /* tokens that a copy brings */
-    uint32_t *n_tiles;                          /* [1] */
+    uint32_t first_head, n_heads;               /* KV heads of the launch */
+    /* of rows behind what was compressed; NULL: of others */
+    uint8_t *context;
+    uint32_t context_rows; /* that there is room for */
+    uint32_t *context_at;  /* [n_seqs] rows in front, or CONTEXT_NONE */
+    uint16_t layout_tokens[TR_KV_LAYOUTS_MAX], layout_score[TR_KV_LAYOUTS_MAX];
+    uint32_t *n_tiles;   /* [1] */
     uint32_t *seq_tile;  /* [n_seqs] its first, or ~0: left out */
     prompt_tile_t *tile; /* [tiles] */
     prompt_row_t *info;  /* [2 tiles][heads][HALF] */
@@ -77,14 +82,6 @@ prompt_from(const prompt_tile_t &t, uint32_t reach)
     return t.pos < reach ? 0 : (t.pos - reach + 1) / N * N;
 }
 
-/* Place in an image of row r, 16-byte chunk c of its dimensions, `columns`
- * times 64. */
-static __host__ __device__ __forceinline__ uint32_t
-image_place(uint32_t columns, uint32_t r, uint32_t c)
-{
-    return (r / 8 * columns + c / 8) * 1024 + r % 8 * 128 + ((c ^ r) & 7) * 16;
-}
-
 static __host__ __device__ __forceinline__ uint32_t
 image_query(uint32_t r)
 {
@@ -107,6 +104,23 @@ static __device__ __forceinline__ prompt_row_t *
 image_info(const prompt_args_t &a, uint32_t half, uint32_t head)
 {
     return a.info + image_index(a, half, head) * HALF;
+}
+
+/* What was compressed of a KV head of sequence s. */
+static __device__ __forceinline__ prompt_context_t
+prompt_context(const prompt_args_t &a, uint32_t s, uint32_t kv_head)
+{
+    return context_of(&a.kv, a.rows.seq_slot[s], a.layer, kv_head, a.context,
+                      a.context_at[s], kv_head - a.first_head);
+}
+
+/* A position of sequence s, counted as if what is unpacked of the KV head stood
+ * in front of its uncompressed tokens. */
+static __device__ __forceinline__ uint32_t
+prompt_behind(const prompt_args_t &a, const prompt_context_t &c, uint32_t s,
+              uint32_t pos)
+{
+    return c.padded + pos - a.kv.seq[a.rows.seq_slot[s]].base;
 }
 
 /* A ring of shared memory that some threads fill and others empty; stage and

@@ -9,6 +9,10 @@
  *
  * Key tiles begin at multiples of N from position 0 and every row goes through
  * them in the same order, so a row's bits do not depend on its chunk.
+ *
+ * What is compressed comes first, unpacked (prompt_context.cuh), in tiles of its
+ * own: the tokens of the prompt's pages stand behind it, as if positions began
+ * there.
  */
 #include "prompt_fetch.cuh"
 
@@ -17,6 +21,11 @@
 #include <type_traits>
 
 #define TURN 4 /* named barriers TURN, TURN + 1: a group may multiply */
+
+/* What may be in front of a query's own tokens: PLAIN: uncompressed tokens, all
+ * of which it sees; SLIDES: the last of them, and sinks; BEHIND: compressed
+ * ones, and sinks. */
+typedef enum { PLAIN, SLIDES, BEHIND } kind_t;
 
 /* ---- computing ---------------------------------------------------------- */
 
@@ -32,11 +41,12 @@ typedef struct {
  * masked is less than its maximum. */
 #define NOTHING_SEEN (-0x1p40f)
 
-/* Keys that a row does not see are masked.  SLIDES: it sees `reach` of them. */
-template <int N, bool SLIDES>
+/* Keys that a row does not see are masked.  SLIDES: it sees `reach` of them;
+ * BEHIND: there are none between the context and what follows it. */
+template <int N, kind_t KIND>
 static __device__ __forceinline__ void
 attend_mask(float (&s)[N / 2], const attend_rows_t &rows, uint32_t first,
-            uint32_t reach)
+            uint32_t reach, const prompt_context_t &c)
 {
     first += threadIdx.x % 4 * 2;
 #pragma unroll
@@ -44,7 +54,10 @@ attend_mask(float (&s)[N / 2], const attend_rows_t &rows, uint32_t first,
         uint32_t key = first + i / 4 * 8 + i % 2;
         uint32_t last = rows.last[i / 2 % 2];
 
-        s[i] = key > last || (SLIDES && key + reach <= last) ? -INFINITY : s[i];
+        s[i] = key > last || (KIND == SLIDES && key + reach <= last)
+                       || (KIND == BEHIND && key >= c.tokens && key < c.padded)
+                   ? -INFINITY
+                   : s[i];
     }
 }
 
@@ -76,16 +89,17 @@ attend_exponents(float (&s)[N / 2], const attend_rows_t &rows,
 
 /* Products become weights relative to the rows' maxima; `fall` is what these
  * went down to relative to the new ones. */
-template <int N, bool SLIDES>
+template <int N, kind_t KIND>
 static __device__ __forceinline__ void
 attend_weigh(float (&s)[N / 2], attend_rows_t &rows, float (&fall)[2],
-             bool masked, uint32_t first, uint32_t reach)
+             bool masked, uint32_t first, uint32_t reach,
+             const prompt_context_t &c)
 {
     float reference[2];
     bool far = false;
 
     if (masked) {
-        attend_mask<N, SLIDES>(s, rows, first, reach);
+        attend_mask<N, KIND>(s, rows, first, reach, c);
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -177,7 +191,7 @@ attend_sink(const prompt_args_t &a, uint32_t head, const attend_rows_t &rows,
                                      - rows.max[r] * rows.factor[r]);
 }
 
-template <int D, bool SLIDES>
+template <int D, kind_t KIND>
 static __device__ __forceinline__ void
 attend_store(const prompt_args_t &a, const prompt_tile_t &t, uint32_t half,
              uint32_t head, const float (&o)[D / 2], const attend_rows_t &rows)
@@ -194,7 +208,7 @@ attend_store(const prompt_args_t &a, const prompt_tile_t &t, uint32_t half,
 
         sum += __shfl_xor_sync(TR_ALL_LANES, sum, 1);
         sum += __shfl_xor_sync(TR_ALL_LANES, sum, 2);
-        if (SLIDES) {
+        if (KIND != PLAIN) {
             sum += attend_sink(a, head, rows, r);
         }
         if (row >= t.rows) {
@@ -221,7 +235,7 @@ attend_store(const prompt_args_t &a, const prompt_tile_t &t, uint32_t half,
     }
 }
 
-template <bool SLIDES>
+template <kind_t KIND>
 static __device__ __forceinline__ attend_rows_t
 attend_rows(const prompt_args_t &a, const prompt_tile_t &t, uint32_t half,
             uint32_t head)
@@ -235,7 +249,7 @@ attend_rows(const prompt_args_t &a, const prompt_tile_t &t, uint32_t half,
         uint32_t place = 16 * warp + 8 * r + lane / 4;
         uint32_t row = group * HALF + image_query(place);
 
-        rows.max[r] = SLIDES ? NOTHING_SEEN : -INFINITY;
+        rows.max[r] = KIND == SLIDES ? NOTHING_SEEN : -INFINITY;
         rows.sum[r] = 0;
         rows.factor[r] = image_info(a, half + group, head)[place].factor;
         rows.last[r] = t.pos + (row < t.rows ? row : t.rows - 1);
@@ -263,11 +277,14 @@ turn_pass(uint32_t group)
 }
 
 /* Do rows from `lowest` on see a part only of the N keys from `first` on? */
-template <int N, bool SLIDES>
+template <int N, kind_t KIND>
 static __device__ __forceinline__ bool
-attend_masked(uint32_t first, uint32_t lowest, uint32_t reach)
+attend_masked(uint32_t first, uint32_t lowest, uint32_t reach,
+              const prompt_context_t &c)
 {
-    return first + N - 1 > lowest || (SLIDES && first + reach < lowest + HALF);
+    return first + N - 1 > lowest
+           || (KIND == SLIDES && first + reach < lowest + HALF)
+           || (KIND == BEHIND && first < c.padded && first + N > c.tokens);
 }
 
 /* Products are begun; what they are in must not be read before they end. */
@@ -321,18 +338,19 @@ attend_last(const attend_smem_t<D, N, STAGES> &smem, uint32_t last,
 }
 
 template <int D, int N, int STAGES, class E, bool BOXES, bool ALTERNATE,
-          bool SLIDES>
+          kind_t KIND>
 static __device__ __forceinline__ void
 attend_compute(const prompt_args_t &a, const attend_smem_t<D, N, STAGES> &smem,
-               const prompt_tile_t &t, uint32_t half, uint32_t head)
+               const prompt_tile_t &t, const prompt_context_t &c, uint32_t half,
+               uint32_t head)
 {
     const uint32_t TILE = attend_smem_t<D, N, STAGES>::TILE;
-    const uint32_t reach = SLIDES ? prompt_reach(a) : 0;
-    const uint32_t from = SLIDES ? prompt_from<N>(t, reach) : 0;
+    const uint32_t reach = KIND == SLIDES ? prompt_reach(a) : 0;
+    const uint32_t from = KIND == SLIDES ? prompt_from<N>(t, reach) : 0;
     uint32_t group = threadIdx.x / GROUP - 1, keys = t.pos + t.rows;
     uint32_t tiles = (keys - from + N - 1) / N, lowest = t.pos + group * HALF;
     uint32_t q = smem.q + group * attend_smem_t<D, N, STAGES>::IMAGE;
-    attend_rows_t rows = attend_rows<SLIDES>(a, t, half, head);
+    attend_rows_t rows = attend_rows<KIND>(a, t, half, head);
     float o[D / 2], s[N / 2], fall[2];
     uint32_t p[N / 16][4];
 
@@ -351,9 +369,9 @@ attend_compute(const prompt_args_t &a, const attend_smem_t<D, N, STAGES> &smem,
     E::template wait<0>();
     wgmma_touch(s);
     ring_release(smem.key_empty);
-    attend_weigh<N, SLIDES>(s, rows, fall,
-                            attend_masked<N, SLIDES>(from, lowest, reach), from,
-                            reach);
+    attend_weigh<N, KIND>(s, rows, fall,
+                          attend_masked<N, KIND>(from, lowest, reach, c), from,
+                          reach, c);
     attend_pack<N>(p, s);
     for (uint32_t i = 1; i < tiles; i++) {
         uint32_t v = ring_stage<STAGES>(i - 1), n = ring_stage<STAGES>(i);
@@ -369,10 +387,10 @@ attend_compute(const prompt_args_t &a, const attend_smem_t<D, N, STAGES> &smem,
         E::template wait<1>();
         wgmma_touch(s);
         ring_release(smem.key_empty + 8 * n);
-        attend_weigh<N, SLIDES>(s, rows, fall,
-                                attend_masked<N, SLIDES>(from + i * N, lowest,
-                                                         reach),
-                                from + i * N, reach);
+        attend_weigh<N, KIND>(s, rows, fall,
+                              attend_masked<N, KIND>(from + i * N, lowest,
+                                                     reach, c),
+                              from + i * N, reach, c);
         E::template wait<0>();
         wgmma_touch(o);
         ring_release(smem.value_empty + 8 * v);
@@ -380,18 +398,20 @@ attend_compute(const prompt_args_t &a, const attend_smem_t<D, N, STAGES> &smem,
         attend_fall<D>(o, fall);
     }
     attend_last<D, N, STAGES, E>(smem, tiles - 1, BOXES ? keys % N : 0, o, p);
-    attend_store<D, SLIDES>(a, t, half, head, o, rows);
+    attend_store<D, KIND>(a, t, half, head, o, rows);
 }
 
 template <int D, int N, int STAGES, class E, bool BOXES, bool ALTERNATE,
-          bool SLIDES>
+          kind_t KIND>
 static __global__ void __launch_bounds__(THREADS, 1)
     attend_kernel(const __grid_constant__ prompt_args_t a,
                   const __grid_constant__ prompt_maps_t maps)
 {
     extern __shared__ __align__(1024) uint8_t shared[];
     attend_smem_t<D, N, STAGES> smem(shared);
-    uint32_t head = blockIdx.x, tiles = *a.n_tiles, i;
+    uint32_t head = a.first_head * a.group + blockIdx.x;
+    uint32_t tiles = *a.n_tiles, i;
+    prompt_context_t c = {};
 
     if (blockIdx.y >= tiles || (E::GROUPS && !TR_WGMMA)) {
         return;
@@ -401,6 +421,10 @@ static __global__ void __launch_bounds__(THREADS, 1)
     const int32_t *pages = tr_kv_table(&a.kv, a.rows.seq_slot[t.seq], a.layer,
                                        head / a.group);
 
+    if (KIND == BEHIND) {
+        c = prompt_context(a, t.seq, head / a.group);
+        t.pos = prompt_behind(a, c, t.seq, t.pos);
+    }
     if (threadIdx.x == 0) {
         bar_init(smem.q_full, 1);
         for (int n = 0; n < STAGES; n++) {
@@ -414,13 +438,14 @@ static __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     if (threadIdx.x < FEED) {
         registers_less<40>();
-        attend_fetch<D, N, STAGES, BOXES>(
-            a, maps, smem, t, pages,
-            SLIDES ? prompt_from<N>(t, prompt_reach(a)) : 0, 2 * i, head);
+        attend_fetch<D, N, STAGES, BOXES, KIND == BEHIND>(
+            a, maps, smem, t, c, pages,
+            KIND == SLIDES ? prompt_from<N>(t, prompt_reach(a)) : 0, 2 * i,
+            head);
     } else {
         registers_more<232>();
-        attend_compute<D, N, STAGES, E, BOXES, ALTERNATE, SLIDES>(a, smem, t,
-                                                                  2 * i, head);
+        attend_compute<D, N, STAGES, E, BOXES, ALTERNATE, KIND>(a, smem, t, c,
+                                                                2 * i, head);
     }
 }
 
@@ -431,16 +456,19 @@ static int
 launch(cudaStream_t stream, const prompt_args_t *a, const prompt_maps_t *maps,
        uint32_t tiles)
 {
-    auto kernel = a->kv.reach == NULL && a->kv.sinks == NULL
-                      ? attend_kernel<D, N, STAGES, E, BOXES, ALTERNATE, false>
-                      : attend_kernel<D, N, STAGES, E, BOXES, ALTERNATE, true>;
+    auto kernel =
+        a->context != NULL
+            ? attend_kernel<D, N, STAGES, E, BOXES, ALTERNATE, BEHIND>
+        : a->kv.reach == NULL && a->kv.sinks == NULL
+            ? attend_kernel<D, N, STAGES, E, BOXES, ALTERNATE, PLAIN>
+            : attend_kernel<D, N, STAGES, E, BOXES, ALTERNATE, SLIDES>;
     uint32_t bytes = attend_smem_t<D, N, STAGES>::BYTES;
 
     cudaFuncSetAttribute((const void *) kernel,
                          cudaFuncAttributeMaxDynamicSharedMemorySize,
                          (int) bytes);
-    kernel<<<dim3(a->queries.heads, tiles), THREADS, bytes, stream>>>(*a,
-                                                                      *maps);
+    kernel<<<dim3(a->n_heads * a->group, tiles), THREADS, bytes, stream>>>(
+        *a, *maps);
     return tr_cuda_check();
 }
 

@@ -11,6 +11,10 @@
  * sum of a key goes from lane 0 to 3, query by query, so it is the same however
  * the prompt was cut.  It begins with what the page holds.
  *
+ * Behind compressed tokens a block's keys may be some that were unpacked
+ * (prompt_context.cuh); their sums are in the pages that they were unpacked from.
+ * All of the prompt's queries come later than these.
+ *
  * Each group of four warps has HALVES times 64 keys; while the logits of one
  * half are worked on, those of the next are multiplied.
  */
@@ -45,6 +49,10 @@ typedef struct {
     uint32_t tile;                 /* first of the sequence */
     uint32_t recent_from;
     const int32_t *pages;
+    prompt_context_t context; /* BEHIND: in front of all keys of pages; `first`,
+                               * `keys`, `pos` count it, too */
+    const tr_kv_seq_t *seq;   /* the same, and so is count */
+    const uint32_t *count;
 } score_job_t;
 
 template <bool ENGINE>
@@ -112,7 +120,122 @@ key_page(const prompt_args_t &a, const score_job_t &job, uint32_t key,
     return tr_kv_page_at(&a.kv, __ldg(job.pages + page));
 }
 
-template <int D>
+/* The run that an unpacked token is in: which of them it has, what a page holds,
+ * and where that has scores, 0: nowhere, or nobody reads them. */
+typedef struct {
+    uint32_t first, end, tokens, score;
+    bool window;
+    uint32_t tier;
+} score_run_t;
+
+static __device__ __forceinline__ score_run_t
+score_run(const prompt_args_t &a, const score_job_t &job, uint32_t token)
+{
+    const tr_kv_seq_t *q = job.seq;
+    uint32_t layout = q->window_layout;
+    score_run_t r = { 0, job.context.tokens, 0, 0, true, 0 };
+
+    for (uint32_t l = 0, end = 0; l < q->n_tiers && r.window; l++) {
+        end += job.count[l];
+        if (token < end) {
+            layout = q->tier_layout[l];
+            r.window = false;
+            r.tier = l;
+            r.end = end;
+        } else {
+            r.first = end;
+        }
+    }
+    r.tokens = a.layout_tokens[layout];
+    r.score = !r.window && r.tier + q->settled >= q->n_tiers
+                  ? 0
+                  : a.layout_score[layout];
+    return r;
+}
+
+/* The score of an unpacked token; NULL: it has none. */
+static __device__ __forceinline__ float *
+context_score(const prompt_args_t &a, const score_job_t &job, uint32_t token)
+{
+    score_run_t r = score_run(a, job, token);
+    uint32_t at = token - r.first, page;
+
+    if (r.score == 0) {
+        return NULL;
+    }
+    if (r.window) {
+        at = tr_kv_window_entry(job.seq, tr_kv_windowed_position(job.seq, at));
+    }
+    page = at / r.tokens;
+    page = r.window ? a.kv.at_window + page
+                    : tr_kv_tier_entry(&a.kv, r.tier, page);
+    return (float *) (tr_kv_page_at(&a.kv, __ldg(job.pages + page)) + r.score)
+           + at % r.tokens;
+}
+
+/* Is any of n tokens from `first` on scored? */
+static __device__ __forceinline__ bool
+context_scored(const prompt_args_t &a, const score_job_t &job, uint32_t first,
+               uint32_t n)
+{
+    uint32_t end = min(first + n, job.context.tokens);
+
+    while (first < end) {
+        score_run_t r = score_run(a, job, first);
+
+        if (r.score != 0) {
+            return true;
+        }
+        first = r.end;
+    }
+    return false;
+}
+
+/* A key that has sums: where they are, and its 16 bits, 16-byte chunk c of which
+ * is at step * (c / 8) + (c ^ turn) % 8 * 16. */
+typedef struct {
+    float *score, *recent; /* NULL: none */
+    const uint8_t *row;    /* NULL: nothing to do */
+    uint32_t step, turn;
+} score_place_t;
+
+template <int D, bool BEHIND>
+static __device__ __forceinline__ score_place_t
+score_place(const prompt_args_t &a, const score_job_t &job, uint32_t key)
+{
+    score_place_t p = { NULL, NULL, NULL, 128, 0 };
+    uint32_t place, padded = BEHIND ? job.context.padded : 0;
+    uint8_t *page;
+
+    if (BEHIND && key < job.context.tokens) {
+        p.score = context_score(a, job, key);
+        p.row = p.score == NULL
+                    ? NULL
+                    : job.context.key + key / 8 * (16 * D) + key % 8 * 128;
+        p.step = 1024;
+        p.turn = key % 8;
+        return p;
+    }
+    if (key >= job.keys || key < padded || a.score == 0) {
+        return p;
+    }
+    page = key_page(a, job, key - padded, &place);
+    p.score = (float *) (page + a.score) + place;
+    p.recent = a.recent ? (float *) (page + a.recent) + place : NULL;
+    p.row = page + place * (2 * D);
+    return p;
+}
+
+/* Two numbers of a key, and two 8 further on. */
+static __device__ __forceinline__ uint32_t
+score_pair(const score_place_t &p, uint32_t chunk, uint32_t lane)
+{
+    uint32_t at = chunk / 8 * p.step + ((chunk ^ p.turn) & 7) * 16;
+
+    return p.row == NULL ? 0 : ((const uint32_t *) (p.row + at))[lane];
+}
+
+template <int D, bool BEHIND>
 static __device__ __forceinline__ void
 score_load(const prompt_args_t &a, const score_job_t &job, uint32_t first,
            score_keys_t<D> &k)
@@ -121,26 +244,16 @@ score_load(const prompt_args_t &a, const score_job_t &job, uint32_t first,
 
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        uint32_t key = first + 16 * warp + 8 * r + lane / 4, place = 0;
-        bool there = key < job.keys;
-        const uint8_t *page = NULL;
+        uint32_t key = first + 16 * warp + 8 * r + lane / 4;
+        score_place_t p = score_place<D, BEHIND>(a, job, key);
 
         k.key[r] = key;
-        k.score[r] = k.recent[r] = 0;
-        if (there) {
-            page = key_page(a, job, key, &place);
-            k.score[r] = ((const float *) (page + a.score))[place];
-            if (a.recent) {
-                k.recent[r] = ((const float *) (page + a.recent))[place];
-            }
-        }
+        k.score[r] = p.score == NULL ? 0 : *p.score;
+        k.recent[r] = p.recent == NULL ? 0 : *p.recent;
 #pragma unroll
         for (int i = 0; i < D / 16; i++) {
-            const uint32_t *row = (const uint32_t *) (page + place * (2 * D))
-                                  + 8 * i + lane % 4;
-
-            k.a[i][r] = there ? row[0] : 0;
-            k.a[i][2 + r] = there ? row[4] : 0;
+            k.a[i][r] = score_pair(p, 2 * i, lane % 4);
+            k.a[i][2 + r] = score_pair(p, 2 * i + 1, lane % 4);
         }
     }
 }
@@ -223,7 +336,7 @@ score_add(score_keys_t<D> &k, uint32_t pos, uint32_t recent_from,
     }
 }
 
-template <int D>
+template <int D, bool BEHIND>
 static __device__ __forceinline__ void
 score_store(const prompt_args_t &a, const score_job_t &job,
             const score_keys_t<D> &k)
@@ -233,21 +346,18 @@ score_store(const prompt_args_t &a, const score_job_t &job,
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        uint32_t place;
-        uint8_t *page;
+        score_place_t p = score_place<D, BEHIND>(a, job, k.key[r]);
 
-        if (k.key[r] >= job.keys) {
-            continue;
+        if (p.score != NULL) {
+            *p.score = k.score[r];
         }
-        page = key_page(a, job, k.key[r], &place);
-        ((float *) (page + a.score))[place] = k.score[r];
-        if (a.recent) {
-            ((float *) (page + a.recent))[place] = k.recent[r];
+        if (p.recent != NULL) {
+            *p.recent = k.recent[r];
         }
     }
 }
 
-template <int D, class E, int HALVES>
+template <int D, class E, int HALVES, bool BEHIND>
 static __device__ __forceinline__ void
 score_compute(const prompt_args_t &a, const score_smem_t<D> &s,
               const score_job_t &job)
@@ -262,7 +372,7 @@ score_compute(const prompt_args_t &a, const score_smem_t<D> &s,
 
 #pragma unroll
     for (int x = 0; x < HALVES; x++) {
-        score_load(a, job, first + x * HALF, k[x]);
+        score_load<D, BEHIND>(a, job, first + x * HALF, k[x]);
     }
     for (uint32_t i = 0; i < n_images; i++) {
         uint32_t n = ring_stage<STAGES>(i), info = s.info + n * smem::INFO;
@@ -295,11 +405,34 @@ score_compute(const prompt_args_t &a, const score_smem_t<D> &s,
     }
 #pragma unroll
     for (int x = 0; x < HALVES; x++) {
-        score_store(a, job, k[x]);
+        score_store<D, BEHIND>(a, job, k[x]);
     }
 }
 
+/* What is in front of the pages' keys; false: the block's have no sums. */
+static __device__ __forceinline__ bool
+score_behind(const prompt_args_t &a, uint32_t seq, uint32_t keys,
+             score_job_t &job)
+{
+    int32_t slot = a.rows.seq_slot[seq];
+    uint32_t from;
+
+    job.context = prompt_context(a, seq, job.kv_head);
+    job.seq = a.kv.seq + slot;
+    job.count = a.kv.count
+                + tr_kv_head(&a.kv, slot, a.layer, job.kv_head)
+                      * TR_KV_TIERS_MAX;
+    from = job.recent_from - min(job.recent_from, job.seq->base);
+    job.recent_from = from > UINT32_MAX - job.context.padded
+                          ? UINT32_MAX
+                          : from + job.context.padded;
+    job.pos = prompt_behind(a, job.context, seq, job.pos);
+    return (job.first + keys > job.context.padded && a.score != 0)
+           || context_scored(a, job, job.first, keys);
+}
+
 /* False: nothing to do. */
+template <bool BEHIND>
 static __device__ __forceinline__ bool
 score_job(const prompt_args_t &a, uint32_t keys, score_job_t &job)
 {
@@ -307,7 +440,7 @@ score_job(const prompt_args_t &a, uint32_t keys, score_job_t &job)
     const tr_kv_seq_t *state;
     uint32_t row;
 
-    job.kv_head = blockIdx.x;
+    job.kv_head = a.first_head + blockIdx.x;
     job.first = blockIdx.y / a.rows.n_seqs * keys;
     job.tile = a.seq_tile[seq];
     if (job.tile == ~0u) {
@@ -317,18 +450,21 @@ score_job(const prompt_args_t &a, uint32_t keys, score_job_t &job)
     row = a.rows.seq_row[seq];
     job.rows = a.rows.seq_row[seq + 1] - row;
     job.pos = a.rows.row_pos[row];
-    job.keys = job.pos + job.rows;
-    if (!state->scored || job.first + 1 >= job.keys) {
+    job.recent_from = state->recent_from;
+    job.pages = tr_kv_table(&a.kv, a.rows.seq_slot[seq], a.layer, job.kv_head);
+    if (!state->scored || (BEHIND && !score_behind(a, seq, keys, job))) {
         return false;
     }
-    job.recent_from = state->recent_from;
+    job.keys = job.pos + job.rows;
+    if (job.first + 1 >= job.keys) {
+        return false;
+    }
     job.half = job.first + 1 > job.pos ? (job.first + 1 - job.pos) / HALF : 0;
     job.halves = (job.rows + HALF - 1) / HALF;
-    job.pages = tr_kv_table(&a.kv, a.rows.seq_slot[seq], a.layer, job.kv_head);
     return true;
 }
 
-template <int D, class E, bool ENGINE, int HALVES>
+template <int D, class E, bool ENGINE, int HALVES, bool BEHIND>
 static __global__ void __launch_bounds__(THREADS, 1)
     score_kernel(const __grid_constant__ prompt_args_t a)
 {
@@ -336,7 +472,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
     score_smem_t<D> smem(shared);
     score_job_t job;
 
-    if ((E::GROUPS && !TR_WGMMA) || !score_job(a, 2 * HALVES * HALF, job)) {
+    if ((E::GROUPS && !TR_WGMMA)
+        || !score_job<BEHIND>(a, 2 * HALVES * HALF, job)) {
         return;
     }
     if (threadIdx.x == 0) {
@@ -354,7 +491,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         }
     } else {
         registers_more<232>();
-        score_compute<D, E, HALVES>(a, smem, job);
+        score_compute<D, E, HALVES, BEHIND>(a, smem, job);
     }
 }
 
@@ -364,14 +501,15 @@ template <int D, class E, bool ENGINE, int HALVES>
 static int
 launch(cudaStream_t stream, const prompt_args_t *a, uint32_t max_len)
 {
-    auto kernel = score_kernel<D, E, ENGINE, HALVES>;
+    auto kernel = a->context == NULL ? score_kernel<D, E, ENGINE, HALVES, false>
+                                     : score_kernel<D, E, ENGINE, HALVES, true>;
     uint32_t keys = 2 * HALVES * HALF, bytes = score_smem_t<D>::BYTES;
     uint32_t blocks = (max_len + keys - 1) / keys * a->rows.n_seqs;
 
     cudaFuncSetAttribute((const void *) kernel,
                          cudaFuncAttributeMaxDynamicSharedMemorySize,
                          (int) bytes);
-    kernel<<<dim3(a->kv.kv_heads, blocks), THREADS, bytes, stream>>>(*a);
+    kernel<<<dim3(a->n_heads, blocks), THREADS, bytes, stream>>>(*a);
     return tr_cuda_check();
 }
 
@@ -381,7 +519,7 @@ choose(cudaStream_t stream, const prompt_args_t *a, tr_prompt_path_t path,
        uint32_t max_len, uint32_t processors)
 {
     /* fewer keys a block when there would not be work for all */
-    uint32_t pairs = (max_len + 4 * HALF - 1) / (4 * HALF) * a->kv.kv_heads
+    uint32_t pairs = (max_len + 4 * HALF - 1) / (4 * HALF) * a->n_heads
                      * a->rows.n_seqs;
 
     if (path == TR_PROMPT_ALTERNATING && 2 * pairs < 3 * processors) {

@@ -159,8 +159,8 @@ bench_open(bench_t *b, const shape_t *s, bool scored)
                                       TR_F16,
                                       s->heads,
                                       0.0884f };
-    b->size = (tr_cuda_prompt_size_t){ s->kv_heads, s->dim, s->heads,      n,
-                                       s->seqs,     len,    TR_PROMPT_BEST };
+    b->size = (tr_cuda_prompt_size_t){ s->kv_heads, s->dim, s->heads,       n,
+                                       s->seqs,     len,    TR_PROMPT_BEST, 0 };
     cuda_ok(cudaMalloc(&b->work, tr_cuda_prompt_work(&b->size)), "workspace");
     free(pos);
     free(seq_row);

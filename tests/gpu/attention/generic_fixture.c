@@ -133,6 +133,7 @@ choose_sequence(case_t *c, uint32_t s)
     c->last[s] = last;
     q->scored = b->plan.layout[0].level.scored || uncompressed == 0;
     q->scored = q->scored && random_below(4) > 0;
+    q->settled = random_below(2) && q->n_tiers != 0;
     q->recent_from = random_below(last + 2);
     if (kind == 0 && random_below(2) && b->plan.layout[0].minmax) {
         q->scored = false;
@@ -218,7 +219,7 @@ ring_pages(case_t *c, uint32_t s, uint32_t h)
 static void
 send_as(case_t *c)
 {
-    size_t n = ROWS_MAX * c->ldq;
+    size_t n = c->max_rows * c->ldq;
 
     for (size_t i = 0; i < n; i++) {
         uint32_t u;
@@ -245,8 +246,8 @@ make_rows(case_t *c)
     for (uint32_t s = 0; s < FIXTURE_SLOTS; s++) {
         uint32_t many = c->fixture.uncompressed[s], some;
 
-        many = many < ROWS_MAX / FIXTURE_SLOTS ? many
-                                               : ROWS_MAX / FIXTURE_SLOTS;
+        many = many < c->max_rows / FIXTURE_SLOTS ? many
+                                                  : c->max_rows / FIXTURE_SLOTS;
         some = many > 0 && random_below(3) ? 1 + random_below(many) : 1;
         c->slot[n] = (int32_t) s;
         c->seq_row[n++] = rows;
@@ -304,13 +305,14 @@ choose_reach(case_t *c)
 }
 
 void
-case_open(case_t *c, const fixture_side_t *side)
+case_open(case_t *c, const fixture_side_t *side, uint32_t max_rows)
 {
     fixture_t *b = &c->fixture;
     size_t heads;
     uint32_t group;
 
     memset(c, 0, sizeof(*c));
+    c->max_rows = max_rows;
     fixture_open(b, side);
     heads = (size_t) FIXTURE_SLOTS * b->host.layers * b->host.kv_heads;
     group = random_below(3) ? 1 + random_below(8) : 1 + random_below(32);
@@ -322,8 +324,8 @@ case_open(case_t *c, const fixture_side_t *side)
     c->scale = (float) (1 / sqrt(b->host.head_dim));
     c->slides = b->plan.n == 1 && random_below(3) > 0;
     choose_reach(c);
-    c->q = calloc(ROWS_MAX * c->ldq, 4);
-    c->typed = calloc(ROWS_MAX * c->ldq, 4);
+    c->q = calloc(max_rows * c->ldq, 4);
+    c->typed = calloc(max_rows * c->ldq, 4);
     for (uint32_t s = 0; s < FIXTURE_SLOTS; s++) {
         c->key[s] = pow(10, -4 + 7 * random_unit());
         c->value[s] = pow(10, -4 + 7 * random_unit());

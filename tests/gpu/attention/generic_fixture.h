@@ -1,17 +1,18 @@
 /*
- * generic_fixture.h: a random cache and queries for test_generic.c, on both
- * sides of a store_fixture.h.
+ * generic_fixture.h: a random cache and queries for test_generic.c and
+ * test_behind.c, on both sides of a store_fixture.h.
  */
 #ifndef TR_TESTS_GPU_GENERIC_FIXTURE_H
 #define TR_TESTS_GPU_GENERIC_FIXTURE_H
 
 #include "tests/gpu/kv/store_fixture.h"
 
-#define ROWS_MAX 96u
+#define ROWS_MAX 640u
 
 typedef struct {
     fixture_t fixture;
     uint32_t heads, layer;
+    uint32_t max_rows; /* at most ROWS_MAX */
     size_t ldq, ldo;
     float scale;
     double key[FIXTURE_SLOTS], value[FIXTURE_SLOTS]; /* magnitudes */
@@ -19,7 +20,7 @@ typedef struct {
     uint32_t pos[ROWS_MAX], seq_row[FIXTURE_SLOTS + 1];
     int32_t slot[FIXTURE_SLOTS];
     tr_rows_t rows;
-    float *q; /* [ROWS_MAX][ldq] */
+    float *q; /* [max_rows][ldq] */
     tr_dtype_t q_type, out_type;
     void *typed;     /* q as it is sent */
     uint8_t *before; /* the pool */
@@ -33,7 +34,7 @@ typedef struct {
 
 /* Sequences of all kinds: uncompressed, tiers with and without a window, all
  * three; some scored, some of Quest; rows for all of them. */
-void case_open(case_t *c, const fixture_side_t *side);
+void case_open(case_t *c, const fixture_side_t *side, uint32_t max_rows);
 void case_close(case_t *c);
 
 #endif

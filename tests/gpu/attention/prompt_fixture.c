@@ -301,7 +301,8 @@ make_device(case_t *c)
                                        c->rows.n_rows + random_below(300),
                                        seqs + random_below(3),
                                        LEN_MAX + random_below(300),
-                                       TR_PROMPT_BEST };
+                                       TR_PROMPT_BEST,
+                                       0 };
     d[8] = to_device(NULL, tr_cuda_prompt_work(&c->size));
     d[9] = to_device(NULL, 8);
     c->device = c->host;

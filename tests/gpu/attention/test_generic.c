@@ -14,6 +14,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#define ROWS 96u
+
 static const tr_stream_t cpu_stream = { 1, NULL };
 static double worst_out, worst_score;
 
@@ -60,7 +62,7 @@ attend(case_t *c, tr_rows_t rows, const tr_cuda_queries_t *queries,
     fixture_room_free(work);
 }
 
-/* Attends rows, whose queries begin at `first`; out: [ROWS_MAX][ldo] of four
+/* Attends rows, whose queries begin at `first`; out: [ROWS][ldo] of four
  * bytes each on the host, at `first` likewise. */
 static void
 run_other(case_t *c, const tr_rows_t *rows, uint32_t first, uint8_t *out)
@@ -272,7 +274,7 @@ check(case_t *c, const float *want, const uint8_t *got_out)
     size_t candidates = (size_t) FIXTURE_SLOTS * b->host.layers
                         * b->host.kv_heads * TR_KV_TIERS_MAX
                         * sizeof(*c->candidate);
-    uint8_t *got = malloc(bytes), skipped[ROWS_MAX] = { 0 };
+    uint8_t *got = malloc(bytes), skipped[ROWS] = { 0 };
     bool ok = true;
 
     fixture_get(got, b->other.pool, bytes);
@@ -297,7 +299,7 @@ check_cut(case_t *c, const uint8_t *want)
 {
     fixture_t *b = &c->fixture;
     size_t bytes = b->pages * b->host.page_bytes;
-    size_t n_out = ROWS_MAX * c->ldo * 4;
+    size_t n_out = ROWS * c->ldo * 4;
     uint8_t *out = malloc(n_out), *pool = malloc(bytes), *again = malloc(bytes);
     bool ok;
 
@@ -343,8 +345,8 @@ one_round(const fixture_side_t *side)
     bool ok;
     int rc;
 
-    case_open(c, side);
-    n = ROWS_MAX * c->ldo * 4;
+    case_open(c, side, ROWS);
+    n = ROWS * c->ldo * 4;
     want = malloc(n);
     got = malloc(n);
     memset(want, 0xff, n);
@@ -385,5 +387,5 @@ say_what(void)
 int
 main(int argc, char **argv)
 {
-    return fixture_rounds(argc, argv, "generic", one_round, say_what);
+    return fixture_rounds(argc, argv, "generic", 1, one_round, say_what);
 }

@@ -123,7 +123,7 @@ fixture_open(fixture_t *b, const fixture_side_t *side)
 
     memset(b, 0, sizeof(*b));
     b->side = side;
-    b->max_len = plain ? 600 : 300;
+    b->max_len = (plain ? 600 : 300) * side->longer;
     do { /* until a page of 24 KiB can hold all levels */
         spec.head_dim = plain ? 128 : dims[random_below(9)];
         spec.levels = level;
@@ -422,10 +422,10 @@ fixture_input_free(fixture_input_t *in)
 }
 
 int
-fixture_rounds(int argc, char **argv, const char *name,
+fixture_rounds(int argc, char **argv, const char *name, uint32_t longer,
                fixture_round_t one_round, void (*what)(void))
 {
-    fixture_side_t side = { 0 };
+    fixture_side_t side = { .longer = longer };
     uint32_t rounds, failed = 0;
     uint64_t seed;
 

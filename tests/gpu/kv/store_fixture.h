@@ -17,6 +17,7 @@
 typedef struct {
     tr_device_props_t device;
     tr_cuda_stream_t stream;
+    uint32_t longer; /* sequences are so many times as long as usual */
 } fixture_side_t;
 
 typedef struct {
@@ -39,7 +40,7 @@ typedef struct {
  * own; says which failed, and `what` it saw.  What main returns: 77 without a
  * device. */
 typedef bool (*fixture_round_t)(const fixture_side_t *side);
-int fixture_rounds(int argc, char **argv, const char *name,
+int fixture_rounds(int argc, char **argv, const char *name, uint32_t longer,
                    fixture_round_t one_round, void (*what)(void));
 
 /* What the other side works on: device memory, or host memory. */

@@ -87,5 +87,5 @@ say_what(void)
 int
 main(int argc, char **argv)
 {
-    return fixture_rounds(argc, argv, "store", one_round, say_what);
+    return fixture_rounds(argc, argv, "store", 1, one_round, say_what);
 }

@@ -533,21 +533,22 @@ who_can_be_cut(void **state)
     static const struct {
         const char *spec;
         bool cuts, positioned;
+        uint8_t settled;
     } cases[] = {
-        { "full", false, false },
-        { "uniform:levels=8/4", true, true },
-        { "uniform:levels=4/2,window=32,sinks=4", true, true },
-        { "int4", true, true },
-        { "diffkv:alpha_low=0", false, true },
-        { "diffkv:levels=8/8+8/4+4/2,alpha_low=0", false, true },
-        { "diffkv:levels=8/4,alpha_low=0", true, true },
-        { "diffkv:alpha_low=0.02", false, false },
-        { "static", false, false },
-        { "kivi", false, false },
-        { "snapkv", false, false },
-        { "h2o", false, false },
-        { "streamingllm", false, false },
-        { "quest", false, false },
+        { "full", false, false, 0 },
+        { "uniform:levels=8/4", true, true, 0 },
+        { "uniform:levels=4/2,window=32,sinks=4", true, true, 0 },
+        { "int4", true, true, 0 },
+        { "diffkv:alpha_low=0", false, true, 1 },
+        { "diffkv:levels=8/8+8/4+4/2,alpha_low=0", false, true, 1 },
+        { "diffkv:levels=8/4,alpha_low=0", true, true, 1 },
+        { "diffkv:alpha_low=0.02", false, false, 0 },
+        { "static", false, false, 0 },
+        { "kivi", false, false, 0 },
+        { "snapkv", false, false, 0 },
+        { "h2o", false, false, 0 },
+        { "streamingllm", false, false, 0 },
+        { "quest", false, false, 0 },
     };
 
     (void) state;
@@ -558,6 +559,7 @@ who_can_be_cut(void **state)
         assert_int_equal(tr_kv_policy_create(cases[i].spec, 2, 2, 64, &p, &err),
                          TR_OK);
         assert_int_equal(tr_kv_policy_cuts(p), cases[i].cuts);
+        assert_int_equal(tr_kv_policy_settled(p), cases[i].settled);
         tr_kv_policy_position(p);
         assert_int_equal(tr_kv_policy_cuts(p), cases[i].positioned);
         for (uint32_t l = 0; l < p->n_levels; l++) { /* nobody reads these */
