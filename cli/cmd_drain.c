@@ -131,22 +131,22 @@ wait_until_empty(void)
         }
         if (a.inside == 0 && (!there || !g.leave)) {
             say(there ? "drained" : "left",
-                there ? "drained" : "drained, and the engine has left");
+                there ? "drained" : "drained, and the engine has exited");
             return 0;
         }
         if (!there) {
             return complain("the engine ended before its requests did");
         }
         if (a.state != TR_ENGINE_DRAINING) {
-            return complain("somebody took the drain back");
+            return complain("somebody undid the drain");
         }
         if (g.timeout > 0 && tr_now_us() >= end) {
-            return complain("not within the time; the engine stays drained "
-                            "(--undo takes it back)");
+            return complain("timed out; the engine stays drained (--undo "
+                            "reverts that)");
         }
     } while (!tr_interrupted());
-    return complain("interrupted; the engine stays drained (--undo takes it "
-                    "back)");
+    return complain("interrupted; the engine stays drained (--undo reverts "
+                    "that)");
 }
 
 static int

@@ -178,7 +178,7 @@ draw_prefixes(FILE *f, const tr_stats_sample_t *b)
     }
     fprintf(f, "  %-12s", "prefixes");
     draw_bar(f, share_of(b->cached_pages, g.card.kv_pages));
-    fprintf(f, " %llu pages that nobody uses now; evicted %llu blocks\n",
+    fprintf(f, " %llu pages not in use; evicted %llu blocks\n",
             (unsigned long long) b->cached_pages,
             (unsigned long long) b->prefix_evicted);
     fprintf(f, "  %-12s%.1f%% of prompts found %llu tokens; computed %llu\n",

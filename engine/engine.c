@@ -137,7 +137,7 @@ load_model(tr_engine_t *e, tr_error_t *err)
     if (rc != TR_OK) {
         return rc;
     }
-    tr_log(TR_LEVEL_INFO, "dialect tools=%s reasoning=%s",
+    tr_log(TR_LEVEL_NOTICE, "dialect tools=%s reasoning=%s",
            tr_dialect_name(e->dialect) ? tr_dialect_name(e->dialect) : "none",
            tr_dialect_reasons(e->dialect) ? "yes" : "no");
     rc = tr_embedding_load(c->model, c->embedding_pooling, &e->embedding, err);
@@ -250,7 +250,7 @@ fill_identity(const tr_engine_t *e, tr_status_card_t *card)
              card->kv_policy);
     if (tr_model_identify(e->config.model, settings, card->model_id) != TR_OK) {
         tr_log(TR_LEVEL_WARN,
-               "no identity of the model: requests do not move to or from "
+               "the model has no identity: requests do not move to or from "
                "this engine");
         return;
     }
@@ -278,8 +278,9 @@ open_store(tr_engine_t *e, const tr_status_card_t *card, tr_error_t *err)
     if (card->exact_id == 0
         || tr_model_stamp(e->config.model, &stamp) != TR_OK) {
         return tr_error_set(err, TR_ERR_IO, "cache_dir",
-                            "cache_dir %.200s: the model has no identity, so it"
-                            " could not be told from others",
+                            "cache_dir %.200s: the model has no identity, so "
+                            "its files could not be told from those of "
+                            "another model",
                             e->config.cache_dir);
     }
     memcpy(identity, card->model_id, sizeof(identity));
@@ -364,7 +365,7 @@ start_meter(tr_engine_t *e)
         || tr_gpu_meter_start(&nvml, (unsigned) getpid(), &e->status->counters,
                               &e->meter, &err)
                != TR_OK) {
-        tr_log(TR_LEVEL_NOTICE, "the GPU's use and power are not known: %s",
+        tr_log(TR_LEVEL_NOTICE, "the GPU's use and power cannot be read: %s",
                err.text);
     }
 }

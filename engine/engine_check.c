@@ -81,8 +81,8 @@ check_memory(const tr_config_t *c, tr_error_t *err)
         return TR_OK;
     }
     return tr_error_set(err, TR_ERR_NOMEM, "kv_memory",
-                        "kv_memory is %llu MiB, but there are %llu MiB of "
-                        "memory for all",
+                        "kv_memory is %llu MiB, but this machine has %llu "
+                        "MiB of memory in all",
                         (unsigned long long) (c->kv_memory >> 20),
                         (unsigned long long) (all >> 20));
 }

@@ -157,8 +157,8 @@ read_arguments(tr_config_t *c, int argc, char **argv, bool files,
             }
         } else {
             rc = tr_error_set(err, TR_ERR_INVALID, "",
-                              "unexpected argument "
-                              "\"%s\"; --help tells what is expected",
+                              "unexpected argument \"%s\"; --help lists the "
+                              "options",
                               a);
         }
     }

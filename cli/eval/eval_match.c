@@ -233,8 +233,8 @@ finds(const char *pattern, const char *reply, size_t len)
     }
     if (rc < 0 && rc != PCRE2_ERROR_NOMATCH) {
         tr_log(TR_LEVEL_WARN,
-               "a case's regular expression was given up: its answer counts as "
-               "wrong error=%d pattern=\"%.60s\"",
+               "matching a case's regular expression took too long: its "
+               "answer counts as wrong error=%d pattern=\"%.60s\"",
                rc, pattern);
     }
     pcre2_match_data_free(data);

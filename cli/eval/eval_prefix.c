@@ -114,7 +114,7 @@ encode_case(driver_t *d, prefix_t *t)
             rc = tr_error_set(d->err, TR_ERR_UNSUPPORTED, "",
                               "the chat template writes earlier turns "
                               "differently when later ones follow: such a "
-                              "model can not be evaluated turn by turn");
+                              "model cannot be evaluated turn by turn");
         }
         t->len[i] = ids.len;
         if (rc == TR_OK) {

@@ -356,7 +356,9 @@ print_family(const tr_eval_results_t *r, const char *const *labels,
         fprintf(f, "\n");
     }
     if (c.skipped != 0) {
-        fprintf(f, "    %u turns are longer than the model and were left out\n",
+        fprintf(f,
+                "    %u turns are longer than the model's context and "
+                "were left out\n",
                 c.skipped);
     }
 }
@@ -386,8 +388,8 @@ print_texts(const tr_eval_results_t *r, const char *const *labels, FILE *f)
     }
     if (t.skipped != 0) {
         fprintf(f,
-                "    %u windows are longer than the model or its cache and "
-                "were left out\n",
+                "    %u windows are longer than the model's context or its "
+                "cache and were left out\n",
                 t.skipped);
     }
 }

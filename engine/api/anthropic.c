@@ -287,7 +287,7 @@ settle_end(const tr_translation_t *t)
     if (json_object_get(last, "reasoning_content") != NULL) {
         return tr_error_set(t->c->err, TR_ERR_INVALID, "messages",
                             "'messages' ends with thinking and no text: an "
-                            "answer cannot go on from there.");
+                            "answer cannot continue from there.");
     }
     json_array_remove(t->messages, n - 1);
     return TR_OK;
@@ -352,7 +352,7 @@ check_callers(const tr_translation_t *t, const json_t *tool, size_t i)
     return direct ? TR_OK
                   : tr_error_set(t->c->err, TR_ERR_INVALID, param,
                                  "'%s': expected an array with 'direct': no "
-                                 "other caller is there.",
+                                 "other caller is supported.",
                                  param);
 }
 
@@ -406,7 +406,7 @@ take_tool(const tr_translation_t *t, const json_t *tool, size_t i,
     if (json_is_true(json_object_get(tool, "defer_loading"))) {
         snprintf(param, sizeof(param), "tools[%zu].defer_loading", i);
         return tr_error_set(t->c->err, TR_ERR_INVALID, param,
-                            "'%s': tools are not searched for.", param);
+                            "'%s': tool search is not supported.", param);
     }
     rc = check_callers(t, tool, i);
     if (rc == TR_OK) {
@@ -659,9 +659,9 @@ take_effort(const tr_translation_t *t, const json_t *effort)
     return tr_translate_is(effort, "high")
                ? TR_OK
                : tr_error_set(t->c->err, TR_ERR_INVALID, "output_config.effort",
-                              "'output_config.effort': '%.64s' cannot be asked "
-                              "of this model; its chat template does not read "
-                              "it.",
+                              "'output_config.effort': '%.64s' is not "
+                              "available for this model: its chat template "
+                              "does not use it.",
                               json_string_value(effort));
 }
 

@@ -87,8 +87,8 @@ check_vocabulary(tr_openai_call_t *c)
             if ((uint32_t) c->prompts[i].data[k] >= c->api->vocab) {
                 return tr_error_set(c->err, TR_ERR_INVALID,
                                     c->endpoint->prompt_field,
-                                    "Your %s holds the token %d, which this "
-                                    "model (%u tokens) does not know.",
+                                    "Your %s contains the token %d, which "
+                                    "this model (%u tokens) does not know.",
                                     c->endpoint->prompt_field,
                                     c->prompts[i].data[k], c->api->vocab);
             }
@@ -125,8 +125,8 @@ check_lengths(tr_openai_call_t *c)
     c->r->params.max_tokens = (uint32_t) c->max_tokens;
     if (c->r->params.min_tokens > c->r->params.max_tokens) {
         return tr_error_set(c->err, TR_ERR_INVALID, "min_tokens",
-                            "'min_tokens' (%u) is above the tokens that can "
-                            "be generated (%u).",
+                            "'min_tokens' (%u) exceeds the number of tokens "
+                            "that can be generated (%u).",
                             c->r->params.min_tokens, c->r->params.max_tokens);
     }
     return TR_OK;

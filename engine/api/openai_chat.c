@@ -143,7 +143,8 @@ settle_content(tr_openai_call_t *c, json_t *message, size_t i, bool assistant)
     }
     if (refusal != NULL && !assistant) {
         return tr_error_set(c->err, TR_ERR_INVALID, param,
-                            "'%s': only an assistant refuses.", param);
+                            "'%s': only an assistant message has a refusal.",
+                            param);
     }
     if (refusal != NULL && content != NULL) {
         return tr_error_set(c->err, TR_ERR_INVALID, param,
@@ -229,8 +230,8 @@ read_variables(tr_openai_call_t *c, tr_chat_input_t *in)
         snprintf(param, sizeof(param), "%s.%.64s", kwargs, key);
         if (tr_chat_template_reserved(key)) {
             return tr_error_set(c->err, TR_ERR_INVALID, param,
-                                "'%s' cannot be set: the server gives the "
-                                "template that name.",
+                                "'%s' cannot be set: the server sets this "
+                                "template variable itself.",
                                 param);
         }
         if (strcmp(key, "enable_thinking") == 0 && !json_is_null(value)
@@ -262,8 +263,8 @@ read_documents(tr_openai_call_t *c, tr_chat_input_t *in)
     if (json_array_size(documents) != 0
         && !c->api->chat_template->reads_documents) {
         return tr_error_set(c->err, TR_ERR_INVALID, "documents",
-                            "'documents': the model's chat template does not "
-                            "read them; put their text into a message.");
+                            "'documents': the model's chat template does "
+                            "not use them; put their text into a message.");
     }
     in->documents = documents;
     return TR_OK;

@@ -141,9 +141,8 @@ tr_openai_read_prompts(tr_openai_call_t *c, json_t *prompt)
     }
     if (n * c->r->n > tr_openai_choices(c->api, c->r)) {
         return tr_error_set(c->err, TR_ERR_INVALID, field,
-                            "%zu prompts "
-                            "with 'n' = %u make %zu choices; this server gives "
-                            "at most %u a request.",
+                            "%zu prompts with 'n' = %u make %zu choices; "
+                            "this server allows at most %u per request.",
                             n, c->r->n, n * c->r->n,
                             tr_openai_choices(c->api, c->r));
     }

@@ -24,8 +24,8 @@ take(call_t *c, enum tr_grammar_kind kind, const char *param)
 
     if (c->r->constrained) {
         return tr_error_set(c->err, TR_ERR_INVALID, param,
-                            "'%s' and '%s' both say what the answer must be; "
-                            "use one of them.",
+                            "'%s' and '%s' both constrain the answer; use "
+                            "one of them.",
                             spec->param, param);
     }
     *spec = (tr_grammar_spec_t){ .kind = kind, .param = param };

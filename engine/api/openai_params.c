@@ -576,7 +576,7 @@ read_stream(const json_t *root, tr_request_t *r, tr_error_t *err)
         rc = tr_error_set(err, TR_ERR_INVALID, "stream_options.include_kv",
                           "'stream_options.include_kv' needs "
                           "'continuous_usage_stats' set to true: the KV "
-                          "cache's counts stand in the usage of the chunks.");
+                          "cache's counts are part of each chunk's usage.");
     }
     return rc;
 }
@@ -649,8 +649,8 @@ tr_openai_params(const tr_openai_t *api, const tr_endpoint_t *endpoint,
     }
     if (rc == TR_OK && *max_tokens >= 0 && r->params.min_tokens > *max_tokens) {
         rc = tr_error_set(err, TR_ERR_INVALID, "min_tokens",
-                          "'min_tokens' "
-                          "(%u) is above the tokens asked for (%lld).",
+                          "'min_tokens' (%u) exceeds the number of tokens "
+                          "requested (%lld).",
                           r->params.min_tokens, (long long) *max_tokens);
     }
     return rc;

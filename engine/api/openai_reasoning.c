@@ -41,9 +41,9 @@ check_known(tr_openai_call_t *c, const tr_ids_t *ids, const char *end,
     for (uint32_t i = 0; i < ids->len; i++) {
         if ((uint32_t) ids->data[i] >= c->api->vocab) {
             return tr_error_set(c->err, TR_ERR_INVALID, param,
-                                "'%s' is not supported by this model: %s ends "
-                                "its reasoning, whose token %d it (%u tokens) "
-                                "does not know.",
+                                "'%s' is not supported by this model: its "
+                                "reasoning ends with %s, whose token id %d "
+                                "is outside its vocabulary (%u tokens).",
                                 param, end, ids->data[i], c->api->vocab);
         }
     }
@@ -170,8 +170,8 @@ read_effort(tr_openai_call_t *c)
     return budget >= 0
                ? set_effort_budget(c, budget)
                : tr_error_set(c->err, TR_ERR_INVALID, "reasoning_effort",
-                              "'reasoning_effort': '%s' cannot be asked of "
-                              "this model; its chat template does not read it.",
+                              "'reasoning_effort': '%s' is not available for "
+                              "this model: its chat template does not use it.",
                               text);
 }
 

@@ -145,8 +145,8 @@ wrong_id(tr_openai_call_t *c, const json_t *value, size_t i)
         return tr_json_not_integer(c->err, param, value);
     }
     return tr_error_set(c->err, TR_ERR_INVALID, param,
-                        "Invalid '%s': %lld is no token of this model (0 to "
-                        "%u).",
+                        "Invalid '%s': %lld is not a token id of this model "
+                        "(0 to %u).",
                         param, (long long) json_integer_value(value),
                         tr_tokenizer_vocab_size(c->api->tokenizer) - 1);
 }

@@ -63,8 +63,8 @@ check_strict(tr_openai_call_t *c, const json_t *function, const char *param)
     }
     return json_is_true(strict) && !can_hold(c)
                ? tr_error_set(c->err, TR_ERR_INVALID, param,
-                              "'%s': arguments cannot be held to a schema %s; "
-                              "use false.",
+                              "'%s': arguments cannot be constrained to a "
+                              "schema %s; use false.",
                               param, WHY_NOT)
                : TR_OK;
 }
@@ -168,8 +168,8 @@ check_tools(tr_openai_call_t *c, const json_t *tools)
         if (find_tool(tools, name_of(tool)) != tool) {
             snprintf(param, sizeof(param), "tools[%zu].function.name", i);
             return tr_error_set(c->err, TR_ERR_INVALID, param,
-                                "Invalid '%s': '%s' is the name of an earlier "
-                                "tool, too.",
+                                "Invalid '%s': another tool is already named "
+                                "'%s'.",
                                 param, name_of(tool));
         }
     }
@@ -212,8 +212,9 @@ require(tr_openai_call_t *c, const char *param, const char *only)
 {
     if (tr_dialect_name(c->api->dialect) != NULL && !can_hold(c)) {
         return tr_error_set(c->err, TR_ERR_INVALID, param,
-                            "'%s' requires a tool call, to which an answer "
-                            "cannot be held %s; use \"none\" or \"auto\".",
+                            "'%s' requires a tool call, but an answer cannot "
+                            "be constrained to one %s; use \"none\" or "
+                            "\"auto\".",
                             param, WHY_NOT);
     }
     c->choice = only != NULL ? CHOICE_NAMED : CHOICE_REQUIRED;
@@ -477,9 +478,9 @@ hold_format(tr_openai_call_t *c)
     return can_hold(c)
                ? hold_tools(c, TR_HOLD_FORMAT)
                : tr_error_set(c->err, TR_ERR_INVALID, param,
-                              "'%s' together with 'tools': an answer cannot be "
-                              "held to either of them %s; use 'tool_choice': "
-                              "\"none\", or leave one out.",
+                              "'%s' together with 'tools': an answer cannot "
+                              "be constrained to either of them %s; use "
+                              "'tool_choice': \"none\", or leave one out.",
                               param, WHY_NOT);
 }
 
@@ -603,7 +604,8 @@ tr_openai_check_calls(tr_openai_call_t *c, json_t *message, size_t i,
     if (strcmp(json_string_value(json_object_get(message, "role")), "assistant")
         != 0) {
         return tr_error_set(c->err, TR_ERR_INVALID, param,
-                            "'%s': only an assistant's message has calls.",
+                            "'%s': only an assistant message can have tool "
+                            "calls.",
                             param);
     }
     if (tr_dialect_name(c->api->dialect) == NULL) {

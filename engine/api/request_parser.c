@@ -202,13 +202,13 @@ constrain(tr_request_t *r, tr_grammar_t *g)
 
     if (rc != TR_OK && rc != TR_ERR_NOMEM && r->replayed != 0) {
         tr_error_set(&r->error, TR_ERR_REPLAY, "",
-                     "This request could not be continued at another engine: "
-                     "its grammar does not allow what it said");
+                     "This request could not be continued at another "
+                     "engine: its grammar does not allow the tokens so far");
     } else if (rc != TR_OK) {
         tr_error_set(&r->error, TR_ERR_NOMEM, "", "out of memory");
     } else if (tr_grammar_dropped(g) != 0) {
         tr_log(TR_LEVEL_INFO,
-               "keywords of a schema that are not held request=%s n=%u",
+               "keywords of a schema that are not enforced request=%s n=%u",
                r->request_id, tr_grammar_dropped(g));
     }
 }

@@ -426,9 +426,9 @@ take_effort(const tr_translation_t *t, const json_t *effort)
     return tr_translate_is(effort, "medium")
                ? TR_OK
                : tr_error_set(t->c->err, TR_ERR_INVALID, "reasoning.effort",
-                              "'reasoning.effort': '%.64s' cannot be asked of "
-                              "this model; its chat template does not read "
-                              "it.",
+                              "'reasoning.effort': '%.64s' is not available "
+                              "for this model: its chat template does not "
+                              "use it.",
                               json_string_value(effort));
 }
 

@@ -193,8 +193,8 @@ read_lines(tr_config_t *c, FILE *f, const char *path, tr_error_t *err)
         }
         if (at[set] != 0) {
             return tr_error_set(err, TR_ERR_INVALID, "",
-                                "%s: %s stands in line %u, too; keep one of "
-                                "them",
+                                "%s: %s is already set in line %u; keep one "
+                                "of them",
                                 where, tr_config_key(set), at[set]);
         }
         at[set] = number;

@@ -64,7 +64,8 @@ split_names(tr_config_t *c, tr_error_t *err)
     }
     if (used == 0) {
         return tr_error_set(err, TR_ERR_INVALID, "served_model_name",
-                            "served_model_name: blanks are no name");
+                            "served_model_name: expected a name, not spaces "
+                            "alone");
     }
     memcpy(c->served_model_name, c->served_names, strlen(c->served_names) + 1);
     return TR_OK;
@@ -222,7 +223,7 @@ finish_redis_tls(const tr_config_t *c, const tr_redis_address_t *address,
     }
     if (address->port == 0) {
         return tr_error_set(err, TR_ERR_INVALID, "redis_tls",
-                            "redis_tls yes: Redis speaks none on a Unix "
+                            "redis_tls yes: Redis has no TLS on a Unix "
                             "socket");
     }
     if ((c->redis_tls_cert[0] == '\0') != (c->redis_tls_key[0] == '\0')) {
@@ -307,8 +308,8 @@ finish_socket(tr_config_t *c, tr_error_t *err)
     if (is_address(c->socket)) {
         return tr_error_set(err, TR_ERR_INVALID, "socket",
                             "socket \"%.128s\": expected a path, as in "
-                            "/run/tokenring/main.sock: an engine listens at a "
-                            "Unix socket",
+                            "/run/tokenring/main.sock: an engine listens on "
+                            "a Unix socket",
                             c->socket);
     }
     if (strlen(c->socket) > room) {
@@ -373,9 +374,9 @@ finish_policy(const tr_config_t *c, tr_error_t *err)
     }
     if (strcmp(c->load_format, "dummy") == 0) {
         return tr_error_set(err, TR_ERR_INVALID, "kv_policy",
-                            "kv_policy auto: load_format %s makes weights on"
-                            " which nothing can be measured; expected the name"
-                            " of a policy",
+                            "kv_policy auto: load_format %s: nothing can be "
+                            "measured with random weights; expected the name "
+                            "of a policy",
                             c->load_format);
     }
     return TR_OK;

@@ -157,7 +157,7 @@ tr_dialect_end_thoughts(tr_dialect_t *d, const char *text, tr_error_t *err)
         return tr_error_set(err, TR_ERR_INVALID, "reasoning_end",
                             "reasoning_end: expected a text that ends with "
                             "%s, which closes this model's reasoning, and "
-                            "has it nowhere else",
+                            "contains it only there",
                             mark);
     }
     free(d->thought_end);
@@ -239,9 +239,9 @@ has_room(hold_t *h)
 {
     if (h->rc == TR_OK && ftell(h->f) > (long) TR_GRAMMAR_TREE_TEXT) {
         h->rc = tr_error_set(h->err, TR_ERR_INVALID, h->param,
-                             "Invalid '%s': the schemas that an answer is held "
-                             "to, once for each parameter, have more than %u "
-                             "bytes up to here. Give fewer or smaller ones.",
+                             "Invalid '%s': the schemas that constrain an "
+                             "answer, counted once per parameter, exceed %u "
+                             "bytes at this point. Use fewer or smaller ones.",
                              h->param, TR_GRAMMAR_TREE_TEXT);
     }
     return h->rc == TR_OK;

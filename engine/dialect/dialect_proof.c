@@ -451,8 +451,8 @@ tr_dialect_open(const char *name, const tr_chat_template_t *c,
         if (form == NULL && strcmp(name, "auto") != 0
             && strcmp(name, "none") != 0) {
             rc = tr_error_set(err, TR_ERR_UNSUPPORTED, "tool_dialect",
-                              "tool_dialect %s does not read back what this "
-                              "model's chat template writes",
+                              "tool_dialect %s cannot read the tool calls "
+                              "that this model's chat template writes",
                               name);
         }
     }

@@ -47,9 +47,9 @@ bound_length(tr_executor_t *e, const tr_recipe_t *r, const tr_config_t *config,
                             "%u%s",
                             config->max_model_len, r->max_positions,
                             r->bounded
-                                ? " (its sliding window, since not every KV"
-                                  " policy is \"full\" by name; kv_policy auto"
-                                  " is not, whatever it takes)"
+                                ? " (its sliding window, since a KV policy "
+                                  "other than \"full\" is configured; "
+                                  "kv_policy auto counts as one)"
                                 : "");
     }
     if (config->max_model_len == 0 && r->bounded) {

@@ -381,7 +381,7 @@ leave_when_empty(tr_frontend_t *f)
 {
     if (f->env.leaving && f->env.inside == 0) {
         f->env.leaving = false;
-        tr_log(TR_LEVEL_NOTICE, "drained, leaving");
+        tr_log(TR_LEVEL_NOTICE, "drained, exiting");
         kill(getpid(), SIGTERM);
     }
 }
@@ -397,7 +397,7 @@ leave_when_idle(tr_frontend_t *f)
     if (f->env.now_us >= idle_deadline(f)) {
         f->unwanted = true;
         epoll_ctl(f->env.epoll, EPOLL_CTL_DEL, f->listener->fd, NULL);
-        tr_log(TR_LEVEL_NOTICE, "idle, leaving exit_idle_ms=%llu",
+        tr_log(TR_LEVEL_NOTICE, "idle, exiting exit_idle_ms=%llu",
                (unsigned long long) (f->env.config->exit_idle_us / 1000));
         kill(getpid(), SIGTERM);
     }

@@ -570,8 +570,8 @@ charge_layout(tr_connection_t *c, tr_request_slot_t *s)
     if (r->error.status == TR_OK && all != 0
         && all + r->arena.total > LAID_OUT_MAX) {
         tr_error_set(&r->error, TR_ERR_QUEUE_FULL, "",
-                     "The requests that are inside take too much memory (this "
-                     "one would take %zu KiB); try again later",
+                     "The engine's requests already take too much memory "
+                     "(this one needs %zu KiB); try again later",
                      r->arena.total >> 10);
     }
     if (r->error.status != TR_OK) {

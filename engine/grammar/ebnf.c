@@ -198,7 +198,7 @@ hex(ebnf_t *e, uint32_t digits)
         v = v << 4 | (uint32_t) d;
     }
     if (v >= TR_CODE_POINTS || (v >= 0xd800 && v < 0xe000)) {
-        fail(e, e->at, "this is no character");
+        fail(e, e->at, "not a valid character");
         return 0;
     }
     return v;
@@ -243,7 +243,7 @@ character(ebnf_t *e)
     n = utf8proc_iterate((const utf8proc_uint8_t *) e->text + e->at,
                          (utf8proc_ssize_t) (e->len - e->at), &c);
     if (n <= 0) {
-        fail(e, e->at, "no UTF-8");
+        fail(e, e->at, "invalid UTF-8");
         return 0;
     }
     e->at += (size_t) n;
@@ -268,7 +268,7 @@ read_text(ebnf_t *e, uint32_t from, uint32_t to)
         uint32_t next;
 
         if (e->at >= e->len || e->text[e->at] == '\n') {
-            fail(e, begun, "a text has no closing quote");
+            fail(e, begun, "a string has no closing quote");
             return;
         }
         next = tr_rules_state(e->b);
@@ -340,7 +340,7 @@ read_element(ebnf_t *e, uint32_t from, uint32_t to)
         tr_charset_free(&any);
     } else if (skip(e, '(')) {
         if (e->at < e->len && e->text[e->at] == '=') {
-            fail(e, e->at, "looking ahead is not supported");
+            fail(e, e->at, "lookahead is not supported");
             return;
         }
         if (++e->depth > DEPTH_MAX) {
@@ -363,7 +363,7 @@ read_element(ebnf_t *e, uint32_t from, uint32_t to)
             tr_rules_call(e->b, from, rule->rule, to);
         }
     } else {
-        fail(e, e->at, "expected a text, a class, a group or a rule's name");
+        fail(e, e->at, "expected a string, a class, a group or a rule's name");
     }
 }
 
@@ -492,7 +492,7 @@ read_rule(ebnf_t *e)
         return;
     }
     if (rule->defined) {
-        fail(e, begun, "this rule is there twice");
+        fail(e, begun, "this rule is defined twice");
         return;
     }
     rule->defined = true;

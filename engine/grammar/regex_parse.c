@@ -152,7 +152,7 @@ code_point(parser_t *p)
                                           &c);
 
     if (n <= 0) {
-        return fail(p, TR_ERR_INVALID, "no UTF-8");
+        return fail(p, TR_ERR_INVALID, "invalid UTF-8");
     }
     p->at += (size_t) n;
     return (uint32_t) c;
@@ -544,7 +544,7 @@ read_group(parser_t *p)
     if (skip(p, "?")) {
         if (looking_at(p, "=") || looking_at(p, "!") || looking_at(p, "<=")
             || looking_at(p, "<!")) {
-            return fail(p, TR_ERR_UNSUPPORTED, "looking around");
+            return fail(p, TR_ERR_UNSUPPORTED, "lookaround");
         }
         if (skip(p, "P<") || skip(p, "<")) {
             while (more(p) && p->text[p->at] != '>') {

@@ -219,7 +219,7 @@ has_room(tr_lookup_t *l, size_t n)
     l->bytes += n;
     if (l->bytes > TR_TURNS_BYTES) {
         fail(l, TR_ERR_INVALID, "previous_response_id",
-             "The conversation that 'previous_response_id' goes on from is "
+             "The conversation that 'previous_response_id' continues is "
              "larger than 8 MiB.");
         return false;
     }
@@ -243,7 +243,7 @@ take_ancestors(tr_lookup_t *l, const char *ids, size_t len)
         }
         if (!tr_lookup_add(l, ids + i, true)) {
             fail(l, TR_ERR_INVALID, "previous_response_id",
-                 "The conversation that 'previous_response_id' goes on from "
+                 "The conversation that 'previous_response_id' continues "
                  "has more than 256 responses.");
             return;
         }

@@ -150,7 +150,7 @@ tr_loop_give_up(tr_loop_t *l, tr_request_t *r)
         return false;
     }
     tr_error_set(&r->error, TR_ERR_MOVED, "", "%s",
-                 "The engine gives its requests to others");
+                 "The engine is handing its requests over to other engines");
     tr_loop_end(l, r);
     return true;
 }

@@ -63,7 +63,7 @@ replay_choice(tr_emit_t *e, tr_sequence_t *q,
 
     if (head->echoed > q->prompt_len || (head->echoed != 0 && !r->echo)
         || (head->tokens != 0 && r->echo && head->echoed != q->prompt_len)) {
-        return refuse(r, "more of its prompt was echoed than it has",
+        return refuse(r, "more of its prompt was echoed than there is",
                       q->choice);
     }
     if (head->tokens > q->cap - q->prompt_len
@@ -86,12 +86,12 @@ replay_choice(tr_emit_t *e, tr_sequence_t *q,
             return refuse(r, "a token is not in the vocabulary", q->choice);
         }
         if (tr_emit_token(e, q, &sampled) != 0) {
-            return refuse(r, "it would have ended before", q->choice);
+            return refuse(r, "it would have ended earlier", q->choice);
         }
     }
     /* what was told is told up to a DELTA */
     return q->unsent == 0 ? TR_OK
-                          : refuse(r, "its text would be another", q->choice);
+                          : refuse(r, "its text would differ", q->choice);
 }
 
 /* The records that Redis may lack, where the output is kept. */
@@ -157,7 +157,7 @@ tr_replay(tr_request_t *r, const tr_tokenizer_t *t, uint32_t vocab)
         rc = take_tail(r, head.number, rest);
     }
     if (rc == TR_OK && r->open_sequences == 0) {
-        rc = refuse(r, "all of it has ended", 0);
+        rc = refuse(r, "it has already ended", 0);
     }
     free(e);
     r->completion_tokens = r->replayed;

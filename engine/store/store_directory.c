@@ -78,8 +78,9 @@ read_key(tr_store_t *s, tr_error_t *err)
     close(fd);
     return good ? TR_OK
                 : tr_error_set(err, TR_ERR_INVALID, "cache_dir",
-                               "cache_dir %s: its file key has not %u bytes:"
-                               " remove all files in it to begin anew",
+                               "cache_dir %s: its file \"key\" does not have "
+                               "%u bytes: remove all its files to start "
+                               "afresh",
                                s->config.dir, TR_SIPHASH_BYTES);
 }
 
@@ -91,8 +92,8 @@ judge(const char *dir, const struct stat *st, uid_t owner, tr_error_t *err)
         return TR_OK;
     }
     return tr_error_set(err, TR_ERR_INVALID, "cache_dir",
-                        "cache_dir %s has owner %u and mode %04o, expected"
-                        " %u and 0700: prompts are in its files",
+                        "cache_dir %s has owner %u and mode %04o, expected "
+                        "%u and 0700: its files contain prompts",
                         dir, (unsigned) st->st_uid,
                         (unsigned) (st->st_mode & 07777), (unsigned) owner);
 }

@@ -255,7 +255,7 @@ template_ids(const tr_tokenizer_t *t, const json_t *config, const json_t *item,
         if (!json_is_integer(id) || v < 0 || v >= t->n_ids) {
             return tr_error_set(err, TR_ERR_FORMAT, "",
                                 "tokenizer.json: post_processor: the id %lld "
-                                "of \"%.60s\" is not of the vocabulary (0 to "
+                                "of \"%.60s\" is not in the vocabulary (0 to "
                                 "%u)",
                                 (long long) v, name, t->n_ids - 1);
         }
@@ -396,10 +396,10 @@ say_missing(const char *path, tr_error_t *err)
                 < (int) sizeof(other)
             && access(other, F_OK) == 0) {
             return tr_error_set(err, TR_ERR_IO, "",
-                                "%s: there is none, and %s alone is not "
-                                "supported; transformers makes it: "
-                                "AutoTokenizer.from_pretrained(DIR)"
-                                ".save_pretrained(DIR)",
+                                "%s is missing, and %s alone is not "
+                                "supported; transformers can make it: "
+                                "AutoTokenizer.from_pretrained(DIR).save_"
+                                "pretrained(DIR)",
                                 path, others[i]);
         }
     }

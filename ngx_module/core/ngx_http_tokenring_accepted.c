@@ -160,7 +160,7 @@ ngx_http_tokenring_accepted_again(ngx_http_tokenring_ctx_t *ctx,
         /* another model under this name: no fault of the others' */
         ngx_http_tokenring_control(ctx, TR_CONTROL_ABORT);
         ngx_http_tokenring_fail(ctx, TR_ERR_INTERNAL,
-                                "The engine reads another prompt");
+                                "The new engine reads the prompt differently");
         ngx_http_tokenring_dirty(ctx->conn, ctx);
     }
 }

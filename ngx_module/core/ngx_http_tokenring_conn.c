@@ -461,7 +461,7 @@ ngx_http_tokenring_complain(ngx_http_tokenring_conn_t *conn, ngx_err_t err,
     level = (complaint == conn->complaint) ? NGX_LOG_DEBUG : NGX_LOG_ERR;
 
     ngx_log_error(level, ngx_cycle->log, err,
-                  "tokenring: no engine, engine=%V socket=%V: %s",
+                  "tokenring: cannot use engine, engine=%V socket=%V: %s",
                   &conn->engine->name, &conn->addr.name, what);
 
     conn->complaint = complaint;
@@ -646,7 +646,7 @@ ngx_http_tokenring_unused(ngx_http_tokenring_conn_t *conn)
     }
 
     ngx_log_error(NGX_LOG_NOTICE, ngx_cycle->log, 0,
-                  "tokenring: not needed, engine=%V socket=%V",
+                  "tokenring: left an unused engine, engine=%V socket=%V",
                   &conn->engine->name, &conn->addr.name);
 
     ngx_http_tokenring_close(conn);

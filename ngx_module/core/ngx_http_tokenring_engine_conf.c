@@ -239,8 +239,8 @@ ngx_http_tokenring_set_parameters(ngx_conf_t *cf,
         && (conns[0].start_timeout || conns[0].idle || conns[0].card.model[0]))
     {
         ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "start_timeout=, idle= and model= are of engines "
-                           "with start=ondemand");
+                           "start_timeout=, idle= and model= are only for "
+                           "engines with start=ondemand");
         return NGX_CONF_ERROR;
     }
 

@@ -515,7 +515,7 @@ ngx_http_tokenring_redis_log(ngx_http_tokenring_redis_conn_t *conn,
     }
 
     ngx_log_error(level, ngx_cycle->log, 0,
-                  "tokenring: no Redis, redis=%V for=%s: %V",
+                  "tokenring: cannot use Redis, redis=%V for=%s: %V",
                   &conn->redis->name, ngx_http_tokenring_redis_use(conn),
                   &text);
 }

@@ -362,7 +362,7 @@ ngx_http_tokenring_lookup_told(void *data, redisReply *reply)
     if (reply->integer == 0) {
         ngx_http_tokenring_lookup_end(l,
                 ngx_http_tokenring_send_error(r, TR_ERR_NO_REDIS,
-                    "The engine of this request cannot be told at the moment"));
+                    "The engine of this request cannot be reached now"));
         return;
     }
 

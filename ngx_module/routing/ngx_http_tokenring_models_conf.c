@@ -85,7 +85,7 @@ ngx_http_tokenring_find_models(ngx_conf_t *cf, ngx_str_t *name)
     }
 
     if (name->len == 0) {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0, "empty name of models");
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0, "empty name in tokenring_models");
         return NULL;
     }
 
@@ -370,7 +370,7 @@ ngx_http_tokenring_models_split(ngx_conf_t *cf,
 
     if (split->total == 0) {
         ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                           "the weights of split \"%V\" are 0 together",
+                           "the weights of split \"%V\" add up to 0",
                            &split->name);
         return NGX_CONF_ERROR;
     }

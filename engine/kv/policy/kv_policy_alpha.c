@@ -78,8 +78,8 @@ tr_kv_policy_override(tr_kv_policy_t *copy, double alpha_high, double alpha_low,
     }
     if (low > 0 && !copy->level[copy->n_levels - 1].scored) {
         return tr_error_set(err, TR_ERR_INVALID, "kv_alpha_low",
-                            "kv_alpha_low=%g: this KV policy forgets nothing"
-                            " and keeps no scores to do so: expected 0",
+                            "kv_alpha_low=%g: this KV policy drops no tokens "
+                            "and keeps no scores to do so: expected 0",
                             low);
     }
     if (!tr_kv_alpha_fit(copy, high, low, text)) {

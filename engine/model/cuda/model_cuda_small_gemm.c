@@ -326,9 +326,8 @@ agree(tr_model_cuda_t *m, uint32_t rows, void *const graph[2], uint8_t *memory)
 
     if (!ok) {
         tr_log(TR_LEVEL_WARN,
-               "products of %u rows: a chain gives other results than "
-               "cuBLASLt, "
-               "and is left out",
+               "products of %u rows: the fused kernel gives other results "
+               "than cuBLASLt, and is not used",
                rows);
     }
     return ok;
@@ -351,7 +350,7 @@ faster(tr_model_cuda_t *m, uint32_t rows, void *const graph[2], void *from,
     qsort(us[0], RUNS, sizeof(us[0][0]), compare);
     qsort(us[1], RUNS, sizeof(us[1][0]), compare);
     tr_log(TR_LEVEL_INFO,
-           "products of %u rows: %.1f us a layer, %.1f us as a chain", rows,
+           "products of %u rows: %.1f us a layer, %.1f us as one kernel", rows,
            us[0][RUNS / 2] / LAYERS, us[1][RUNS / 2] / LAYERS);
     return us[1][RUNS / 2] < BEHIND * us[0][RUNS / 2];
 }

@@ -170,8 +170,8 @@ tr_packed_scheme(tr_packed_t *p, const tr_quantization_t *q, bool is_float,
         }
     }
     return tr_error_set(err, TR_ERR_UNSUPPORTED, t->name,
-                        "%s: tensor \"%s\" holds %u-bit %s, of which "
-                        "quantization_config says nothing",
+                        "%s: tensor \"%s\" holds %u-bit %s, which "
+                        "quantization_config does not mention",
                         t->file, t->name, bits,
                         is_float ? "floats" : "integers");
 }
@@ -276,8 +276,7 @@ check_scales(const tr_packed_t *p, tr_error_t *err)
         if (!isfinite(round_to(p->dtype, x * most))) {
             return tr_error_set(err, TR_ERR_FORMAT, t->name,
                                 "%s: tensor \"%s\" holds %g at %zu, and %s "
-                                "has no number for %g times that, as a weight "
-                                "may be",
+                                "cannot represent a weight of %g times that",
                                 t->file, t->name, (double) x, i,
                                 tr_dtype_stored_name(p->dtype), (double) most);
         }

@@ -244,7 +244,7 @@ test('eval: a text longer than a sliding window, and than the cache', async () =
   const [said, none] = await measure('-m', POCKET, '--kv-memory', '1m', '-p',
     'full', '-p', 'uniform:levels=8/8');
   assert.deepEqual([none.windows, none.skipped, none.perplexity], [0, 1, null]);
-  assert.match(said, /1 windows are longer than the model or its cache/);
+  assert.match(said, /1 windows are longer than the model's context or its cache/);
   assert.doesNotMatch(said, /nan/i);
 });
 

@@ -97,7 +97,7 @@ for (const [what, args, message] of [
   ['a longer context than the model has', ['--max_model_len', '100000'],
     /max_model_len is 100000, expected at most the model's 4096/],
   ['more memory than there is', ['--kv_memory', '9t'],
-    /kv_memory is 9437184 MiB, but there are \d+ MiB of memory for all/],
+    /kv_memory is 9437184 MiB, but this machine has \d+ MiB of memory in all/],
   ['the same, of backend null', ['--kv_memory', '9t', '--backend', 'null'],
     /kv_memory is 9437184 MiB/],
   ['a log in no directory', ['--log', '/nonexistent/log'],
@@ -154,7 +154,7 @@ for (const [what, text, message] of [
   ['an unfinished quote', 'model "x\n', /bad\.conf:1.*quote/s],
   ['a NUL byte', 'model x\0y\n', /bad\.conf:1.*NUL/s],
   ['a key twice', 'model x\nthreads 1\n# and\nthreads 2\n',
-    /bad\.conf:4: threads stands in line 2, too/],
+    /bad\.conf:4: threads is already set in line 2/],
   ['an equals sign', 'model x\nkv_memory = 1g\n',
     /bad\.conf:2: there is no `=` .*write `kv_memory 1g`/],
   ['a semicolon', 'model x\nkv_memory 1g;\n',
@@ -326,7 +326,7 @@ test('a tokenizer of another kind is named', inTemp((dir) => {
   const at = model(dir, { 'tokenizer.json': null });
   fs.writeFileSync(path.join(at, 'tokenizer.model'), '');
   refuses(dir, ['--model', at, '--check'],
-    /tokenizer\.json: there is none, and tokenizer\.model alone is not supported/);
+    /tokenizer\.json is missing, and tokenizer\.model alone is not supported/);
 }));
 
 // NGINX: text that stands somewhere in the configuration.
@@ -415,7 +415,7 @@ for (const [what, options, message] of [
       /"a" leads back to itself/],
     ['a fallback twice', 'fallback a b; fallback a c;',
       /duplicate fallback of "a"/],
-    ['a split into nothing', 'split a;', /weights of split "a" are 0/],
+    ['a split into nothing', 'split a;', /weights of split "a" add up to 0/],
     ['a weight that is none', 'split a b=much;', /invalid part "b=much"/],
     ['a part without a name', 'split a =5;', /invalid part "=5"/],
     ['allow twice', 'allow a; allow b;', /duplicate "allow"/],
@@ -432,7 +432,7 @@ for (const [what, options, message] of [
     { http: `tokenring_engine x unix:/x ${l};` }, /duplicate parameter "/]),
   ['an engine that idles but is not on demand',
     { http: 'tokenring_engine x unix:/x idle=5m;' },
-    /start_timeout=, idle= and model= are of engines with start=ondemand/],
+    /start_timeout=, idle= and model= are only for engines with start=ondemand/],
   ['a plan that nobody defines', { location: 'tokenring_limits none;' },
     /no tokenring_plan "none" is defined, it is named in/],
   ['a plan twice', { http: 'tokenring_plan p in=1/m;tokenring_plan p in=1/m;' },

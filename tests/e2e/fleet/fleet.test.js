@@ -377,7 +377,7 @@ test('drain under load: no request fails, streams finish, --undo, --exit',
     await until(async () => await running(stack, 0) > 0, 'it works again');
     const exit = drain(stack.engine.socket, '--exit');
     assert.equal(await exit.finished, 0, exit.text);
-    assert.match(exit.text, /the engine has left\n$/);
+    assert.match(exit.text, /the engine has exited\n$/);
     assert.deepEqual(await stack.engine.exited, { code: 0, signal: null });
     await sleep(300);
     over = true;
@@ -394,7 +394,7 @@ test('drain of the only engine: 503, and health says so', async () => {
     await Promise.all([running1, running2].map((s) => s.begun()));
     const out = drain(stack.engine.socket, '--timeout', '0.3');
     assert.equal(await out.finished, 1, out.text);
-    assert.match(out.text, /not within the time; the engine stays drained/);
+    assert.match(out.text, /timed out; the engine stays drained/);
     const r = await post(url, prompt(10));
     assert.equal(r.status, 503, r.text);
     checkError(r.json(), 'engine_draining');

@@ -118,7 +118,7 @@ tlsTest('files and addresses that cannot be', async () => {
   const socket = await moduleSays('tokenring_redis unix:/x tls;');
   assert.match(socket.text, /has "tls" for a Unix socket/);
   for (const [settings, why] of [
-    [{ redis: 'unix:/x' }, /speaks none on a Unix socket/],
+    [{ redis: 'unix:/x' }, /has no TLS on a Unix socket/],
     [{ redis_tls_cert: '/x' }, /needed together/],
   ]) {
     const out = engineSays({ redis: 'x', redis_tls: 'yes', ...settings });
@@ -296,13 +296,13 @@ tlsTest('who speaks TLS to a Redis that does not, and the other way round',
       await until(() => stack.workers().length === 1, 'old workers left');
       const id = '0'.repeat(32);
       assert.equal((await request(place(stack, id))).status, 503);
-      await until(() => /no Redis, .*(TLS: wrong version|no answer)/
+      await until(() => /cannot use Redis, .*(TLS: wrong version|no answer)/
         .test(stack.errorLog()), () => stack.logs());
       stack.configure({ http: `tokenring_redis ${address} timeout=500ms;` });
       await stack.reload();
       await until(() => stack.workers().length === 1, 'old workers left');
       assert.equal((await request(place(stack, id))).status, 503);
-      await until(() => new RegExp(`no Redis, redis=${address} .*`
+      await until(() => new RegExp(`cannot use Redis, redis=${address} .*`
         + '(closed|reset|no answer)').test(stack.errorLog()),
       () => stack.logs());
     });

@@ -317,9 +317,9 @@ static const bad_t bad[] = {
       ":2: log: the quoted value does not end with a quote, "
       "or something follows it" },
     { WITH("threads 1\n\nthreads 2"),
-      ":4: threads stands in line 2, too; keep" },
-    { WITH("threads 2\nthreads 2"), ":3: threads stands in line 2, too" },
-    { WITH("model y"), ":2: model stands in line 1, too" },
+      ":4: threads is already set in line 2; keep" },
+    { WITH("threads 2\nthreads 2"), ":3: threads is already set in line 2" },
+    { WITH("model y"), ":2: model is already set in line 1" },
     { WITH("log \"a\" b"), ":2: log: the quoted value does not end" },
     { WITH("allow_uids www-data"), "allow_uids \"www-data\": expected up to 32 "
                                    "user numbers separated by commas" },
@@ -383,7 +383,7 @@ static const bad_t bad[] = {
       "redis_response_ttl \"9s\": expected a duration from 10s" },
     { "model /\n", "set served_model_name" },
     { WITH("served_model_name a b a"), "\"a\" is listed twice" },
-    { WITH("served_model_name \" \""), "blanks are no name" },
+    { WITH("served_model_name \" \""), "expected a name, not spaces alone" },
     { WITH("served_model_name "
            "a23456789012345678901234567890123456789012345678901234567890abc "
            "b23456789012345678901234567890123456789012345678901234567890abc"),

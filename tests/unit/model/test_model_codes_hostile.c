@@ -59,7 +59,7 @@ static const wrong_t wrong[] = {
     { "awq", Q "qzeros", SHAPE, NULL, { 2, 9 }, "expected [2, 8]", NULL },
     { "awq", Q "scales", BYTES, "0000007c", { 0 }, "holds inf at 1", NULL },
     { "awq", Q "scales", BYTES, "ff7b", { 0 },
-      "holds 65504 at 0, and F16 has no number for 15 times that", NULL },
+      "holds 65504 at 0, and F16 cannot represent a weight of 15 times that", NULL },
     { "awq", Q "qweight", DTYPE, "I8", { 64, 8 }, "is missing", Q "weight" },
     { "gptq", Q "qweight", SHAPE, NULL, { 7, 64 }, "expected [8, 64]", NULL },
     { "gptq", Q "qzeros", SHAPE, NULL, { 2, 7 }, "expected [2, 8]", NULL },
@@ -72,7 +72,7 @@ static const wrong_t wrong[] = {
     { "int4", Q "weight_scale", SHAPE, NULL, { 64, 1 }, "[64, 2]", NULL },
     { "int4", Q "weight_scale", BYTES, "80ff", { 0 }, "-inf at 0", NULL },
     { "int4", Q "weight_scale", BYTES, "7f7f", { 0 },
-      "and BF16 has no number for 8 times that", NULL },
+      "and BF16 cannot represent a weight of 8 times that", NULL },
     { "int4-zero", Q "weight_zero_point", SHAPE, NULL, { 9, 2 }, "[8, 2]",
       NULL },
     { "int8", Q "weight", SHAPE, NULL, { 64, 65 }, "[64, 64]", NULL },
@@ -92,7 +92,7 @@ static const wrong_t wrong[] = {
     { "mxfp4", EXPERTS "down_proj_scales", BYTES, "00ff", { 0 }, "nan at 1",
       NULL },
     { "mxfp4", EXPERTS "down_proj_scales", BYTES, "fe", { 0 },
-      "and BF16 has no number for 6 times that", NULL },
+      "and BF16 cannot represent a weight of 6 times that", NULL },
 };
 /* clang-format on */
 

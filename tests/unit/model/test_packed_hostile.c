@@ -117,7 +117,7 @@ static const wrong_t wrong[] = {
       DTYPE,
       "F8_E4M3",
       { 64, 64 },
-      "holds 8-bit floats, of which quantization_config says nothing",
+      "holds 8-bit floats, which quantization_config does not mention",
       NULL },
     { "mxfp4",
       "mlp.experts.gate_up_proj_scales",

@@ -152,7 +152,7 @@ static const struct {
                           "{\"Sequence\": {}}], \"special_tokens\": "
                           "{\"X\": {\"ids\": [256]}}}" },
       TR_ERR_FORMAT,
-      "the id 256 of \"X\" is not of the vocabulary" },
+      "the id 256 of \"X\" is not in the vocabulary" },
     { { .decoder = "null" }, TR_ERR_UNSUPPORTED, "decoder \"null\"" },
     { { .decoder = "{\"type\": \"WordPiece\"}" },
       TR_ERR_UNSUPPORTED,
