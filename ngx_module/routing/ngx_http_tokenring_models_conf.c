@@ -85,7 +85,8 @@ ngx_http_tokenring_find_models(ngx_conf_t *cf, ngx_str_t *name)
     }
 
     if (name->len == 0) {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0, "empty name in tokenring_models");
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                           "empty name in tokenring_models");
         return NULL;
     }
 

@@ -104,7 +104,7 @@ static const char *const bad_regexes[][2] = {
     { "(", "( without )" },         { "a)", ") without (" },
     { "[a", "[ without ]" },        { "*", "nothing to repeat" },
     { "a{3,2}", "wrong way" },      { "\\bx", "word boundary" },
-    { "(?=a)", "lookaround" },  { "(a)\\1", "reference to a group" },
+    { "(?=a)", "lookaround" },      { "(a)\\1", "reference to a group" },
     { "a^b", "an anchor" },         { "[b-a]", "wrong way" },
     { "a**", "nothing to repeat" }, { "a{2}{3}", "nothing to repeat" },
     { "\\", "backslash" },          { "[^\\s\\S]", "no text could match" },
