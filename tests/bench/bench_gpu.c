@@ -19,6 +19,7 @@
  *   --masks US      decode: every sequence is constrained, and the host needs so
  *                   many microseconds for each mask (a quarter of the vocabulary), on
  *                   the engine's threads, behind the token before
+ *   --files DIR     turn: also from a file, in DIR, which is made and removed
  *   --set KEY=VALUE  an engine setting, may be repeated
  *
  * One line of key=value a run, of fit two.  Weights are random (load_format
@@ -45,6 +46,9 @@
  *                 add to the mean step
  *   anew_ms, turn_ms, again_ms  turn: to the next token behind prompt and new tokens
  *                 without reuse, with it, and of the prompt alone
+ *   file_ms, page_cache_ms  turn: as turn_ms, when what was kept is in a file, on the
+ *                 disk or in the page cache; disk_ms: to read that file, no more;
+ *                 write_ms: until it was written
  *   share         prefill: of the matrix peak.  Operations are those of the
  *                 matrices for every token, of causal attention (once, also
  *                 when there is a second pass for scores), and of the head for
@@ -132,6 +136,8 @@ read_option(const char *name, char *value)
         o.side = number(value, 1u << 15);
     } else if (strcmp(name, "--masks") == 0) {
         o.masks = number(value, 1u << 20);
+    } else if (strcmp(name, "--files") == 0) {
+        set("cache_dir", value);
     } else if (strcmp(name, "--set") == 0) {
         set_pair(value);
     } else {
