@@ -31,6 +31,8 @@
 #define BUFFERS TR_STORE_BUFFERS_MAX
 /* More would keep the step loop from its batch: three launches each. */
 #define AT_ONCE 8u
+/* One would be slower than a good disk. */
+#define READERS 4u
 
 typedef struct {
     tr_cuda_stream_t stream;
@@ -367,6 +369,7 @@ files_stop(tr_kv_cache_t *kv)
 
 const tr_kv_files_t tr_kv_gpu_files = { .buffers = BUFFERS,
                                         .at_once = AT_ONCE,
+                                        .readers = READERS,
                                         .open = files_open,
                                         .close = files_close,
                                         .launch = files_launch,

@@ -86,6 +86,7 @@ host_moved(const tr_kv_cache_t *kv, bool out, uint32_t buffer)
 
 const tr_kv_files_t tr_kv_host_files = { .buffers = 2,
                                          .at_once = 1,
+                                         .readers = 1,
                                          .open = host_open,
                                          .close = host_nothing,
                                          .launch = host_nothing,

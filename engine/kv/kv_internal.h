@@ -92,6 +92,7 @@ typedef struct {
 typedef struct {
     uint32_t buffers; /* pieces under way, each way, at most, */
     uint32_t at_once; /* and begun in a turn */
+    uint32_t readers; /* threads that read a file */
     /* *memory: of those pieces (tr_store_config_t), or NULL.  close: also where
      * open has not been, or failed. */
     tr_status_t (*open)(tr_kv_cache_t *kv, uint8_t **memory, tr_error_t *err);

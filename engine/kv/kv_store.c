@@ -99,6 +99,7 @@ tr_kv_store_open(tr_kv_cache_t *kv, const char *dir, uint64_t limit,
     rc = make_ways(kv, s, err);
     c.buffers = s->buffers;
     c.memory = s->memory;
+    c.readers = kv->ops->files->readers;
     memcpy(c.identity, identity, sizeof(c.identity));
     add_layouts(kv, c.identity);
     if (rc == TR_OK) {

@@ -2,8 +2,9 @@
  * The store's threads, and what the step loop calls (store.h).
  *
  * A lane has some buffers of a piece.  Each belongs to one side, by its flag, and
- * the semaphore says that something changed for the thread; the step loop is
- * woken the same way.  The lane's state says to whom the rest belongs.
+ * a semaphore says that something changed for the thread whose buffer it is; the
+ * step loop is woken the same way.  The lane's state says to whom the rest
+ * belongs.
  */
 #include "store_internal.h"
 
@@ -43,9 +44,24 @@ state_of(const store_lane_t *lane)
 }
 
 static void
+wait_for(sem_t *sem)
+{
+    while (sem_wait(sem) != 0 && errno == EINTR) {
+    }
+}
+
+static void
 wait_for_work(store_lane_t *lane)
 {
-    while (sem_wait(&lane->work) != 0 && errno == EINTR) {
+    wait_for(&lane->thread[0].work);
+}
+
+/* Something has changed for all of them. */
+static void
+wake_threads(store_lane_t *lane)
+{
+    for (uint32_t i = 0; i < lane->threads; i++) {
+        sem_post(&lane->thread[i].work);
     }
 }
 
@@ -55,10 +71,11 @@ store_wait(tr_store_t *s, store_lane_t *lane, uint32_t i, bool full)
     while (atomic_load_explicit(&lane->full[store_buffer(s, i)],
                                 memory_order_acquire)
            != full) {
-        if (atomic_load(&lane->stop) || atomic_load(&s->closing)) {
+        if (atomic_load(&lane->stop) || atomic_load(&s->closing)
+            || atomic_load(&lane->bad)) {
             return false;
         }
-        wait_for_work(lane);
+        wait_for(&lane->thread[i % lane->threads].work);
     }
     return true;
 }
@@ -112,7 +129,7 @@ wait_or_expire(tr_store_t *s, store_lane_t *lane)
     us += (uint64_t) until.tv_nsec / 1000u;
     until.tv_sec += (time_t) (us / 1000000u);
     until.tv_nsec = (long) (us % 1000000u) * 1000;
-    while (sem_clockwait(&lane->work, CLOCK_MONOTONIC, &until) != 0) {
+    while (sem_clockwait(&lane->thread[0].work, CLOCK_MONOTONIC, &until) != 0) {
         if (errno == ETIMEDOUT) {
             (void) store_directory_room(s, 0);
             return;
@@ -123,7 +140,7 @@ wait_or_expire(tr_store_t *s, store_lane_t *lane)
 static void *
 put_main(void *arg)
 {
-    store_lane_t *lane = arg;
+    store_lane_t *lane = ((store_thread_t *) arg)->lane;
     tr_store_t *s = lane->store;
 
     pthread_setname_np(pthread_self(), "tr-store-put");
@@ -166,29 +183,70 @@ look(tr_store_t *s, store_lane_t *lane)
     return fd;
 }
 
-/* Who takes the last piece may ask for something else at once: behind it all of
- * the lane is the step loop's. */
-static int
-load(tr_store_t *s, store_lane_t *lane, int fd)
+/* The thread's pieces, as far as they are wanted.  Who takes the last piece may
+ * ask for something else at once: behind it all of the lane is the step
+ * loop's. */
+static void
+read_pieces(tr_store_t *s, store_thread_t *t)
 {
-    uint32_t pieces = lane->pieces;
+    store_lane_t *lane = t->lane;
+    uint32_t pieces = lane->pieces, each = lane->threads, i;
 
-    for (uint32_t i = 0; i < pieces; i++) {
-        if (!store_wait(s, lane, i, false)) {
-            return TR_STORE_IDLE;
-        }
-        if (!store_read_piece(s, lane, fd, i,
+    for (i = t->number; i < pieces && store_wait(s, lane, i, false);
+         i += each) {
+        if (!store_read_piece(s, lane, lane->fd, i,
                               lane->piece[store_buffer(s, i)])) {
-            return TR_STORE_FAILED;
+            atomic_store(&lane->bad, true);
+            wake_threads(lane);
+            return;
         }
-        if (i + 1 == pieces) {
+        if (atomic_fetch_sub(&lane->left, 1) == 1) {
             atomic_fetch_add(&s->loaded, 1);
             atomic_fetch_add(&s->loaded_tokens, lane->item.n_tokens);
-            (void) futimens(fd, NULL); /* it was used */
+            (void) futimens(lane->fd, NULL); /* it was used */
         }
         store_hand_over(s, lane, i, true);
     }
-    return TR_STORE_DONE;
+}
+
+/* With the others, which rest again when this returns. */
+static int
+load(tr_store_t *s, store_lane_t *lane, int fd)
+{
+    uint32_t others = lane->pieces < lane->threads ? lane->pieces
+                                                   : lane->threads;
+
+    lane->fd = fd;
+    atomic_store(&lane->left, lane->pieces);
+    for (uint32_t i = 1; i < others; i++) {
+        sem_post(&lane->thread[i].go);
+    }
+    read_pieces(s, &lane->thread[0]);
+    for (uint32_t i = 1; i < others; i++) {
+        wait_for(&lane->rested);
+    }
+    return atomic_load(&lane->bad)         ? TR_STORE_FAILED
+           : atomic_load(&lane->left) == 0 ? TR_STORE_DONE
+                                           : TR_STORE_IDLE;
+}
+
+static void *
+read_main(void *arg)
+{
+    store_thread_t *t = arg;
+    tr_store_t *s = t->lane->store;
+
+    pthread_setname_np(pthread_self(), "tr-store-read");
+    for (;;) {
+        wait_for(&t->go);
+        if (!atomic_load(&s->closing)) {
+            read_pieces(s, t);
+        }
+        sem_post(&t->lane->rested);
+        if (atomic_load(&s->closing)) {
+            return NULL;
+        }
+    }
 }
 
 /* All names of a damaged file, as far as they follow from its tokens. */
@@ -245,7 +303,7 @@ get_one(tr_store_t *s, store_lane_t *lane)
 static void *
 get_main(void *arg)
 {
-    store_lane_t *lane = arg;
+    store_lane_t *lane = ((store_thread_t *) arg)->lane;
     tr_store_t *s = lane->store;
 
     pthread_setname_np(pthread_self(), "tr-store-get");
@@ -283,12 +341,19 @@ make_pieces(const tr_store_t *s, store_lane_t *lane, uint8_t *memory)
 }
 
 static bool
-make_lane(tr_store_t *s, store_lane_t *lane, uint8_t *memory)
+make_lane(tr_store_t *s, store_lane_t *lane, uint8_t *memory, uint32_t threads)
 {
     const tr_store_config_t *c = &s->config;
 
     lane->store = s;
-    sem_init(&lane->work, 0, 0);
+    lane->threads = threads;
+    sem_init(&lane->rested, 0, 0);
+    for (uint32_t i = 0; i < threads; i++) {
+        lane->thread[i].lane = lane;
+        lane->thread[i].number = i;
+        sem_init(&lane->thread[i].work, 0, 0);
+        sem_init(&lane->thread[i].go, 0, 0);
+    }
     lane->item.tokens = malloc(4ull * c->max_len);
     lane->item.counts = calloc(c->counts + 1, 4);
     lane->head = malloc(s->head_size);
@@ -302,12 +367,21 @@ make_lane(tr_store_t *s, store_lane_t *lane, uint8_t *memory)
 static void
 free_lane(const tr_store_t *s, store_lane_t *lane)
 {
-    if (lane->started) {
-        sem_post(&lane->work);
-        pthread_join(lane->thread, NULL);
+    wake_threads(lane);
+    for (uint32_t i = 1; i < lane->threads; i++) {
+        sem_post(&lane->thread[i].go);
+    }
+    for (uint32_t i = 0; i < lane->threads; i++) {
+        if (lane->thread[i].started) {
+            pthread_join(lane->thread[i].thread, NULL);
+        }
+    }
+    for (uint32_t i = 0; i < lane->threads; i++) {
+        sem_destroy(&lane->thread[i].work);
+        sem_destroy(&lane->thread[i].go);
     }
     if (lane->store != NULL) {
-        sem_destroy(&lane->work);
+        sem_destroy(&lane->rested);
     }
     free(lane->item.tokens);
     free(lane->item.counts);
@@ -316,6 +390,22 @@ free_lane(const tr_store_t *s, store_lane_t *lane)
     }
     free(lane->head);
     free(lane->hash);
+}
+
+/* The first thread, and the others, which read. */
+static bool
+start_lane(store_lane_t *lane, void *(*first)(void *arg))
+{
+    bool good = true;
+
+    for (uint32_t i = 0; i < lane->threads && good; i++) {
+        store_thread_t *t = &lane->thread[i];
+
+        good = pthread_create(&t->thread, NULL, i == 0 ? first : read_main, t)
+               == 0;
+        t->started = good;
+    }
+    return good;
 }
 
 tr_status_t
@@ -328,7 +418,9 @@ tr_store_open(const tr_store_config_t *config, tr_store_t **out,
     tr_status_t rc;
 
     *out = NULL;
-    assert(config->buffers >= 2 && config->buffers <= TR_STORE_BUFFERS_MAX);
+    assert(config->buffers >= 2 && config->buffers <= TR_STORE_BUFFERS_MAX
+           && config->readers >= 1 && config->readers <= TR_STORE_READERS_MAX
+           && config->buffers % config->readers == 0);
     if (s == NULL) {
         return tr_error_set(err, TR_ERR_NOMEM, "cache_dir", "no memory");
     }
@@ -339,16 +431,13 @@ tr_store_open(const tr_store_config_t *config, tr_store_t **out,
     rc = store_directory_open(s, err);
     s->config.dir = NULL; /* the caller's */
     if (rc == TR_OK
-        && (!make_lane(s, &s->put, memory)
-            || !make_lane(s, &s->get, memory != NULL ? memory + one : NULL))) {
+        && (!make_lane(s, &s->put, memory, 1)
+            || !make_lane(s, &s->get, memory != NULL ? memory + one : NULL,
+                          config->readers))) {
         rc = tr_error_set(err, TR_ERR_NOMEM, "cache_dir", "no memory");
     }
     if (rc == TR_OK) {
-        s->put.started = pthread_create(&s->put.thread, NULL, put_main, &s->put)
-                         == 0;
-        s->get.started = pthread_create(&s->get.thread, NULL, get_main, &s->get)
-                         == 0;
-        if (!s->put.started || !s->get.started) {
+        if (!start_lane(&s->put, put_main) || !start_lane(&s->get, get_main)) {
             rc = tr_error_set(err, TR_ERR_NOMEM, "cache_dir",
                               "cannot start the store's threads");
         }
@@ -402,18 +491,19 @@ begin(store_lane_t *lane, int state)
 {
     lane->begun = lane->at = 0;
     atomic_store(&lane->stop, false);
+    atomic_store(&lane->bad, false);
     for (uint32_t i = 0; i < TR_STORE_BUFFERS_MAX; i++) {
         atomic_store(&lane->full[i], false);
     }
     atomic_store_explicit(&lane->state, state, memory_order_release);
-    sem_post(&lane->work);
+    sem_post(&lane->thread[0].work);
 }
 
 static void
 stop(store_lane_t *lane)
 {
     atomic_store(&lane->stop, true);
-    sem_post(&lane->work);
+    wake_threads(lane);
 }
 
 bool
@@ -458,8 +548,8 @@ pass_on(const tr_store_t *s, store_lane_t *lane, bool full)
     assert(lane->at < lane->begun);
     atomic_store_explicit(&lane->full[store_buffer(s, lane->at)], full,
                           memory_order_release);
+    sem_post(&lane->thread[lane->at % lane->threads].work);
     lane->at++;
-    sem_post(&lane->work);
 }
 
 uint8_t *
@@ -522,7 +612,7 @@ tr_store_get_go(tr_store_t *s)
 {
     atomic_store_explicit(&s->get.state, TR_STORE_LOADING,
                           memory_order_release);
-    sem_post(&s->get.work);
+    sem_post(&s->get.thread[0].work);
 }
 
 const uint8_t *

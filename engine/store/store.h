@@ -47,6 +47,7 @@
 
 #define TR_STORE_BLOCK 64u /* tokens between names */
 #define TR_STORE_BUFFERS_MAX 16u
+#define TR_STORE_READERS_MAX 8u
 #define TR_STORE_NUMBERS 3u
 #define TR_STORE_ID_BYTES 16u
 
@@ -66,6 +67,9 @@ typedef struct {
      * borrowed until the store is closed, or NULL: it has memory of its own. */
     uint32_t buffers;
     uint8_t *memory;
+    /* Threads that read an item's pieces, 1 to TR_STORE_READERS_MAX, of which
+     * buffers are a multiple: one reads and checks 1 to 2 GB/s. */
+    uint32_t readers;
 } tr_store_config_t;
 
 typedef struct {

@@ -38,12 +38,29 @@ typedef struct {
 
 _Static_assert(sizeof(store_header_t) == 8 + 9 * 4 + 160 + 64, "no padding");
 
-/* One thread, and what it and the step loop hand to each other. */
+struct store_lane;
+
+/* A thread of a lane.  Piece i is that of thread i % threads, and so is the
+ * buffer that it is in. */
 typedef struct {
-    struct tr_store *store;
+    struct store_lane *lane;
+    uint32_t number;
     pthread_t thread;
     bool started;
-    sem_t work; /* something has changed for the thread */
+    sem_t work; /* something has changed for it */
+    sem_t go;   /* but for the first: there are pieces to read */
+} store_thread_t;
+
+/* Its threads, and what they and the step loop hand to each other.  The first has
+ * the lane's jobs; the others read pieces of one when it says so. */
+typedef struct store_lane {
+    struct tr_store *store;
+    store_thread_t thread[TR_STORE_READERS_MAX];
+    uint32_t threads;
+    sem_t rested;          /* one of the others is done with its pieces */
+    int fd;                /* of the file that is read */
+    _Atomic bool bad;      /* a piece was damaged */
+    _Atomic uint32_t left; /* pieces that are yet to be read */
     _Atomic int state;
     _Atomic bool stop; /* the job is not wanted any more */
     tr_store_item_t item;

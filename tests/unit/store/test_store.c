@@ -597,30 +597,95 @@ get_some(tr_store_t *s, uint32_t *at, uint32_t pieces, uint32_t buffers)
     return n;
 }
 
+static uint32_t pages_there;
+
+/* A byte of an item's second piece. */
+static void
+damage(const place_t *p, const char *name)
+{
+    static uint64_t done; /* names are links */
+    char path[400];
+    struct stat st;
+    uint8_t byte;
+    int fd;
+
+    place_path(p, name, path);
+    fd = open(path, O_RDWR);
+    assert_int_equal(fstat(fd, &st), 0);
+    if (is_item(name) && st.st_ino != done) {
+        off_t at = st.st_size - (off_t) pages_there * PAGE_BYTES + PIECE + 5;
+
+        done = st.st_ino;
+        assert_int_equal(pread(fd, &byte, 1, at), 1);
+        byte ^= 1;
+        assert_int_equal(pwrite(fd, &byte, 1, at), 1);
+    }
+    close(fd);
+}
+
+/* While one reader finds that out, others may wait for the step loop, which waits
+ * for that piece. */
+static void
+damaged_among_several(void **unused)
+{
+    place_t p;
+    tr_store_config_t c;
+    int32_t tokens[LONGEST];
+    uint32_t i = 0;
+    uint64_t sum;
+    tr_store_t *s;
+
+    (void) unused;
+    random_state = 8;
+    pages_most = 600;
+    place_make(&p);
+    c = store_config(&p);
+    c.max_pages = pages_most;
+    s = store_open(&c);
+    do {
+        tokens_of_text(400 + i++, LONGEST, tokens);
+        sum = sum_of(&alice, tokens, 300);
+    } while (pages_of(sum) < 400);
+    assert_true(put_whole(s, &alice, tokens, 300));
+    pages_there = pages_of(sum);
+    place_each(&p, damage);
+    assert_int_equal(get_whole(s, &alice, tokens, 300, 0), 0);
+    assert_int_equal(count_files(&p), 0);
+    assert_true(put_whole(s, &alice, tokens, 300));
+    assert_int_equal(get_whole(s, &alice, tokens, 300, 0), 300);
+    tr_store_close(s);
+    place_free(&p);
+    pages_most = PAGES_MOST;
+}
+
 /* Who copies by a device asks for the next piece before the last one is there;
  * they are in its memory. */
 static void
 several_at_once(void **unused)
 {
-    static const uint32_t buffers[] = { 2, 3, TR_STORE_BUFFERS_MAX };
+    static const uint32_t buffers[] = { 2, 3, TR_STORE_BUFFERS_MAX },
+                          readers[] = { 2, 1, 4 };
     place_t p;
     tr_store_config_t c;
     int32_t tokens[LONGEST];
 
     (void) unused;
     random_state = 7;
+    pages_most = 600;
     place_make(&p);
     c = store_config(&p);
+    c.max_pages = pages_most;
     for (uint32_t i = 0; i < 3; i++) {
         size_t bytes = 2ul * buffers[i] * PIECE;
         uint32_t most = 0, at, spent = 0;
         tr_store_t *s;
 
         c.buffers = buffers[i];
+        c.readers = readers[i];
         c.memory = malloc(bytes);
         assert_non_null(c.memory);
         s = store_open(&c);
-        for (uint32_t k = 0; k < 20; k++) {
+        for (uint32_t k = 0; k < 8; k++) {
             uint32_t n = 64 + random_below(LONGEST - 64), pieces;
             uint64_t sum;
 
@@ -650,6 +715,7 @@ several_at_once(void **unused)
         tr_store_close(s);
         free(c.memory);
     }
+    pages_most = PAGES_MOST;
     place_free(&p);
 }
 
@@ -714,13 +780,17 @@ directories(void **unused)
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(siphash),         cmocka_unit_test(comes_back),
-        cmocka_unit_test(whose_it_is),     cmocka_unit_test(newest_stays),
-        cmocka_unit_test(quota),           cmocka_unit_test(too_old),
-        cmocka_unit_test(given_up),        cmocka_unit_test(shared_directory),
-        cmocka_unit_test(several_at_once), cmocka_unit_test(directories)
-    };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(siphash),
+                                        cmocka_unit_test(comes_back),
+                                        cmocka_unit_test(whose_it_is),
+                                        cmocka_unit_test(newest_stays),
+                                        cmocka_unit_test(quota),
+                                        cmocka_unit_test(too_old),
+                                        cmocka_unit_test(given_up),
+                                        cmocka_unit_test(shared_directory),
+                                        cmocka_unit_test(several_at_once),
+                                        cmocka_unit_test(damaged_among_several),
+                                        cmocka_unit_test(directories) };
 
     alice = key_of("alice", 5);
     return cmocka_run_group_tests_name("store", tests, NULL, NULL);
