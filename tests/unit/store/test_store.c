@@ -762,7 +762,7 @@ directories(void **unused)
     refused(&c, "cannot read its file key");
     unlink(path);
     assert_int_equal(mkfifo(path, 0600), 0); /* is not waited for */
-    refused(&c, "has not 16 bytes");
+    refused(&c, "does not have 16 bytes");
     unlink(path);
     for (size_t n = 0; n < 33; n++) {
         fd = open(path, O_CREAT | O_WRONLY | O_TRUNC, 0600);
@@ -771,7 +771,7 @@ directories(void **unused)
         if (n == 16) {
             tr_store_close(store_open(&c));
         } else {
-            refused(&c, "has not 16 bytes");
+            refused(&c, "does not have 16 bytes");
         }
     }
     place_free(&p);
