@@ -36,6 +36,54 @@ tile_clear(warp_t w, const compress_t *c, place_t p, side_t side, uint32_t i,
     lanes_sync(w);
 }
 
+/* Are smem->token.from[0, n) a whole tile, in order, of the same level?  So it is
+ * with most of what is cut or copied (kv_manager/manager_cut.h). */
+TR_DEVICE bool
+tile_stays(warp_t w, place_t to, uint32_t n, const tile_smem_t *smem)
+{
+    const place_t *from = smem->token.from;
+    uint32_t yes = 1;
+
+    if (w.lanes != 32 || n != TR_KV_TILE || to.at % TR_KV_TILE != 0
+        || to.layout->level.by_channel) {
+        return false;
+    }
+    if (w.lane < n) {
+        yes = from[w.lane].page != NULL && from[w.lane].page == from[0].page
+              && from[w.lane].layout == to.layout
+              && from[w.lane].at == from[0].at + w.lane
+              && from[0].at % TR_KV_TILE == 0;
+    }
+    return lanes_min(w, yes) == 1;
+}
+
+/* Bytes that are a multiple of 16, at multiples of it. */
+TR_DEVICE void
+bytes_copy(warp_t w, void *to, const void *from, uint32_t n)
+{
+    for (uint32_t i = w.lane; i < n / 16; i += w.lanes) {
+        ((uint4 *) to)[i] = ((const uint4 *) from)[i];
+    }
+}
+
+/* Such a tile as it is: codes, or rows, and metadata. */
+TR_DEVICE void
+tile_copy(warp_t w, place_t from, place_t to, side_t side)
+{
+    const tr_kv_layout_t *l = to.layout;
+    uint32_t bits = side_bits(l, side), n = TR_KV_TILE * l->head_dim * bits / 8;
+    uint32_t part = side == KEY ? 0 : l->value;
+
+    if (bits == 16) {
+        bytes_copy(w, side_row(to, side), side_row(from, side), n);
+        return;
+    }
+    bytes_copy(w, to.page + part + tr_kv_tile_byte(l, to.at),
+               from.page + part + tr_kv_tile_byte(l, from.at), n);
+    bytes_copy(w, side_meta(to, side, 0), side_meta(from, side, 0),
+               TR_KV_TILE * side_groups(l, side) * 4);
+}
+
 /* Moves smem->token.from[0, n) to the places from `to` on; those without a page
  * are not there. */
 TR_DEVICE void
@@ -44,6 +92,11 @@ tile_fill(warp_t w, place_t to, uint32_t n, side_t side, tile_smem_t *smem)
     lanes_sync(w);
     if (side == KEY && to.layout->level.by_channel) {
         tile_move(w, to, &smem->token);
+        return;
+    }
+    if (tile_stays(w, to, n, smem)) {
+        tile_copy(w, smem->token.from[0], to, side);
+        lanes_sync(w);
         return;
     }
     if (fast_takes(w, to, n, side, smem)) {

@@ -89,7 +89,7 @@ choose_dest(const fixture_t *b, uint32_t s, uint32_t h, const tr_kv_seq_t *to,
     const tr_kv_seq_t *from = &b->seq[s];
     const uint32_t *have = b->count + fixture_head(b, s, h) * TR_KV_TIERS_MAX;
     uint32_t tiered = 0, windowed = tr_kv_windowed(from), all;
-    uint32_t keep = random_below(3), drop;
+    uint32_t keep = random_below(4), drop; /* 1: tokens stay in their tier */
 
     for (uint32_t l = 0; l < from->n_tiers; l++) {
         tiered += have[l];
@@ -99,7 +99,7 @@ choose_dest(const fixture_t *b, uint32_t s, uint32_t h, const tr_kv_seq_t *to,
     memset(count, 0, 4 * TR_KV_TIERS_MAX);
     for (uint32_t i = 0; i < all; i++) {
         uint32_t tier, layout = source_layout(b, s, have, i, &tier);
-        uint32_t want = keep ? (tier + keep) % to->n_tiers
+        uint32_t want = keep ? (tier + keep - 1) % to->n_tiers
                              : random_below(to->n_tiers);
         uint32_t at = i - tiered, pos; /* of those that are in no tier */
 
