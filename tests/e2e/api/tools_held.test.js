@@ -277,7 +277,7 @@ test('reasoning_effort as a budget, in every API', async () => {
     max_tokens: 30, output_config: { effort: 'low' } });
   assert.equal(message.json().content[0].type, 'thinking', message.text);
   for (const [body, text] of [
-    [{ reasoning_effort: 'medium' }, /does not read it/],
+    [{ reasoning_effort: 'medium' }, /does not use it/],
     [{ reasoning_effort: 'low', thinking_token_budget: 3 }, /both/]]) {
     const r = await chat(body);
     assert.equal(r.status, 400);
