@@ -16,7 +16,8 @@ mkdir -p "$out/bin" "$out/lib" "$out/tests"
 cp "$B/bin/tokenring-engine" "$B/bin/tokenring" "$B/bench/bench_gpu" "$out/bin"
 cp "$B/tests/test_model_cuda" "$B/tests/test_model_cuda_goldens" \
     "$B/tests/test_executor_cuda" "$B/tests/test_executor_pooled" \
-    "$B/tests/test_cuda_requests" "$B/tests/test_loop_kept_cuda" "$out/tests"
+    "$B/tests/test_cuda_requests" "$B/tests/test_loop_kept_cuda" \
+    "$B/tests/test_loop_files_cuda" "$out/tests"
 cp "$B/lib/libtokenring_cuda.so" "$out/lib"
 git rev-parse --short=12 HEAD >"$out/commit"
 strip "$out"/bin/* "$out"/tests/*
