@@ -2,7 +2,7 @@
  * A whole engine inside this process (client.h, -m DIR): it listens on a socket
  * in a private directory (mode 0700), and we attach as any other ring client.
  * The directory goes away at the end, also on SIGINT and SIGTERM, because the
- * commands turn those into an orderly end (signals.h).
+ * commands turn those into an orderly end (terminal.h).
  */
 #include <dirent.h>
 #include <errno.h>

@@ -239,8 +239,8 @@ struct tr_kernels {
 /*
  * The CPU backend.  isa: NULL for the best that this processor has, or "c",
  * "avx2", "avx512"; NULL is returned for one that it has not.  The first call
- * that returns "c" probes OpenBLAS (cpu/matmul_blas.c) and keeps it to one
- * thread a call, since we spread matrices over threads ourselves.
+ * that returns "c" probes OpenBLAS (kernels/cpu/gemm/matmul_blas.c) and keeps it
+ * to one thread a call, since we spread matrices over threads ourselves.
  */
 const tr_kernels_t *tr_kernels_cpu(const char *isa);
 

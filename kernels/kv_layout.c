@@ -100,8 +100,8 @@ lay_out(tr_kv_layout_t *l, const tr_page_spec_t *w, const tr_kv_level_t *v,
 }
 
 /* The share of a page's tiles that a GPU attends to alone, in the time of two:
- * of few bits it takes two at once (unit_tiles, cuda/decode_iterator.cuh), none
- * across pages. */
+ * of few bits it takes two at once (unit_tiles in
+ * kernels/cuda/attention/decode_iterator.cuh), none across pages. */
 static double
 lone_tiles(const tr_kv_level_t *v, uint32_t tokens)
 {

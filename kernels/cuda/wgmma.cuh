@@ -1,6 +1,6 @@
 /*
  * wgmma.cuh: instructions without a name in CUDA C++ that work on tiles in shared
- * memory: copies, loads of a warp's matrices, products of a warpgroup.
+ * memory: copies and products of a warpgroup.
  *
  * Tiles stand in shared memory in the form that a tensor core of Hopper reads
  * and the copy engine writes: rows of 128 bytes (64 dimensions), eight rows an
@@ -97,28 +97,6 @@ load_float4(uint32_t at)
                  : "r"(at)
                  : "memory");
     return r;
-}
-
-/* ---- matrices of a warp ------------------------------------------------- */
-
-/* Four 8 x 8 matrices; lane 8m + r gives the address of row r of matrix m. */
-template <bool TRANSPOSED>
-static __device__ __forceinline__ void
-load_four(uint32_t (&r)[4], uint32_t at)
-{
-    if (TRANSPOSED) {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 "
-                     "{%0,%1,%2,%3}, [%4];"
-                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                     : "r"(at)
-                     : "memory");
-    } else {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 "
-                     "{%0,%1,%2,%3}, [%4];"
-                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                     : "r"(at)
-                     : "memory");
-    }
 }
 
 /* ---- matrices of a warpgroup: Hopper alone ------------------------------- */

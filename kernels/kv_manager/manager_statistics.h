@@ -343,7 +343,7 @@ manager_keys(const tr_kv_manager_t *m, uint32_t head, manager_prompt_t *s)
 #endif
 }
 
-/* cut[l]: the smallest key among the rank[l] best (tr_kv_rank_cut), by radix
+/* cut[l]: the smallest key among the rank[l] best, by radix
  * selection from the highest digit down. */
 TR_HD void
 manager_cut(const tr_kv_manager_t *m, uint32_t head, uint32_t l,

@@ -218,13 +218,6 @@ load_matrices(uint32_t (&r)[4], uint32_t at)
     }
 }
 
-template <bool TRANSPOSED>
-static inline void
-load_four(uint32_t (&r)[4], uint32_t at)
-{
-    load_matrices<TRANSPOSED>(r, at);
-}
-
 /* ---- numbers ------------------------------------------------------------- */
 
 static inline float

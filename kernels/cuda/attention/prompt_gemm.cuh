@@ -60,8 +60,8 @@ struct warps_t {
         for (int j = 0; j < N / 8; j += 2) {
             uint32_t r[4];
 
-            load_four<false>(r, tile_at<D>(b, 8 * (j + m / 2) + lane % 8,
-                                           2 * k + m % 2));
+            load_matrices<false>(r, tile_at<D>(b, 8 * (j + m / 2) + lane % 8,
+                                               2 * k + m % 2));
             mma(quad(c + 4 * j), a, r[0], r[1]);
             mma(quad(c + 4 * j + 4), a, r[2], r[3]);
         }
@@ -82,8 +82,9 @@ struct warps_t {
         for (int k = 0; k < D / 16; k++) {
             uint32_t r[4];
 
-            load_four<false>(r, tile_at<D>(a, 16 * warp + m % 2 * 8 + lane % 8,
-                                           2 * k + m / 2));
+            load_matrices<false>(r,
+                                 tile_at<D>(a, 16 * warp + m % 2 * 8 + lane % 8,
+                                            2 * k + m / 2));
             step<D, N>(c, r, b, k);
         }
     }
@@ -114,8 +115,9 @@ struct warps_t {
             for (int j = 0; j < D / 8; j += 2) {
                 uint32_t r[4];
 
-                load_four<true>(r, tile_at<D>(v, 16 * k + m % 2 * 8 + lane % 8,
-                                              j + m / 2));
+                load_matrices<true>(r,
+                                    tile_at<D>(v, 16 * k + m % 2 * 8 + lane % 8,
+                                               j + m / 2));
                 mma(quad(c + 4 * j), p[k], r[0], r[1]);
                 mma(quad(c + 4 * j + 4), p[k], r[2], r[3]);
             }

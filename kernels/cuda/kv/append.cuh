@@ -1,6 +1,6 @@
 /*
  * append.cuh: one row's key or value of one head into the cache, by a warp; the
- * counterpart of cpu/kv_append.c.
+ * counterpart of kernels/cpu/kv/kv_append.c.
  *
  * A head's key and its value are two warps' (token.cuh).  Both look at the
  * head's move and both find it allowed or not.  Rows at uncompressed positions

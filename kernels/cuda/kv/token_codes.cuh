@@ -1,6 +1,6 @@
 /*
  * token_codes.cuh: numbers to codes and metadata, fewer bits, and codes to the
- * words of a page; cpu/kv_quant.h and cpu/kv_codes.h, bit for bit.
+ * words of a page: the same bits as kv_quant.h and kv_codes.h in kernels/cpu/kv.
  */
 #ifndef TR_CUDA_TOKEN_CODES_CUH
 #define TR_CUDA_TOKEN_CODES_CUH
@@ -10,7 +10,7 @@
 /* ---- quantising --------------------------------------------------------- */
 
 /* {scale, zero} of a group with these ends; lo > hi: nothing but NaN
- * (cpu/kv_quant.h). */
+ * (kernels/cpu/kv/kv_quant.h). */
 TR_DEVICE void
 group_meta(float lo, float hi, uint32_t bits, bool narrow, uint16_t *meta)
 {

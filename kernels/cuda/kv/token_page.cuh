@@ -139,8 +139,8 @@ pairs_clear(warp_t w, uint8_t *page, const tr_kv_layout_t *l, side_t s,
 }
 
 /* Zeroes what a side has beside codes, of tokens [first, end); with the page's
- * last token, to the page's end (cpu/kv_place.c, tr_kv_page_clear).  By channel
- * first and end are multiples of TR_KV_CHANNEL_TOKENS. */
+ * last token, to the page's end (tr_kv_page_clear in kernels/cpu/kv/kv_place.c).
+ * By channel first and end are multiples of TR_KV_CHANNEL_TOKENS. */
 TR_DEVICE void
 tokens_clear(warp_t w, uint8_t *page, const tr_kv_layout_t *l, side_t s,
              uint32_t first, uint32_t end, uint64_t page_bytes)

@@ -125,7 +125,7 @@ no_refusal(const uint32_t *refused, const char *what)
     }
 }
 
-/* A view whose every head has `uncompressed` + 1 + `per_list` * 2 pages of its
+/* A view whose every head has `uncompressed` + 1 + `per_tier` * 2 pages of its
  * own. */
 static void
 view_make(bench_t *b, uint32_t slots, uint32_t uncompressed, uint32_t per_tier)

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* A slot's entries in order of kv_runs (engine/kv/kv_internal.h). */
+/* A slot's entries in the order of a swap (kernels/cuda/device.h). */
 static uint32_t
 slot_entries(fixture_t *b, uint32_t s, uint32_t uncompressed_pages,
              int32_t **entry)
