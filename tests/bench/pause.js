@@ -16,10 +16,13 @@ const usage = `Usage: node tests/bench/pause.js [options]
   --prompt N    tokens of each prompt (default 250)
   --told N      tokens of each answer before the kill, at least (default 30)
   --rounds N    (default 5)
+  --cases LIST  of those below, separated by semicolons (default: all)
   --json FILE   write the results there, and a table beside them (.md)
 `;
 const options = lib.options({ streams: 40, prompt: 250, told: 30, rounds: 5,
-  json: '' }, usage);
+  cases: '', json: '' }, usage);
+const asked = (c) => !options.cases
+  || options.cases.split(';').map((name) => name.trim()).includes(c.name);
 
 // Those with a bound compute what they replay as a prompt.
 const CASES = [
@@ -102,7 +105,10 @@ async function round(c) {
   const [a, b] = engines;
   const nginx = await lib.startNginx(dirs[0], 'nginx', {
     main: `load_module ${lib.MODULE};`,
-    http: `tokenring_engine a unix:${a.socket};
+    // a busy machine is waited for
+    http: `tokenring_queue_timeout 1h; tokenring_first_token_timeout 1h;
+      tokenring_idle_timeout 1h;
+      tokenring_engine a unix:${a.socket};
       tokenring_engine b unix:${b.socket};
       tokenring_engine both unix:${a.socket} unix:${b.socket};`,
     location: `tokenring_migrate 3 timeout=60s; tokenring_pass both; }
@@ -148,7 +154,7 @@ async function main() {
     'first goes on (ms)', 'last', 'over replayed / rate + 50 ms', 'bound'])
     + row(Array(7).fill('---'));
   const results = {};
-  for (const c of CASES) {
+  for (const c of CASES.filter(asked)) {
     const rounds = [];
     for (let i = 0; i < options.rounds; i++) {
       rounds.push(await round(c));
