@@ -9,8 +9,8 @@
 #: make down        stop them
 #: make             build engine, command line and module into build/ (B=)
 #: make engine      one part: engine, cli, module, unit (the unit tests)
-#: make cuda        what `backend cuda` loads, tests, benchmarks; mk/cuda.mk
-#: make deps        install what is missing (Debian packages, npm for tests)
+#: make cuda        the library of backend cuda, tests, benchmarks; mk/cuda.mk
+#: make deps        install missing dependencies (Debian packages, npm for tests)
 #: make deb         Debian packages into build/deb
 #: make install     into DESTDIR= PREFIX= (default /usr/local)
 #: make uninstall   remove that, unless NGINX uses it
@@ -19,14 +19,14 @@
 #: make test        set up, build, and run every test that needs no GPU
 #: make test-unit   unit tests only (T=ring for one of them)
 #: make test-e2e    end-to-end tests only (E2E=pattern for some of the files)
-#: make test-docs   what the documentation shows, and every command of it
+#: make test-docs   the documentation: what it shows, and every command
 #: make test-templates
 #:                  chat templates against Python's jinja2
 #: make test-schemas
 #:                  JSON schemas against JSON-Schema-Test-Suite (SUITE=DIR)
 #:                  and validators of others
 #: make test-strict 10,000 answers of models/pocket under strict schemas
-#: make test-whole  2,000 random requests to each endpoint: whole is streamed
+#: make test-whole  2,000 random requests to each endpoint: streamed as whole
 #: make test-gpu    kernels on a GPU
 #: make test-simt   kernels for GPUs on a device in software (needs nvcc)
 #: make test-asan   unit and end-to-end tests with ASan and UBSan; one half
@@ -42,7 +42,7 @@
 #: make test-deb    install, upgrade and purge the packages in a clean Debian
 #: make test-tokenizer-reference
 #:                  tokenizer and chat templates against the reference
-#: make fuzz        readers of hostile bytes (FUZZ_SECONDS=10, FUZZ=name)
+#: make fuzz        fuzz what reads hostile bytes (FUZZ_SECONDS=10, FUZZ=name)
 #: make bench       measure; bench-NAME for one, listed in mk/bench.mk
 #:
 #: make lint        style and static analysis (make format repairs style)

@@ -81,11 +81,11 @@ static ngx_http_tokenring_gateway_t  ngx_http_tokenring_gateway[] = {
       ngx_http_tokenring_gateway_counter(retries) },
 
     { "tokenring_gateway_migrations_total",
-      "Requests that went on at another engine after they had begun.",
+      "Requests that continued at another engine after they had begun.",
       ngx_http_tokenring_gateway_counter(migrations) },
 
     { "tokenring_gateway_unmovable_total",
-      "Requests that lost their engine and could not.",
+      "Requests that lost their engine and could not continue.",
       ngx_http_tokenring_gateway_counter(unmovable) },
 
     { "tokenring_gateway_refused_total",
@@ -97,11 +97,11 @@ static ngx_http_tokenring_gateway_t  ngx_http_tokenring_gateway[] = {
       ngx_http_tokenring_gateway_counter(prefix_lookups) },
 
     { "tokenring_gateway_prefix_hits_total",
-      "Of these, those that went to an engine that had it.",
+      "Requests sent to an engine that had received their beginning.",
       ngx_http_tokenring_gateway_counter(prefix_hits) },
 
     { "tokenring_gateway_prefix_stale_total",
-      "Of these, those of which its cache had next to nothing.",
+      "Requests whose beginning that engine no longer had cached.",
       ngx_http_tokenring_gateway_counter(prefix_stale) },
 
     { "tokenring_gateway_protocol_errors_total",

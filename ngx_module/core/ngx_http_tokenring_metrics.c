@@ -49,7 +49,7 @@ static ngx_http_tokenring_family_t  ngx_http_tokenring_families[] = {
       ngx_http_tokenring_admission(outstanding_tokens) },
 
     { "tokenring_queue_free", "gauge",
-      "Free places in the queue.",
+      "Free slots in the queue.",
       ngx_http_tokenring_sample_u32,
       ngx_http_tokenring_admission(queue_free) },
 
@@ -62,8 +62,8 @@ static ngx_http_tokenring_family_t  ngx_http_tokenring_families[] = {
       ngx_http_tokenring_sample_usage, 0 },
 
     { "tokenring_kv_cache_pages", "gauge",
-      "Pages of the KV cache by level (bits of keys/values); \"cached\" hold "
-      "prefixes that nobody uses now, \"free\" nothing.",
+      "Pages of the KV cache by level (bits of keys/values); \"cached\": "
+      "prefixes not in use, \"free\": empty.",
       ngx_http_tokenring_sample_pages, 0 },
 
     { "tokenring_kv_cache_page_bytes", "gauge",
@@ -91,7 +91,7 @@ static ngx_http_tokenring_family_t  ngx_http_tokenring_families[] = {
       ngx_http_tokenring_counter(kv_swaps) },
 
     { "tokenring_kv_recomputations_total", "counter",
-      "Compressed caches that did not fit there and were recomputed.",
+      "Compressed caches that were recomputed, since swap memory was full.",
       ngx_http_tokenring_sample_counter,
       ngx_http_tokenring_counter(kv_recomputations) },
 
@@ -106,42 +106,42 @@ static ngx_http_tokenring_family_t  ngx_http_tokenring_families[] = {
       ngx_http_tokenring_counter(prefix_queries) },
 
     { "tokenring_prefix_hits_total", "counter",
-      "Of these, prompts that found one.",
+      "Prompts that found a cached prefix.",
       ngx_http_tokenring_sample_counter,
       ngx_http_tokenring_counter(prefix_hits) },
 
     { "tokenring_prefix_tokens_total", "counter",
-      "Tokens of the prefixes that were found.",
+      "Tokens of the cached prefixes that were found.",
       ngx_http_tokenring_sample_counter,
       ngx_http_tokenring_counter(prefix_tokens) },
 
     { "tokenring_prefix_cuts_total", "counter",
-      "Of the prefixes that were found, those that ended within a block.",
+      "Cached prefixes that were found and ended within a block.",
       ngx_http_tokenring_sample_counter,
       ngx_http_tokenring_counter(prefix_cuts) },
 
     { "tokenring_prefix_evicted_blocks_total", "counter",
-      "Cached blocks of pages that made room.",
+      "Cached blocks of pages that were evicted.",
       ngx_http_tokenring_sample_counter,
       ngx_http_tokenring_counter(prefix_evicted) },
 
     { "tokenring_prefix_expired_blocks_total", "counter",
-      "Cached blocks of pages that nobody used for cache_ttl.",
+      "Cached blocks of pages that expired (cache_ttl).",
       ngx_http_tokenring_sample_counter,
       ngx_http_tokenring_counter(prefix_expired) },
 
     { "tokenring_prefix_blocks", "gauge",
-      "Blocks of pages that are kept for prompts that begin alike.",
+      "Blocks of pages in the prefix cache.",
       ngx_http_tokenring_sample_counter,
       ngx_http_tokenring_counter(prefix_blocks) },
 
     { "tokenring_prefix_files", "gauge",
-      "Files with prefixes, in cache_dir.",
+      "Files with prefixes in cache_dir.",
       ngx_http_tokenring_sample_counter,
       ngx_http_tokenring_counter(store_files) },
 
     { "tokenring_prefix_files_bytes", "gauge",
-      "Bytes of these files.",
+      "Bytes of the files with prefixes.",
       ngx_http_tokenring_sample_counter,
       ngx_http_tokenring_counter(store_bytes) },
 
@@ -151,22 +151,22 @@ static ngx_http_tokenring_family_t  ngx_http_tokenring_families[] = {
       ngx_http_tokenring_counter(store_stored) },
 
     { "tokenring_prefix_files_read_total", "counter",
-      "Prefixes that came back from files.",
+      "Prefixes that were loaded from files.",
       ngx_http_tokenring_sample_counter,
       ngx_http_tokenring_counter(store_loaded) },
 
     { "tokenring_prefix_files_tokens_total", "counter",
-      "Tokens of the prefixes that came back.",
+      "Tokens of the prefixes that were loaded from files.",
       ngx_http_tokenring_sample_counter,
       ngx_http_tokenring_counter(store_tokens) },
 
     { "tokenring_prefix_files_failed_total", "counter",
-      "Files that could not be written, or were damaged.",
+      "Files with prefixes that could not be written, or were damaged.",
       ngx_http_tokenring_sample_counter,
       ngx_http_tokenring_counter(store_failed) },
 
     { "tokenring_prefix_files_skipped_total", "counter",
-      "Prefixes that went before they were written.",
+      "Prefixes that were evicted before they were written to a file.",
       ngx_http_tokenring_sample_counter,
       ngx_http_tokenring_counter(store_skipped) },
 
@@ -176,7 +176,7 @@ static ngx_http_tokenring_family_t  ngx_http_tokenring_families[] = {
       ngx_http_tokenring_counter(kv_guard_prompts) },
 
     { "tokenring_kv_guard_warnings", "gauge",
-      "KV policies that lose answers with this model, as far as is known.",
+      "KV policies that were found to lose answers with this model.",
       ngx_http_tokenring_sample_counter,
       ngx_http_tokenring_counter(kv_guard_over) },
 
@@ -186,7 +186,7 @@ static ngx_http_tokenring_family_t  ngx_http_tokenring_families[] = {
       ngx_http_tokenring_counter(kv_guard_keys) },
 
     { "tokenring_kv_guard_bound_ratio", "gauge",
-      "Above which a KV policy loses answers.",
+      "Bound of the error ratio above which a KV policy loses answers.",
       ngx_http_tokenring_sample_guard,
       ngx_http_tokenring_counter(kv_guard_keys_bound) },
 
@@ -201,11 +201,11 @@ static ngx_http_tokenring_family_t  ngx_http_tokenring_families[] = {
       ngx_http_tokenring_counter(weights_file_bytes) },
 
     { "tokenring_gpu_use_ratio", "gauge",
-      "Part of the time that the GPU computes, where it tells, 0 to 1.",
+      "GPU utilisation, 0 to 1; absent where it is not known.",
       ngx_http_tokenring_sample_gpu_use, 0 },
 
     { "tokenring_gpu_power_watts", "gauge",
-      "Power that the GPU takes, where it tells.",
+      "Power of the GPU; absent where it is not known.",
       ngx_http_tokenring_sample_gpu_power, 0 },
 
     { "tokenring_redis_up", "gauge",
@@ -262,7 +262,7 @@ static ngx_http_tokenring_family_t  ngx_http_tokenring_families[] = {
       ngx_http_tokenring_counter(masks) },
 
     { "tokenring_grammar_masks_single_total", "counter",
-      "Of these, tokens that were the only one allowed.",
+      "Tokens that were the only one a schema or grammar allowed.",
       ngx_http_tokenring_sample_counter,
       ngx_http_tokenring_counter(masks_single) },
 
