@@ -11,8 +11,9 @@ FUZZ_CC      ?= clang
 FUZZ_ALL     := $(patsubst tests/fuzz/fuzz_%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
 FUZZ_RUN     := $(if $(FUZZ),$(FUZZ),$(FUZZ_ALL))
 FUZZ_FLAGS   := -O1 -g -fno-omit-frame-pointer -fno-sanitize-recover=all
-# Readers need no kernels.
-FUZZ_SRC      = $(shell grep -L '"kernels/thread_pool.h"' $(ENGINE_SRC))
+# Readers need no kernels, but for what says where a cache's bytes are.
+FUZZ_SRC      = $(shell grep -L '"kernels/thread_pool.h"' $(ENGINE_SRC)) \
+                kernels/kv_layout.c
 FUZZ_CFLAGS   = $(filter-out -Werror,$(TR_CFLAGS)) $(FUZZ_FLAGS) \
                 -Wno-unknown-pragmas
 

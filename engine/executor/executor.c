@@ -151,12 +151,6 @@ add_policy(tr_executor_t *e, const char *dir, const char *key, const char *spec,
     return rc;
 }
 
-const char *
-tr_executor_policy_name(const tr_executor_policy_t *p)
-{
-    return strstr(p->given, "alpha_file") != NULL ? p->policy->name : p->given;
-}
-
 bool
 tr_executor_reuses_compressed(const tr_config_t *config)
 {
