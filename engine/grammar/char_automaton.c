@@ -401,7 +401,9 @@ collect_events(subset_t *s, const uint32_t *set, uint32_t n)
         for (uint32_t e = s->nfa.first[set[i]]; e != 0;
              e = s->nfa.edges[e - 1].next) {
             const edge_t *edge = &s->nfa.edges[e - 1];
-            const tr_charset_t *c = &s->nfa.t->sets[edge->set];
+            const tr_charset_t *c = edge->kind == EDGE_SET
+                                        ? &s->nfa.t->sets[edge->set]
+                                        : NULL;
 
             if (edge->kind == EDGE_ANY
                 && (!add_event(s, 0, 0xd7ff, edge->to)
