@@ -244,6 +244,12 @@ lay_out(tr_openai_call_t *c)
     if (rc == TR_OK) {
         rc = settle_eos(c);
     }
+    if (rc == TR_OK && r->constrained && c->n_eos == 0) {
+        rc = tr_error_set(c->err, TR_ERR_INVALID, r->grammar_spec.param,
+                          "'%s': this model has no end token (eos_token_id of "
+                          "config.json), with which such an answer ends.",
+                          r->grammar_spec.param);
+    }
     if (rc == TR_OK) {
         rc = tr_request_layout(r, c->prompts, r->n_prompts, c->api->vocab,
                                c->eos, c->n_eos, c->api->tokenizer);

@@ -585,10 +585,31 @@ test_unknown_endpoint(void **state)
     }
 }
 
+/* What must be something ends with an end token; a model without one is told. */
+static void
+test_no_end_token(void **state)
+{
+    static const char body[] = T("\"guided_choice\":[\"a\"]");
+    tr_openai_t own = api;
+    tr_request_t *r;
+
+    (void) state;
+    own.n_eos = 0;
+    r = parse_bytes(&own, TEXT, body, strlen(body));
+    assert_int_equal(r->error.status, TR_ERR_INVALID);
+    assert_string_equal(r->error.param, "guided_choice");
+    assert_non_null(strstr(r->error.text, "no end token"));
+    tr_request_free(r);
+    r = parse_bytes(&own, TEXT, "{\"prompt\":\"a\"}", 14);
+    assert_int_equal(r->error.status, TR_OK);
+    tr_request_free(r);
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_no_end_token),
         cmocka_unit_test(test_bad),
         cmocka_unit_test(test_bad_large),
         cmocka_unit_test(test_unknown_endpoint),
