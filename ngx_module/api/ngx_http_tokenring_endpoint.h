@@ -26,8 +26,8 @@ typedef ngx_int_t (*ngx_http_tokenring_render_item_pt)(
 
 
 typedef ngx_int_t (*ngx_http_tokenring_render_error_pt)(
-    ngx_http_tokenring_text_t *t, ngx_uint_t status, ngx_str_t *message,
-    ngx_str_t *request_id);
+    ngx_http_tokenring_text_t *t, ngx_uint_t status, ngx_str_t *param,
+    ngx_str_t *message, ngx_str_t *request_id);
 
 
 typedef struct {

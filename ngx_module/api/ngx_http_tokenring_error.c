@@ -272,7 +272,7 @@ ngx_http_tokenring_send_error_body(ngx_http_request_t *r, ngx_uint_t status,
 
     if (t == NULL
         || ((endpoint && endpoint->error)
-            ? endpoint->error(t, status, message,
+            ? endpoint->error(t, status, param, message,
                               ctx ? &ctx->request_id : NULL)
             : ngx_http_tokenring_render_error(t, type, code, param, message))
            != NGX_OK)

@@ -326,7 +326,8 @@ ngx_http_tokenring_messages_end(ngx_http_tokenring_ctx_t *ctx)
     if (ngx_http_tokenring_id(ctx, ctx->error_number) != NGX_OK
         || ngx_http_tokenring_put(&ctx->out, "event: error\ndata: ") != NGX_OK
         || ngx_http_tokenring_messages_error(&ctx->out, info.http,
-                                             &ctx->message, &ctx->request_id)
+                                             &ctx->param, &ctx->message,
+                                             &ctx->request_id)
            != NGX_OK)
     {
         return NGX_ERROR;
@@ -506,15 +507,29 @@ ngx_http_tokenring_block_input(ngx_http_tokenring_ctx_t *ctx,
 
 ngx_int_t
 ngx_http_tokenring_messages_error(ngx_http_tokenring_text_t *t,
-    ngx_uint_t status, ngx_str_t *message, ngx_str_t *request_id)
+    ngx_uint_t status, ngx_str_t *param, ngx_str_t *message,
+    ngx_str_t *request_id)
 {
+    ngx_uint_t  thread;
+
+    /* clients that keep a thread where they can go on without it, if told so */
+
+    thread = (param && param->len == 6
+              && ngx_strncmp(param->data, "thread", 6) == 0);
+
     if (ngx_http_tokenring_printf(t, 128,
                "{\"type\":\"error\",\"error\":{\"type\":\"%s\","
                "\"message\":\"",
                ngx_http_tokenring_message_error_type(status))
         != NGX_OK
         || ngx_http_tokenring_json(t, message->data, message->len) != NGX_OK
-        || ngx_http_tokenring_put(t, "\"}") != NGX_OK)
+        || ngx_http_tokenring_put(t, "\"") != NGX_OK
+        || (thread
+            && ngx_http_tokenring_put(t, ",\"details\":{\"error_code\":"
+                                      "\"thread_unsupported_request\","
+                                      "\"unsupported\":[\"thread\"]}")
+               != NGX_OK)
+        || ngx_http_tokenring_put(t, "}") != NGX_OK)
     {
         return NGX_ERROR;
     }

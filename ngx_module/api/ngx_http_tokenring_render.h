@@ -84,7 +84,8 @@ ngx_int_t ngx_http_tokenring_messages_item(ngx_http_tokenring_ctx_t *ctx,
 ngx_int_t ngx_http_tokenring_messages_whole(ngx_http_tokenring_ctx_t *ctx);
 ngx_int_t ngx_http_tokenring_messages_end(ngx_http_tokenring_ctx_t *ctx);
 ngx_int_t ngx_http_tokenring_messages_error(ngx_http_tokenring_text_t *t,
-    ngx_uint_t status, ngx_str_t *message, ngx_str_t *request_id);
+    ngx_uint_t status, ngx_str_t *param, ngx_str_t *message,
+    ngx_str_t *request_id);
 ngx_int_t ngx_http_tokenring_count_whole(ngx_http_tokenring_ctx_t *ctx);
 
 

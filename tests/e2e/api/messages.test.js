@@ -7,6 +7,8 @@ const { test, before, after } = require('node:test');
 const assert = require('node:assert/strict');
 const { Anthropic } = require('@anthropic-ai/sdk');
 const { createAnthropic } = require('@ai-sdk/anthropic');
+const { betaZodTool } = require('@anthropic-ai/sdk/helpers/beta/zod');
+const { z } = require('zod');
 const { scripted, call } = require('../lib/scripted');
 const { rounds, cities, aiSdkRounds } = require('../lib/rounds');
 const { post, request } = require('../lib/http');
@@ -187,6 +189,29 @@ for (const streamed of [false, true]) {
     const steps = await aiSdkRounds(provider(model), streamed);
     assert.deepEqual(steps.map((s) => s.reasoningText),
       ['Number 0.', 'Number 1.', 'Number 2.', 'Done.']);
+  });
+}
+
+// It keeps its conversation in a thread, and goes on without one where the
+// server says that it has none.
+for (const streamed of [false, true]) {
+  says(...rounds);
+  test(`toolRunner: three rounds${streamed ? ', streamed' : ''}`, async () => {
+    const seen = [];
+    const runner = client.beta.messages.toolRunner({ model, messages,
+      max_tokens: 500, stream: streamed, tools: [betaZodTool({
+        name: 'get_weather', description: 'The weather of a city.',
+        inputSchema: z.object({ city: z.string() }),
+        run: async ({ city }) => {
+          seen.push(city);
+          return [{ type: 'text', text: 'mild' }];
+        } })] });
+    let last;
+    for await (const turn of runner) {
+      last = streamed ? await turn.finalMessage() : turn;
+    }
+    assert.deepEqual(seen, cities);
+    assert.equal(last.content.at(-1).text, 'Mild everywhere.');
   });
 }
 
