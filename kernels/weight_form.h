@@ -10,11 +10,12 @@
  * 16 bits: rows of k elements.  Packed, in this order:
  *
  *   codes   [k / 64][n / 16] blocks of 16 rows x 64 columns, 1024 bytes of FP8
- *           (E4M3), 512 of INT4 (0 .. 15) and of MXFP4 (E2M1).  Within a block a lane of the 32 of a
- *           warp has what it multiplies in the tensor core's order: lane 4 g + t
- *           rows g and g + 8, of each 16 columns (a step, 0 .. 3) columns 2 t,
- *           2 t + 1, 2 t + 8 and 2 t + 9.  With i = (row is g + 8) + 2 * (column
- *           is 2 t + 8 or later) and j = the column is odd:
+ *           (E4M3), 512 of INT4 (0 .. 15) and of MXFP4 (E2M1).  Within a block
+ *           each of a warp's 32 lanes has what it multiplies, in the tensor core's
+ *           order: lane 4 g + t has rows g and g + 8, and of each 16 columns (a
+ *           step, 0 .. 3) columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9.  With
+ *           i = (row is g + 8) + 2 * (column is 2 t + 8 or later) and
+ *           j = the column is odd:
  *             FP8    [step / 2][lane][step % 2][i / 2] words of 4 bytes, in them
  *                    byte i % 2 + 2 j
  *             4 bits [lane][step] words of 4 bytes, in them the four bits from

@@ -1,11 +1,11 @@
 /*
- * kv_policy auto: the cheapest KV policy that a model bears.
+ * kv_policy auto: the cheapest KV policy that suits a model.
  *
  * Measured at start, with the weights that will serve: a text is computed and
  * compressed under each candidate (kv_measure.h), from cheapest to dearest, and
  * the first whose errors are at most TR_KV_CHOOSE_KEYS and _VALUES is taken; `full`
- * when none is.  These are well below the guard's bounds, where answers are lost
- * for sure: one text is not what will be asked.
+ * when none is.  These are well below the guard's bounds, at which answers are
+ * surely lost: users will send other texts than this one.
  *
  * The text is kv_calibration.txt in the model's directory, of which the first
  * TR_KV_CHOOSE_TOKENS tokens count; without that file, one that is built in.

@@ -1,11 +1,11 @@
 /*
  * The script of backend null: what its sequences say, given as token ids.
  *
- * `null_script PATH` names a file with one answer a line, ids separated by
- * blanks.  Sequences take the lines in the order of their first tokens, and begin
- * anew after the last one; behind its line a sequence says what backend null says
- * without a script.  So a test can have any answer, through the very path of real
- * ones: detokeniser, dialect, rings, HTTP.
+ * `null_script PATH` names a file with one answer per line, ids separated by
+ * spaces.  Sequences take the lines in the order of their first tokens, and start
+ * over after the last one; after its line, a sequence continues as backend null
+ * does without a script.  So a test can have any answer, through the same path as
+ * a real one: detokeniser, dialect, rings, HTTP.
  */
 #ifndef TR_NULL_SCRIPT_H
 #define TR_NULL_SCRIPT_H

@@ -1,20 +1,19 @@
 /*
  * Who is served next: the client that was served least (scheduler.h).
  *
- * Clients are tenants, or addresses, as the gateway tells them (wire.h, tenant).
- * Each has a counter of what it was served: tokens of prompts that are computed,
- * and twice the tokens of answers, over its share.  What is cached, replayed or
- * computed once more is free.  A client that comes back starts no lower than the
- * least of those that are there, so nobody saves up service by being away.  Nor
- * by standing still: while all sequences of a client are paused, or have nobody
- * who reads their answers, it is as if it were away.
+ * Clients are tenants or addresses, as the gateway numbers them (wire.h,
+ * tenant).  Each has a counter of its service: computed prompt tokens, and twice
+ * the tokens of answers, divided by its share.  Tokens that are cached, replayed
+ * or recomputed are free.  A client that returns starts at the lowest counter of
+ * the active clients, so nobody saves up service by being away.  A client whose
+ * sequences are all paused, or have no reader, counts as away as well.
  * This is VTC (Sheng et al., "Fairness in Serving Large Language Models", OSDI
  * 2024).
  *
- * A client is inside while any sequence of it waits or runs, and around for a
- * while longer.  Those that are away are forgotten when their place is wanted.
- * The table is of fixed size: where more clients are inside at once than a set
- * of it has places, some of them share one, and are served as one.
+ * A client is inside while any of its sequences waits or runs, and around for a
+ * while longer.  Clients that are away are forgotten when their entry is needed.
+ * The table has a fixed size: if more clients are inside than a set has entries,
+ * some of them share one, and are served as one.
  *
  * Step loop only; times are of CLOCK_MONOTONIC, us.
  */

@@ -1,13 +1,13 @@
 /*
- * Responses that are kept in Redis, as a parser thread asks for them: a body that
- * names a previous response, or items of one, cannot be read without what these
- * were.
+ * Responses that are kept in Redis, as a parser thread requests them: a body that
+ * names a previous response, or items of one, cannot be parsed without their
+ * contents.
  *
  *   parser thread --tr_lookup_ask--> publisher --(Redis)--> done()
  *
- * A lookup has turns: the response that the body goes on from with all that this
- * went on from, and responses of which it wants items.  Neither thread waits for
- * the other.  What comes from Redis was written by others: sizes are bounded,
+ * A lookup has turns: the response that the body continues, with all that this
+ * one continued, and the responses whose items it refers to.  Neither thread waits
+ * for the other.  Data from Redis was written by others: sizes are bounded, and
  * records are checked.
  */
 #ifndef TR_KEPT_H

@@ -1,11 +1,11 @@
 /*
  * Requests that come from another engine (wire.h: replay blocks).
  *
- * What a sequence is after some output is a function of the request, of when it
- * was made, of its seed and of the ids of that output.  So the ids are taken as
- * if they had just been sampled here, by the code that takes sampled tokens
- * (emit.h), which says nothing meanwhile.  The sequence then waits like one that
- * was preempted: with output, and without a cache.
+ * The state of a sequence after some output is a function of the request, of its
+ * creation time, of its seed and of the ids of that output.  So the ids are
+ * processed as if they had just been sampled here, by the code that takes sampled
+ * tokens (emit.h), which sends nothing meanwhile.  The sequence then waits like
+ * one that was preempted: with output, but without a cache.
  *
  * Both are called by the request parser, in this order, around its own work.
  */

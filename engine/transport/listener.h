@@ -3,12 +3,12 @@
  *
  * PATH.lock is held by flock for the life of the engine, so that two engines
  * never fight for one path, and a socket left by a killed one can be replaced
- * without a guess.  At exit only our own inodes are removed.  So the file is there
- * after a kill; it says how much memory of a GPU the engine had.
+ * without a guess.  At exit only our own inodes are removed.  So the file is still
+ * there after a kill; it says how much GPU memory the engine had.
  *
- * Or the socket was given to this process, bound and listening, by who starts
- * engines when somebody connects (LISTEN_FDS of systemd, `tokenring supervise`).
- * Then it is theirs: nothing is locked, and nothing is removed.
+ * Or the socket was passed to this process, bound and listening, by a supervisor
+ * that starts engines on demand (LISTEN_FDS of systemd, `tokenring supervise`).
+ * Then the supervisor owns it: nothing is locked, and nothing is removed.
  */
 #ifndef TR_LISTENER_H
 #define TR_LISTENER_H

@@ -1,16 +1,16 @@
 /*
  * Budgets that several hosts share (`shared` of tokenring_plan): a quota.
  *
- * What is left of them stands in Redis.  Each host takes a twentieth at a time
- * from there, before anything of it is used, and has that as its stock, in its
+ * Redis holds what is left of them.  Each host draws a twentieth at a time
+ * from there, before it uses any of it, and keeps that as its stock, in its
  * account of the tenant: answers are leased from the stock as they are from a
  * budget of this host alone.  So all hosts together never use more than there
- * is.  What a host that dies had taken is nobody's.
+ * is.  What a host had drawn when it died is lost.
  *
- * Nobody waits for Redis in the middle of things: whoever finds the stock low
- * asks for more, and a request that finds it empty stands still until the reply
- * is there (SEAT, or without an allowance).  Where Redis is away, the stock is
- * all there is, or with `hosts` this host's part of the plan.
+ * Nothing blocks on Redis: whoever finds the stock low asks for more, and a
+ * request that finds it empty pauses until the reply is there (SEAT, or without
+ * an allowance).  While Redis is unreachable, the stock is all there is, or
+ * with `hosts` this host's part of the plan.
  *
  * Functions with an account need the zone's lock, the others must not have it.
  */
