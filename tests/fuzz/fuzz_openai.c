@@ -1,7 +1,7 @@
 /*
  * Fuzzes the parser of request bodies.  The first byte of an input chooses the
- * endpoint, the rest is the body.  Whatever it says, the request is laid out or
- * refused in words, and what was laid out stays in its bounds.
+ * endpoint, the rest is the body.  Whatever it says, the request is laid out,
+ * answered or refused in words, and what was laid out stays in its bounds.
  *
  * Run from the repository's root: it uses the shipped model's tokenizer.
  */
@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/api/endpoint.h"
 #include "engine/api/openai.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -71,6 +72,9 @@ check(const tr_request_t *r, tr_status_t rc)
             abort(); /* not the client's fault, or not said why */
         }
         return;
+    }
+    if (tr_endpoint(r->endpoint)->result != NULL) {
+        return; /* nothing is generated */
     }
     if (r->kv_policy == NULL || !(r->kv_policy->alpha_low <= TR_KV_ALPHA_MAX)
         || !(r->kv_policy->alpha_high <= TR_KV_ALPHA_MAX)) {
