@@ -235,9 +235,6 @@ check_recipe(const tr_config_t *config, tr_recipe_t *recipe, FILE *out,
     uint32_t rotate = tr_executor_rotate(config);
     char text[TR_RECIPE_TEXT];
 
-    if (!tr_executor_slides(config)) {
-        tr_recipe_bound(recipe);
-    }
     tr_recipe_describe(recipe, text);
     fputs(text, out);
     return strcmp(config->backend, "cuda") == 0

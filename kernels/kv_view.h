@@ -22,6 +22,11 @@
  * from the ends of the first towards each other, tiers 2 and 3 in the second
  * (DiffKV section 5.2).
  *
+ * Layers may slide: a query sees the last tokens alone (reach).  Their heads are
+ * not compressed, whatever the others do: all stands in uncompressed pages, which
+ * go when nobody can see them any more.  For kernels these heads are those of
+ * another sequence, tr_kv_seq_of.
+ *
  * Scores: every scored token has an FP32 sum.  A query at position n adds, to
  * each token before it that its head caches, the largest softmax probability
  * that a query head of the group gives it; the token's own query adds nothing.
@@ -39,10 +44,12 @@
 #include "kv_layout.h"
 
 #define TR_KV_TIERS_MAX 4u
+#define TR_KV_SLIDES_MAX 256u /* layers, where some slide */
 
-#define TR_KV_NOWHERE (-1) /* in place of a tier: the token is forgotten */
-#define TR_KV_STAYS (-2)   /* nobody is moved */
-#define TR_KV_WINDOW (-3)  /* the window */
+#define TR_KV_NOWHERE (-1)      /* in place of a tier: the token is forgotten */
+#define TR_KV_STAYS (-2)        /* nobody is moved */
+#define TR_KV_WINDOW (-3)       /* the window */
+#define TR_KV_UNCOMPRESSED (-4) /* uncompressed pages */
 
 typedef struct {
     uint32_t base;         /* positions from here on are uncompressed */
@@ -138,9 +145,10 @@ typedef struct {
     tr_kv_candidate_t
         *candidate; /* [slots][layers][kv_heads][TR_KV_TIERS_MAX] */
     /* [layers], or NULL: a query sees that many positions, its own included; 0:
-     * all.  The heads of such a layer keep all in uncompressed pages: base is 0
-     * there, nothing is scored. */
+     * all.  Such layers slide, or base is 0 and nothing is scored. */
     const uint32_t *reach;
+    uint32_t slides[TR_KV_SLIDES_MAX / 32]; /* bit by layer: tr_kv_slides */
+    const tr_kv_seq_t *sliding; /* any slot, to a layer that slides: all 0 */
     /* [layers] of [query heads], or NULL, as an element may be: a sum of
      * softmax begins with e^sink, which stands for no token (gpt-oss) */
     const float *const *sinks;
@@ -150,6 +158,20 @@ TR_HD uint32_t
 tr_kv_reach(const tr_kv_view_t *v, uint32_t layer)
 {
     return v->reach == NULL ? 0 : v->reach[layer];
+}
+
+TR_HD bool
+tr_kv_slides(const tr_kv_view_t *v, uint32_t layer)
+{
+    return layer < TR_KV_SLIDES_MAX
+           && (v->slides[layer / 32] >> layer % 32 & 1);
+}
+
+/* A slot, as the heads of a layer have it. */
+TR_HD const tr_kv_seq_t *
+tr_kv_seq_of(const tr_kv_view_t *v, int32_t slot, uint32_t layer)
+{
+    return tr_kv_slides(v, layer) ? v->sliding : &v->seq[slot];
 }
 
 TR_HD size_t

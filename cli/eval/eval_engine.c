@@ -158,19 +158,6 @@ configure(tr_eval_engine_t *e, const tr_eval_engine_options_t *o,
     return rc;
 }
 
-/* Does a sequence go on beyond what the shortest layer sees?  Where one policy
- * is run that cannot have that, none goes on: they answer the same cases. */
-static bool
-slides(const tr_eval_engine_t *e, const char *const *specs, uint32_t n)
-{
-    bool all = tr_executor_slides(&e->config);
-
-    for (uint32_t i = 0; i < n; i++) {
-        all = all && strcmp(specs[i], "full") == 0;
-    }
-    return all;
-}
-
 /* Prefixes are shared between cases of many lengths, so all of them have the
  * rotary frequencies of short sequences. */
 static void
@@ -265,9 +252,6 @@ read_policies(tr_eval_engine_t *e, const char *const *specs, uint32_t n,
         rc = tr_error_set(err, TR_ERR_INVALID, "policy",
                           "%u policies, expected at most %u", n,
                           TR_EVAL_POLICIES_MAX / (reuse ? 2 : 1));
-    }
-    if (rc == TR_OK && !slides(e, specs, n)) {
-        tr_recipe_bound(&m.recipe);
     }
     if (rc == TR_OK) {
         resolve_basis(e, &m, specs, n);

@@ -39,24 +39,12 @@ static tr_status_t
 bound_length(tr_executor_t *e, const tr_recipe_t *r, const tr_config_t *config,
              uint64_t kv_memory, tr_error_t *err)
 {
-
     e->max_model_len = tr_recipe_len(r, config->max_model_len, kv_memory);
     if (config->max_model_len > r->max_positions) {
         return tr_error_set(err, TR_ERR_INVALID, "max_model_len",
                             "max_model_len is %u, expected at most the model's "
-                            "%u%s",
-                            config->max_model_len, r->max_positions,
-                            r->bounded
-                                ? " (its sliding window, since a KV policy "
-                                  "other than \"full\" is configured; "
-                                  "kv_policy auto counts as one)"
-                                : "");
-    }
-    if (config->max_model_len == 0 && r->bounded) {
-        tr_log(TR_LEVEL_NOTICE,
-               "max_model_len is bounded by the sliding window "
-               "max_model_len=%u",
-               r->max_positions);
+                            "%u",
+                            config->max_model_len, r->max_positions);
     }
     return TR_OK;
 }
@@ -73,6 +61,7 @@ tr_executor_describe(tr_executor_t *e, const char *backend,
     e->long_from = tr_recipe_long_from(r);
     e->layers = r->layers;
     e->kv_heads = r->kv_heads;
+    tr_recipe_reaches(r, e->reach);
     e->query_heads = r->query_heads;
     e->head_dim = r->head_dim;
     e->parameters = tr_recipe_parameters(r);
@@ -99,12 +88,6 @@ only_full(const tr_config_t *config)
         at += n;
     }
     return true;
-}
-
-bool
-tr_executor_slides(const tr_config_t *config)
-{
-    return only_full(config) && strcmp(config->backend, "null") != 0;
 }
 
 uint32_t
@@ -328,6 +311,7 @@ tr_executor_cache_config(const tr_executor_t *e, const tr_config_t *config,
                              .head_dim = e->head_dim,
                              .slots = slots(e, config),
                              .max_len = max_len,
+                             .reach = e->reach,
                              .memory = config->kv_memory,
                              .swap_memory = config->swap_memory,
                              .reuse = strcmp(config->kv_reuse, "no") != 0,

@@ -94,6 +94,7 @@ struct tr_executor {
     uint32_t vocab;
     uint32_t max_model_len; /* after the configuration's bound */
     uint32_t layers, kv_heads, query_heads, head_dim;
+    uint32_t reach[TR_LAYERS_MAX]; /* [layers] as in tr_layer_recipe_t */
     uint64_t parameters;
     tr_weights_cost_t weights; /* all 0: there are none */
     uint32_t long_from; /* tr_recipe_long_from; 0: is_long means nothing */
@@ -149,11 +150,6 @@ tr_status_t tr_executor_run(tr_executor_t *e, const tr_batch_t *batch);
 /* The complete of an executor whose submit computes (ahead 0). */
 tr_status_t tr_executor_complete_computed(tr_executor_t *e,
                                           const tr_batch_t *batch);
-
-/* May layers see a part of the positions only: a backend that can, under
- * policies that keep all in uncompressed pages.  Else a model with such layers
- * is bounded (tr_recipe_bound). */
-bool tr_executor_slides(const tr_config_t *config);
 
 /* kv_rotate as bits (rotate.h): auto is off where nothing is compressed. */
 uint32_t tr_executor_rotate(const tr_config_t *config);

@@ -86,7 +86,6 @@ open_model(tr_executor_cuda_t *x, const tr_config_t *config, tr_error_t *err)
         .equalise = config->kv_equalise,
         .centre = tr_executor_centre(config),
         .rotate = tr_executor_rotate(config),
-        .slides = tr_executor_slides(config),
         .cuda = x->cuda,
         .stream = &x->stream,
     };
@@ -257,6 +256,7 @@ open_guard(tr_executor_cuda_t *x, const tr_config_t *config, tr_error_t *err)
                                          .heads = r->query_heads,
                                          .kv_heads = r->kv_heads,
                                          .head_dim = r->head_dim,
+                                         .reach = x->base.reach,
                                          .scale = r->attn_scale,
                                          .work = TR_KV_GUARD_WORK_GPU };
 

@@ -135,7 +135,6 @@ tr_executor_cuda_choose(const tr_config_t *config, tr_kv_choice_t *out,
     if (rc != TR_OK) {
         return rc;
     }
-    tr_recipe_bound(&model.recipe); /* policies that compress see no further */
     c.model.recipe = &model.recipe;
     c.model.max_len = tr_recipe_len(&model.recipe, config->max_model_len,
                                     config->kv_memory);

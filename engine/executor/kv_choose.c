@@ -147,7 +147,7 @@ check_length(const tr_kv_subject_t *m, const tr_config_t *config,
     if (m->max_len == config->max_model_len) {
         key = "max_model_len";
     } else if (m->max_len == r->max_positions) {
-        key = r->bounded ? "the model's sliding window" : "the model";
+        key = "the model";
     }
     return tr_error_set(err, TR_ERR_INVALID, "kv_policy",
                         "kv_policy auto: %s allows sequences of %u tokens,"

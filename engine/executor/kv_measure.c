@@ -153,6 +153,7 @@ open(measure_t *t, const tr_kv_policy_t *const *policies, uint32_t n_policies,
         .head_dim = r->head_dim,
         .slots = 2,
         .max_len = n,
+        .reach = m->reach,
         /* the prompt, its copy, and that compressed, with pages begun */
         .memory = heads * ((uint64_t) n * 4 * r->head_dim * 4 + (1u << 20)),
         .policies = policies,

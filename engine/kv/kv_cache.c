@@ -82,6 +82,32 @@ tr_kv_plan_pages(tr_kv_cache_t *kv, tr_error_t *err)
     return TR_OK;
 }
 
+/* Which layers slide. */
+static tr_status_t
+tr_kv_plan_slides(tr_kv_cache_t *kv, tr_error_t *err)
+{
+    const tr_kv_config_t *c = &kv->config;
+
+    for (uint32_t l = 0; l < c->layers && c->reach != NULL; l++) {
+        if (c->reach[l] == 0) {
+            continue;
+        }
+        if (l >= TR_KV_SLIDES_MAX) {
+            return tr_error_set(err, TR_ERR_INVALID, "",
+                                "layer %u has a sliding window: the KV cache"
+                                " knows of windows in the first %u layers",
+                                l, TR_KV_SLIDES_MAX);
+        }
+        kv->view.slides[l / 32] |= 1u << l % 32;
+        kv->near += c->kv_heads;
+        kv->reach = c->reach[l] > kv->reach ? c->reach[l] : kv->reach;
+    }
+    /* a sequence that is kept would have to keep what its layers saw */
+    kv->config.reuse_compressed = c->reuse_compressed && kv->near == 0;
+    kv->config.reach = NULL;
+    return TR_OK;
+}
+
 tr_status_t
 tr_kv_shape(tr_kv_cache_t *kv, const tr_kv_config_t *config, tr_error_t *err)
 {
@@ -96,7 +122,10 @@ tr_kv_shape(tr_kv_cache_t *kv, const tr_kv_config_t *config, tr_error_t *err)
     kv->view.layers = config->layers;
     kv->view.kv_heads = config->kv_heads;
     kv->view.head_dim = config->head_dim;
-    rc = tr_kv_plan_pages(kv, err);
+    rc = tr_kv_plan_slides(kv, err);
+    if (rc == TR_OK) {
+        rc = tr_kv_plan_pages(kv, err);
+    }
     kv->view.page_bytes = kv->plan.page_bytes;
     kv->view.n_layouts = kv->plan.n;
     kv->view.layout = kv->plan.layout;
@@ -114,7 +143,9 @@ tr_kv_lay_tables(tr_kv_cache_t *kv, uint32_t pages)
 
     v->pair_len[0] = v->pair_len[1] = 0;
     uncompressed = manager_ceil(c->max_len, kv->plan.layout[0].tokens);
-    uncompressed = uncompressed < each ? uncompressed : each;
+    if (kv->near == 0) { /* else more tokens than others hold at 16 bits */
+        uncompressed = uncompressed < each ? uncompressed : each;
+    }
     for (i = 0; i < c->n_policies; i++) {
         const tr_kv_policy_t *p = c->policies[i];
 

@@ -58,8 +58,12 @@ typedef struct tr_kernels tr_kernels_t; /* kernels/kernels.h */
 
 typedef struct {
     uint32_t layers, kv_heads, head_dim;
-    uint32_t slots;       /* sequences that hold pages at once */
-    uint32_t max_len;     /* tokens of one sequence */
+    uint32_t slots;   /* sequences that hold pages at once */
+    uint32_t max_len; /* tokens of one sequence */
+    /* [layers] positions that a query sees, its own included, 0: all; or NULL.
+     * Borrowed for the call.  Such layers are not compressed, and under policies
+     * that compress they keep what they see alone. */
+    const uint32_t *reach;
     uint64_t memory;      /* bytes of the pool */
     uint64_t swap_memory; /* bytes for preempted sequences */
     /* Which policies slots may be opened with; the first is the default.  Their

@@ -17,8 +17,8 @@ row_sound(const tr_kv_cache_t *kv, int32_t slot, uint32_t head, uint8_t *seen,
     uint32_t pool = s->out ? kv->swap.n : m->size.pages, n, i, j;
     manager_run_t run[MANAGER_RUNS];
 
-    n = manager_runs(m, &m->seq[slot], manager_counts(m, slot, head),
-                     s->uncompressed_pages, run);
+    n = manager_runs(m, &m->seq[slot], head, manager_counts(m, slot, head),
+                     manager_dense(s), run);
     for (i = 0; i < n; i++) {
         const int32_t *entry = manager_row(m, slot, head) + run[i].entry;
 
@@ -114,6 +114,21 @@ kept_sound(const tr_kv_cache_t *kv, uint8_t *seen)
                : UINT64_MAX;
 }
 
+/* Heads that slide have what the next query sees. */
+static bool
+near_sound(const tr_kv_manager_t *m, const tr_kv_slot_t *s,
+           const tr_kv_seq_t *q)
+{
+    uint32_t tokens = m->place[0].tokens;
+
+    if (manager_near(m, q) == 0) {
+        return s->near_pages == 0 && s->near_from == 0;
+    }
+    return s->near_from <= s->near_pages
+           && manager_ceil(s->tokens, tokens) <= s->near_pages
+           && s->near_from <= manager_seen_from(m, s->tokens);
+}
+
 /* No head has more tokens than the sequence, and they are where they can be. */
 static bool
 counts_sound(const tr_kv_manager_t *m, int32_t slot)
@@ -127,7 +142,8 @@ counts_sound(const tr_kv_manager_t *m, int32_t slot)
         || (q->sinks != 0 && q->window == 0)
         || (q->n_tiers == 0 && q->base != 0)
         || manager_ceil(s->tokens - q->base, m->place[0].tokens)
-               > s->uncompressed_pages) {
+               > s->uncompressed_pages
+        || !near_sound(m, s, q)) {
         return false;
     }
     for (head = 0; head < m->heads; head++) {

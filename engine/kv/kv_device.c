@@ -34,6 +34,7 @@ manager_size(const tr_kv_gpu_t *g, uint32_t pages)
         tr_kv_manager_size_t){ .slots = slots,
                                .pages = pages,
                                .max_len = g->kv.config.max_len,
+                               .reach = g->kv.reach,
                                .max_prompts = g->device.max_prompts,
                                .blocks = tr_kv_reuse_blocks(&g->kv, pages) };
 }

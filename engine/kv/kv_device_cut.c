@@ -100,8 +100,8 @@ pages_of(const tr_kv_cache_t *kv, const tr_kv_seq_t *q, const uint32_t *counts)
 
     for (uint32_t h = 0; h < kv->heads; h++) {
         manager_run_t run[MANAGER_RUNS];
-        uint32_t n = manager_runs(&kv->m, q, counts + h * TR_KV_TIERS_MAX, 0,
-                                  run);
+        uint32_t n = manager_runs(&kv->m, q, h, counts + h * TR_KV_TIERS_MAX,
+                                  manager_none(), run);
 
         for (uint32_t i = 0; i < n; i++) {
             pages += run[i].n;

@@ -33,10 +33,11 @@ size_t
 tr_kv_guard_change_bytes(const tr_kv_gpu_t *g)
 {
     const tr_kv_config_t *c = &g->kv.config;
+    uint32_t n = c->guard == NULL ? 0 : layers_of(g);
 
-    return c->guard == NULL ? 0
-                            : (size_t) layers_of(g) * c->kv_heads * c->head_dim
-                                  * sizeof(*g->guard_change);
+    /* of a model whose layers all slide there is no layer, but a place */
+    n = c->guard != NULL && n == 0 ? 1 : n;
+    return (size_t) n * c->kv_heads * c->head_dim * sizeof(*g->guard_change);
 }
 
 void

@@ -53,8 +53,9 @@ typedef enum {
 typedef struct {
     int32_t slot;
     uint32_t uncompressed_pages;
-    uint32_t pages; /* at most */
-    uint32_t at;    /* their ids in the list's */
+    uint32_t near_pages, near_from; /* of heads that slide */
+    uint32_t pages;                 /* at most */
+    uint32_t at;                    /* their ids in the list's */
 } tr_kv_move_out_t;
 
 typedef struct {

@@ -313,6 +313,8 @@ launch_out(tr_kv_gpu_t *g, const tr_kv_move_out_t *c)
     const tr_cuda_stream_t *s = g->device.stream;
     tr_cuda_swap_t swap = { .slot = c->slot,
                             .uncompressed_pages = c->uncompressed_pages,
+                            .near_pages = c->near_pages,
+                            .near_from = c->near_from,
                             .max_pages = c->pages,
                             .taken = g->ids + c->at,
                             .given = g->moved[1],
@@ -334,6 +336,8 @@ launch_in(tr_kv_gpu_t *g, const tr_kv_move_out_t *c)
     const tr_cuda_stream_t *s = g->device.stream;
     tr_cuda_swap_t swap = { .slot = c->slot,
                             .uncompressed_pages = c->uncompressed_pages,
+                            .near_pages = c->near_pages,
+                            .near_from = c->near_from,
                             .max_pages = c->pages,
                             .taken = g->moved[1],
                             .given = g->moved[0],

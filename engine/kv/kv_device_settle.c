@@ -194,6 +194,8 @@ replay(tr_kv_gpu_t *g, int32_t slot, const tr_kv_tally_t *t, uint64_t serial)
     g->kv.totals.tokens -= s->tokens - t->tokens;
     s->tokens = t->tokens;
     s->pages = t->pages;
+    s->near_pages = t->near_pages;
+    s->near_from = t->near_from;
     q->base = t->base;
     q->window_from = t->window_from;
     q->sinks = t->sinks;
@@ -234,6 +236,7 @@ same_slot(const tr_kv_slot_t *s, const tr_kv_seq_t *q, const tr_kv_tally_t *t)
     return t->out == (s->out && t->pages != 0)
            && t->uncompressed == s->uncompressed
            && t->uncompressed_pages == s->uncompressed_pages
+           && t->near_pages <= s->near_pages && t->near_from <= s->near_from
            && t->pages <= s->pages && t->tokens <= s->tokens
            && (!s->uncompressed || t->base == q->base);
 }

@@ -50,15 +50,19 @@ tr_kv_step_pages(const tr_kv_gpu_t *g, int32_t slot)
 {
     const tr_kv_mirror_t *x = &g->mirror[slot];
     manager_need_t w = next_need(g, slot);
+    uint32_t near, rest;
 
     if (w.kind != NEED_STEP) {
         return 0;
     }
+    near = manager_near(&g->kv.m, &g->kv.m.seq[slot]);
+    rest = g->kv.heads - near;
+    near *= w.near_more;
     if (w.leaves != 0 && x->steps < TR_KV_EDGES) {
-        return x->last.edge[x->steps];
+        return near + x->last.edge[x->steps];
     }
     /* a head takes one page: for a tier, or for the window */
-    return w.leaves != 0 || w.window_page ? g->kv.heads : 0;
+    return near + (w.leaves != 0 || w.window_page ? rest : 0);
 }
 
 void
@@ -242,8 +246,9 @@ reserve_uncompressed(tr_kv_gpu_t *g, int32_t slot, uint32_t len)
     }
     g->kv.totals.tokens += len - s->tokens;
     s->tokens = len;
-    if (w.more != 0) { /* else the batch's step does it */
+    if (w.pages != 0) { /* else the batch's step does it */
         s->uncompressed_pages += w.more;
+        s->near_pages += w.near_more;
         s->pages += w.pages;
         g->mirror[slot].low += w.pages;
         coming(g)->claimed += w.pages;
@@ -316,16 +321,25 @@ tr_kv_worst_copy_of(const tr_kv_gpu_t *g, const tr_kv_seq_t *to)
     if (to->window != 0) {
         each += manager_window_pages(&g->kv.m, to, to->base);
     }
-    return (uint64_t) each * g->kv.heads;
+    return (uint64_t) each * (g->kv.heads - manager_near(&g->kv.m, to));
 }
 
 /* What the copy holds in any case. */
 uint64_t
 tr_kv_least_copy_of(const tr_kv_gpu_t *g, const tr_kv_seq_t *to)
 {
-    return to->window == 0 ? 0
-                           : (uint64_t) g->kv.heads
-                                 * manager_window_pages(&g->kv.m, to, to->base);
+    return to->window == 0
+               ? 0
+               : (uint64_t) (g->kv.heads - manager_near(&g->kv.m, to))
+                     * manager_window_pages(&g->kv.m, to, to->base);
+}
+
+/* Pages that heads that slide keep beside the copy. */
+static uint64_t
+near_of(const tr_kv_gpu_t *g, const tr_kv_job_t *job)
+{
+    return (uint64_t) manager_near(&g->kv.m, &job->to)
+           * (g->kv.m.slot[job->slot].near_pages - job->near_to);
 }
 
 static void
@@ -345,7 +359,8 @@ send_complete(tr_kv_gpu_t *g, tr_kv_complete_t complete)
     x->trial_returns = g->returns;
 }
 
-/* The mirror of a slot whose prompt was compressed, on so many pages. */
+/* The mirror of a slot whose prompt was compressed, its copy on so many
+ * pages. */
 static void
 become(tr_kv_gpu_t *g, tr_kv_job_t *job, uint64_t pages,
        const tr_kv_policy_t *policy)
@@ -381,7 +396,7 @@ tr_kv_gpu_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
     manager_job(&kv->m, &complete, &job);
     assert(job.granted); /* the device will say the same */
     if (x->trial == TR_KV_DONE && len == x->trial_len) {
-        become(g, &job, x->low, &policy); /* as reported */
+        become(g, &job, x->low - near_of(g, &job), &policy); /* as reported */
         x->steps = 0;
         x->trial = TR_KV_NO_TRIAL;
         return TR_OK;
@@ -403,11 +418,12 @@ tr_kv_gpu_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
     send_complete(g, complete);
     coming(g)->claimed += worst; /* more than the bound: it may be better */
     if ((int64_t) worst > bound) {
-        x->low = least(x->low, tr_kv_least_copy_of(g, &job.to));
+        x->low = least(x->low,
+                       tr_kv_least_copy_of(g, &job.to) + near_of(g, &job));
         x->trial = TR_KV_TRIED;
         return TR_AGAIN;
     }
-    x->low = tr_kv_least_copy_of(g, &job.to);
+    x->low = tr_kv_least_copy_of(g, &job.to) + near_of(g, &job);
     x->trial = TR_KV_SURE;
     become(g, &job, worst, &policy);
     return TR_OK;
@@ -464,6 +480,19 @@ take_ids(tr_kv_gpu_t *g, int32_t slot, uint32_t n)
     g->kv.totals.swapped_pages += n;
 }
 
+static void
+move_out(const tr_kv_slot_t *s, int32_t slot, tr_kv_move_out_t *out)
+{
+    out->slot = slot;
+    out->uncompressed_pages = s->uncompressed_pages;
+    /* the device may be some steps behind */
+    out->near_pages = s->near_pages;
+    out->near_from = s->near_from > TR_KV_IN_FLIGHT
+                         ? s->near_from - TR_KV_IN_FLIGHT
+                         : 0;
+    out->pages = s->pages;
+}
+
 tr_status_t
 tr_kv_gpu_swap_out(tr_kv_cache_t *kv, int32_t slot)
 {
@@ -480,9 +509,7 @@ tr_kv_gpu_swap_out(tr_kv_cache_t *kv, int32_t slot)
     }
     if (s->pages != 0) {
         c = tr_kv_command(g, TR_KV_DO_OUT, slot, -1);
-        c->out.slot = slot;
-        c->out.uncompressed_pages = s->uncompressed_pages;
-        c->out.pages = (uint32_t) s->pages;
+        move_out(s, slot, &c->out);
         c->out.at = g->list.n_ids;
         take_ids(g, slot, (uint32_t) s->pages);
     }
@@ -508,9 +535,7 @@ tr_kv_gpu_swap_in(tr_kv_cache_t *kv, int32_t slot)
     }
     if (s->pages != 0) {
         c = tr_kv_command(g, TR_KV_DO_IN, slot, -1);
-        c->out.slot = slot;
-        c->out.uncompressed_pages = s->uncompressed_pages;
-        c->out.pages = (uint32_t) s->pages;
+        move_out(s, slot, &c->out);
     }
     coming(g)->claimed += s->pages;
     tr_kv_trim_ids(g, slot, 0); /* who writes there next comes later */

@@ -13,6 +13,8 @@ tr_kv_gpu_usage(const tr_kv_cache_t *kv, int32_t slot, tr_kv_usage_t *out)
     const tr_kv_policy_t *p = &kv->policy[slot].begun;
     const tr_kv_mirror_t *x = &tr_kv_gpu(kv)->mirror[slot];
     const tr_kv_tally_t *t = &x->last;
+    uint32_t near = manager_near(&kv->m, &kv->m.seq[slot]);
+    uint32_t rest = kv->heads - near;
     tr_kv_standing_t at = { 0 };
     uint32_t l;
 
@@ -29,8 +31,9 @@ tr_kv_gpu_usage(const tr_kv_cache_t *kv, int32_t slot, tr_kv_usage_t *out)
                          (s->pages + shared) * kv->plan.page_bytes, &at, out);
         return;
     }
-    at.uncompressed = (uint64_t) (t->tokens - t->base) * kv->heads;
-    at.window = (uint64_t) (t->sinks + t->base - t->window_from) * kv->heads;
+    at.uncompressed = (uint64_t) (t->tokens - t->base) * rest
+                      + (uint64_t) t->tokens * near;
+    at.window = (uint64_t) (t->sinks + t->base - t->window_from) * rest;
     for (l = 0; l < TR_KV_TIERS_MAX; l++) {
         at.tiered[l] = t->tiered[l];
     }

@@ -44,6 +44,33 @@ struct tr_kv_guard {
     uint32_t n_policies;
 };
 
+static bool
+slides(const tr_kv_guard_config_t *config, uint32_t layer)
+{
+    return config->reach != NULL && config->reach[layer] != 0;
+}
+
+/* Of the layers that are compressed the first, the last, and some between. */
+static void
+choose_layers(tr_kv_guard_t *g, const tr_kv_guard_config_t *config)
+{
+    uint32_t n = 0, at = 0, i = 0;
+
+    for (uint32_t l = 0; l < config->layers; l++) {
+        n += !slides(config, l);
+    }
+    g->n_layers = n < TR_KV_GUARD_LAYERS ? n : TR_KV_GUARD_LAYERS;
+    for (uint32_t l = 0; l < config->layers && i < g->n_layers; l++) {
+        if (slides(config, l)) {
+            continue;
+        }
+        if (at++ == (g->n_layers == 1 ? 0 : i * (n - 1) / (g->n_layers - 1))) {
+            g->layer[i++] = l;
+        }
+    }
+    g->config.reach = NULL;
+}
+
 tr_status_t
 tr_kv_guard_create(const tr_kv_guard_config_t *config, tr_kv_guard_t **out,
                    tr_error_t *err)
@@ -57,13 +84,7 @@ tr_kv_guard_create(const tr_kv_guard_config_t *config, tr_kv_guard_t **out,
     g->config = *config;
     g->slot = -1;
     g->since = config->every; /* the first prompt tells at once */
-    g->n_layers = config->layers < TR_KV_GUARD_LAYERS ? config->layers
-                                                      : TR_KV_GUARD_LAYERS;
-    for (uint32_t i = 0; i < g->n_layers; i++) { /* the first, the last .. */
-        g->layer[i] = g->n_layers == 1
-                          ? 0
-                          : i * (config->layers - 1) / (g->n_layers - 1);
-    }
+    choose_layers(g, config);
     g->row_floats = (size_t) config->heads * config->head_dim;
     g->layer_floats = TR_KV_GUARD_QUERIES * g->row_floats;
     g->change = calloc((size_t) g->n_layers * config->kv_heads,
@@ -285,7 +306,7 @@ tr_kv_guard_answered(tr_kv_guard_t *g, const tr_kv_change_t *change,
                      tr_kv_guard_error_t *out)
 {
     size_t n = (size_t) g->n_layers * g->config.kv_heads * g->config.head_dim;
-    bool any = false;
+    bool any = n == 0; /* nothing is compressed */
 
     for (size_t i = 0; i < n && !any; i++) {
         any = change[i].whole != 0;

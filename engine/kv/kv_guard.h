@@ -56,6 +56,8 @@ typedef struct {
     uint32_t every; /* 0: only who is watched by name (tr_kv_guard_watch), and
                      * nothing is counted */
     uint32_t layers, heads, kv_heads, head_dim;
+    const uint32_t *reach; /* [layers] or NULL: layers with one are not
+                            * compressed; borrowed for the call */
     float scale;
     const float *const *sinks;   /* [layers] or NULL, as in tr_kv_view_t;
                                 * borrowed */

@@ -87,9 +87,9 @@ drop_swapped(tr_kv_cache_t *kv, int32_t slot)
         const int32_t *row = manager_row(&kv->m, slot, head);
         manager_run_t run[MANAGER_RUNS];
 
-        n = manager_runs(&kv->m, &kv->m.seq[slot],
-                         manager_counts(&kv->m, slot, head),
-                         s->uncompressed_pages, run);
+        n = manager_runs(&kv->m, &kv->m.seq[slot], head,
+                         manager_counts(&kv->m, slot, head), manager_dense(s),
+                         run);
         for (i = 0; i < n; i++) {
             const int32_t *entry = row + run[i].entry;
 
@@ -317,9 +317,9 @@ swap_heads(void *arg, uint32_t first, uint32_t end, uint32_t worker)
         uint32_t at = m->before[head];
         manager_run_t run[MANAGER_RUNS];
 
-        n = manager_runs(m, &m->seq[job->slot],
+        n = manager_runs(m, &m->seq[job->slot], head,
                          manager_counts(m, job->slot, head),
-                         m->slot[job->slot].uncompressed_pages, run);
+                         manager_dense(&m->slot[job->slot]), run);
         for (i = 0; i < n; i++) {
             int32_t *entry = manager_row(m, job->slot, head) + run[i].entry;
 
@@ -340,8 +340,8 @@ swap_sum(const tr_kv_manager_t *m, int32_t slot)
         manager_run_t run[MANAGER_RUNS];
 
         m->before[head] = before;
-        n = manager_runs(m, &m->seq[slot], manager_counts(m, slot, head),
-                         m->slot[slot].uncompressed_pages, run);
+        n = manager_runs(m, &m->seq[slot], head, manager_counts(m, slot, head),
+                         manager_dense(&m->slot[slot]), run);
         for (i = 0; i < n; i++) {
             before += run[i].n;
         }
@@ -505,6 +505,7 @@ make_manager(tr_kv_cache_t *kv, uint32_t pages, tr_error_t *err)
                                   .pages = pages,
                                   .max_len = c->max_len,
                                   .max_prompts = 1,
+                                  .reach = kv->reach,
                                   .blocks = tr_kv_reuse_blocks(kv, pages) };
     size_t manager = tr_kv_host_memory(&kv->view, &size), work, kernel = 0;
 
@@ -599,7 +600,7 @@ tr_kv_cache_create(const tr_kv_config_t *config, tr_kv_cache_t **out,
     rc = tr_kv_shape(kv, config, err);
     if (rc == TR_OK) {
         /* copies are the kernels' */
-        kv->config.reuse_compressed = config->reuse_compressed
+        kv->config.reuse_compressed = kv->config.reuse_compressed
                                       && config->kernels != NULL;
         kv->config.slots = tr_kv_all_slots(&kv->config);
         rc = host_fill(kv, err);

@@ -15,8 +15,9 @@ tr_kv_host_held(const tr_kv_cache_t *kv, int32_t slot,
     memset(pages, 0, TR_KV_LAYOUTS_MAX * sizeof(*pages));
     for (uint32_t h = 0; h < kv->heads; h++) {
         manager_run_t run[MANAGER_RUNS];
-        uint32_t n = manager_runs(m, &m->seq[slot], manager_counts(m, slot, h),
-                                  0, run);
+        uint32_t n = manager_runs(m, &m->seq[slot], h,
+                                  manager_counts(m, slot, h), manager_none(),
+                                  run);
 
         for (uint32_t i = 0; i < n; i++) {
             pages[run[i].layout] += run[i].n;
@@ -41,7 +42,7 @@ tr_kv_host_copy_pages(const tr_kv_cache_t *kv, int32_t from, uint32_t c)
             count[l] = manager_counts(m, from, h)[l];
             count[l] = count[l] < c ? count[l] : c;
         }
-        n = manager_runs(m, &q, count, 0, run);
+        n = manager_runs(m, &q, h, count, manager_none(), run);
         for (uint32_t i = 0; i < n; i++) {
             pages += run[i].n;
         }

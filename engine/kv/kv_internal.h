@@ -170,6 +170,8 @@ struct tr_kv_cache {
     tr_page_plan_t plan;
     tr_kv_view_t view; /* what kernels get */
     uint32_t heads;    /* layers * kv_heads */
+    uint32_t near;     /* of these, in layers that slide, */
+    uint32_t reach;    /* of which the longest reach is this one */
 
     /* Here: the manager.  On a device: a mirror of its slots and sequences, as
      * they will be when all that was asked is done; the rest of it is not
@@ -192,6 +194,13 @@ struct tr_kv_cache {
     tr_kv_reuse_t *reuse; /* NULL: nothing is kept for others */
     tr_kv_store_t *store; /* NULL: nor in files */
 };
+
+/* Heads that slots of this policy have in layers that slide. */
+static inline uint32_t
+tr_kv_near(const tr_kv_cache_t *kv, const tr_kv_policy_t *p)
+{
+    return p->n_levels != 0 ? kv->near : 0;
+}
 
 static inline tr_kv_slot_t *
 tr_kv_slot(const tr_kv_cache_t *kv, int32_t slot)

@@ -37,6 +37,9 @@ can_keep(const tr_kv_config_t *c)
     for (uint32_t i = 0; i < c->n_policies; i++) {
         cuts = cuts || tr_kv_policy_cuts(c->policies[i]);
     }
+    for (uint32_t l = 0; l < c->layers && c->reach != NULL; l++) {
+        cuts = cuts && c->reach[l] == 0; /* what they saw is gone */
+    }
     return cuts && c->reuse && c->reuse_compressed;
 }
 

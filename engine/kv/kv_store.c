@@ -169,12 +169,14 @@ kv_store_list(const tr_kv_cache_t *kv, const tr_kv_seq_t *seq,
               uint32_t *ref)
 {
     const tr_kv_manager_t *m = &kv->m;
+    /* nothing is kept of slots that have heads that slide */
+    const manager_dense_t dense = { uncompressed_pages, 0, 0 };
     uint32_t n = 0;
 
     for (uint32_t h = 0; h < kv->heads; h++) {
         manager_run_t run[MANAGER_RUNS];
-        uint32_t runs = manager_runs(m, seq, counts + h * TR_KV_TIERS_MAX,
-                                     uncompressed_pages, run);
+        uint32_t runs = manager_runs(m, seq, h, counts + h * TR_KV_TIERS_MAX,
+                                     dense, run);
 
         for (uint32_t i = 0; i < runs; i++) {
             uint32_t at = h * m->view.table_len + run[i].entry;

@@ -64,17 +64,20 @@ tr_kv_pages_for(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
                 uint32_t n)
 {
     const tr_kv_policy_t *p = policy != NULL ? policy : kv->usual;
-    uint32_t kv_heads = kv->config.kv_heads, head, l, each;
+    uint32_t kv_heads = kv->config.kv_heads, head, l;
     tr_kv_policy_t begun;
     uint64_t sum;
 
     tr_kv_policy_for(p, n, &begun);
-    each = manager_ceil(n, kv->plan.layout[0].tokens)
-           + tr_kv_policy_window(&kv->plan, p, n);
-    sum = (uint64_t) each * kv->heads;
+    sum = (uint64_t) manager_ceil(n, kv->plan.layout[0].tokens) * kv->heads
+          + (uint64_t) tr_kv_policy_window(&kv->plan, p, n)
+                * (kv->heads - tr_kv_near(kv, p));
     for (head = 0; head < kv->heads && p->n_levels != 0; head++) {
         uint32_t tokens[TR_KV_TIERS_MAX] = { 0 };
 
+        if (tr_kv_slides(&kv->view, head / kv_heads)) {
+            continue;
+        }
         p->row->charge(&begun, head / kv_heads, head % kv_heads, n, tokens);
         for (l = 0; l < p->n_levels; l++) {
             sum += manager_ceil(tokens[l],
@@ -110,13 +113,15 @@ tr_kv_worst_copy(const tr_page_plan_t *plan, const tr_kv_policy_t *p,
 static bool
 tr_kv_len_fits(const tr_kv_cache_t *kv, const tr_kv_policy_t *p, uint32_t n)
 {
-    uint64_t each = manager_ceil(n, kv->plan.layout[0].tokens);
+    uint64_t each = manager_ceil(n, kv->plan.layout[0].tokens), all;
 
+    all = each * kv->heads;
     if (p->n_levels != 0) {
-        each += (uint64_t) tr_kv_worst_copy(&kv->plan, p, n) + p->n_levels + 1
-                + tr_kv_policy_window(&kv->plan, p, n);
+        each = (uint64_t) tr_kv_worst_copy(&kv->plan, p, n) + p->n_levels + 1
+               + tr_kv_policy_window(&kv->plan, p, n);
+        all += each * (kv->heads - kv->near);
     }
-    return each <= kv->m.size.pages / kv->heads;
+    return all <= kv->m.size.pages;
 }
 
 uint32_t
@@ -209,11 +214,13 @@ tr_kv_usage_of(const tr_kv_cache_t *kv, int32_t slot, const uint32_t *counts,
     const tr_kv_seq_t *q = &kv->m.seq[slot];
     const tr_kv_policy_t *p = &kv->policy[slot].begun;
     uint32_t uncompressed = s->tokens - q->base, each, head, l;
-    tr_kv_standing_t at = { .uncompressed = (uint64_t) uncompressed
-                                            * kv->heads };
+    uint32_t near = manager_near(&kv->m, q), rest = kv->heads - near;
+    uint32_t gone = s->near_from * kv->plan.layout[0].tokens;
+    tr_kv_standing_t at = { .uncompressed = (uint64_t) uncompressed * rest
+                                            + (uint64_t) s->tokens * near };
     uint64_t pages;
 
-    at.window = (uint64_t) tr_kv_windowed(q) * kv->heads;
+    at.window = (uint64_t) tr_kv_windowed(q) * rest;
     each = manager_ceil(uncompressed, plan->layout[0].tokens);
     if (q->base != 0 && q->window != 0) {
         uint32_t held = q->sinks + q->window;
@@ -221,7 +228,9 @@ tr_kv_usage_of(const tr_kv_cache_t *kv, int32_t slot, const uint32_t *counts,
         each += manager_ceil(q->base < held ? q->base : held,
                              tr_kv_level_tokens(plan, &p->window_level));
     }
-    pages = (uint64_t) each * kv->heads;
+    pages = (uint64_t) each * rest
+            + (uint64_t) near
+                  * manager_ceil(s->tokens - gone, plan->layout[0].tokens);
     for (l = 0; l < q->n_tiers; l++) {
         uint32_t tokens = tr_kv_level_tokens(plan, &p->level[l]);
         const uint32_t *count = counts + l;

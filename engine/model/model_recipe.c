@@ -213,17 +213,10 @@ tr_recipe_reach(const tr_recipe_t *r)
 }
 
 void
-tr_recipe_bound(tr_recipe_t *r)
+tr_recipe_reaches(const tr_recipe_t *r, uint32_t *reach)
 {
-    uint32_t reach = tr_recipe_reach(r);
-
-    if (reach == 0) {
-        return;
-    }
-    r->bounded = reach < r->max_positions;
-    r->max_positions = r->bounded ? reach : r->max_positions;
     for (uint32_t l = 0; l < r->layers; l++) {
-        r->layer[l].reach = 0;
+        reach[l] = r->layer[l].reach;
     }
 }
 

@@ -107,7 +107,6 @@ typedef struct {
     uint32_t vocab, hidden, intermediate, layers;
     uint32_t query_heads, kv_heads, head_dim;
     uint32_t max_positions; /* of a sequence */
-    bool bounded;           /* by tr_recipe_bound */
     float norm_eps;
     float attn_scale;     /* queries by keys are multiplied with it */
     float embed_scale;    /* embeddings are multiplied with it */
@@ -189,9 +188,8 @@ uint64_t tr_recipe_parameters(const tr_recipe_t *r);
 /* The shortest reach of a layer; 0: every layer sees everything. */
 uint32_t tr_recipe_reach(const tr_recipe_t *r);
 
-/* For who cannot attend to a part of the positions: a sequence is at most as long
- * as the shortest reach, and then every layer sees all of it. */
-void tr_recipe_bound(tr_recipe_t *r);
+/* Of each layer; reach: [layers]. */
+void tr_recipe_reaches(const tr_recipe_t *r, uint32_t *reach);
 
 /* Tokens of the longest sequence that is to be provided for: `asked`, or with 0
  * all positions; where keys and values have `kv_memory` bytes (0: nobody knows),

@@ -719,11 +719,13 @@ int tr_cuda_kv_moves(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
 /* One slot's pages on their way to another pool.  They go in the order of
  * heads; of a head, its uncompressed pages, its window's (of min(base, sinks +
  * window) slots), its tiers' in order: as the host's cache takes and gives
- * them. */
+ * them.  Heads of layers that slide have uncompressed pages alone, unless the slot
+ * has no tiers: those that there are between near_from and near_pages. */
 typedef struct {
     int32_t slot;
     uint32_t uncompressed_pages; /* of every head; from entry 0 of its row */
-    uint32_t max_pages;          /* that taken and given have room for */
+    uint32_t near_pages, near_from;
+    uint32_t max_pages;   /* that taken and given have room for */
     const int32_t *taken; /* [pages] where they go, ids of the other pool */
     int32_t *given;       /* [pages] where they were */
     uint8_t *from, *to;   /* pools of page_bytes; host memory is pinned */
@@ -760,7 +762,7 @@ int tr_cuda_kv_pages(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
 /* ---- the table ----------------------------------------------------------- */
 
 /* Changes with the order or the signature of any entry. */
-#define TR_DEVICE_VERSION 19u
+#define TR_DEVICE_VERSION 20u
 
 /* All entries, in the order of the table. */
 /* clang-format off */

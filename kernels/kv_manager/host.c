@@ -246,9 +246,11 @@ tr_kv_host_step(const tr_stream_t *s, const tr_kv_manager_t *m,
     for (uint32_t i = 0; i < n; i++) {
         manager_need(m, &ask[i], &m->need[i]);
         heads += m->need[i].kind == NEED_STEP ? m->heads : 0;
-        pages += m->need[i].kind == NEED_UNCOMPRESSED ? m->need[i].more : 0;
+        pages += m->need[i].kind == NEED_UNCOMPRESSED
+                         && m->need[i].pages != MANAGER_NEVER
+                     ? m->need[i].pages
+                     : 0;
     }
-    pages *= m->heads;
     if (heads != 0) {
         share(s, heads >= PARALLEL, n * m->chunks, 1, plan_chunks, &r);
     }

@@ -46,6 +46,11 @@
  *        -> install_cuts -> prompt        a later turn of it
  *   tally                                 what each slot holds, for the host
  *
+ * Heads of layers that slide (kv_view.h) are not compressed with the others: they
+ * keep uncompressed pages from entry `near_from` on, one after the other, as many
+ * as their reach sees.  What a prompt had in front of that comes back at its end;
+ * then the oldest page becomes the next one.
+ *
  * Uncompressed pages can be kept for others, block by block (manager_share.h): a
  * slot gives them up, and others put them into their tables or copy them.  They
  * are then no slot's, and come back to the ring when their keeper says so.
@@ -73,6 +78,7 @@ typedef struct {
     uint32_t max_len;     /* tokens of one sequence */
     uint32_t max_prompts; /* compressed by one launch, at most */
     uint32_t blocks;      /* kept for others, at most; 0: none are */
+    uint32_t reach;       /* the longest of the layers that slide */
 } tr_kv_manager_size_t;
 
 /* A slot is taken: `seq` before its first token, as tr_kv_open makes it. */
@@ -169,7 +175,8 @@ typedef struct {
 typedef struct {
     uint32_t tokens; /* positions that were reserved */
     uint32_t base, window_from, sinks;
-    uint32_t uncompressed_pages; /* of a head */
+    uint32_t uncompressed_pages;    /* of a head */
+    uint32_t near_pages, near_from; /* of one that slides: up to, and from */
     uint32_t pages; /* of all heads, also when they are elsewhere */
     bool open;
     bool uncompressed; /* coming tokens are uncompressed */
@@ -188,7 +195,8 @@ typedef struct {
     int32_t source; /* whose tokens move, -1: nobody's */
     uint32_t n_uncompressed, observe;
     uint32_t len, uncompressed_pages, pages, old_pages;
-    uint64_t first; /* in the ring: of the new pages */
+    uint32_t near_from, near_to; /* heads that slide give these pages back */
+    uint64_t first;              /* in the ring: of the new pages */
     uint32_t given; /* of all old pages, those before this prompt's */
     bool granted, move;
     tr_kv_rule_t rule;
@@ -236,6 +244,7 @@ typedef struct {
 
     tr_kv_manager_size_t size;
     uint32_t heads, chunks; /* layers * kv_heads, in blocks of a step */
+    uint32_t near;          /* of the heads, those that slide */
     tr_kv_segments_t place[TR_KV_LAYOUTS_MAX];
 
     /* pages: the ring's index i is ring[i modulo pages]; [start, end) of the
@@ -246,6 +255,9 @@ typedef struct {
     int32_t *kept;       /* [blocks][heads] their pages, */
     int32_t *kept_token; /* [blocks][tokens of a page] and what the history said
                           * of them, where there is one */
+
+    uint32_t *order;      /* [heads] those that slide come last */
+    tr_kv_seq_t *sliding; /* [1] tr_kv_view_t */
 
     /* slots, as kernels see them: kernels.h */
     int32_t *tables;    /* [slots][heads][table_len], -1: no page */

@@ -114,7 +114,8 @@ typedef struct tr_kv_slot {
     uint32_t tokens; /* positions that were reserved */
     uint32_t prompt; /* where the prompt ends */
     uint32_t uncompressed_pages;
-    uint32_t pages; /* of all heads */
+    uint32_t near_pages, near_from; /* tr_kv_tally_t */
+    uint32_t pages;                 /* of all heads */
     bool open;
     bool uncompressed; /* coming tokens are uncompressed */
     bool out;          /* its pages are elsewhere */
@@ -135,15 +136,18 @@ typedef struct tr_kv_need {
     int32_t slot;
     need_kind_t kind;
     uint32_t len;
-    uint32_t n;                  /* tokens so far */
-    uint32_t uncompressed_pages; /* of a head, before */
-    uint32_t more;               /* uncompressed pages a head */
-    uint32_t leaves;             /* tokens that leave the window now */
-    uint32_t leave_pos;          /* the first of them */
-    uint32_t entry;              /* its score is in the page of this entry */
-    uint32_t offset;             /* at this byte */
-    bool scored;                 /* it has one */
-    bool window_page;            /* the new token begins a page of the window */
+    uint32_t n;                     /* tokens so far */
+    uint32_t uncompressed_pages;    /* of a head, before */
+    uint32_t more;                  /* uncompressed pages a head */
+    uint32_t near_pages, near_from; /* before, of one that slides */
+    uint32_t near_more;             /* pages that it takes; */
+    bool near_turns;                /* its oldest page becomes its next one */
+    uint32_t leaves;                /* tokens that leave the window now */
+    uint32_t leave_pos;             /* the first of them */
+    uint32_t entry;                 /* its score is in the page of this entry */
+    uint32_t offset;                /* at this byte */
+    bool scored;                    /* it has one */
+    bool window_page; /* the new token begins a page of the window */
     bool granted;
     uint32_t pages;
     uint64_t first; /* where in the ring they are, or come to */
@@ -191,6 +195,30 @@ manager_counts(const tr_kv_manager_t *m, int32_t slot, uint32_t head)
     return m->count + manager_head(m, slot, head) * TR_KV_TIERS_MAX;
 }
 
+/* ---- heads that slide --------------------------------------------------- */
+
+/* Where nothing is compressed they are as all others. */
+TR_HD bool
+manager_slides(const tr_kv_manager_t *m, const tr_kv_seq_t *q, uint32_t head)
+{
+    return m->near != 0 && q->n_tiers != 0
+           && tr_kv_slides(&m->view, head / m->view.kv_heads);
+}
+
+/* How many of a slot's heads do. */
+TR_HD uint32_t
+manager_near(const tr_kv_manager_t *m, const tr_kv_seq_t *q)
+{
+    return q->n_tiers != 0 ? m->near : 0;
+}
+
+/* The first page that a query at position n sees of such a head. */
+TR_HD uint32_t
+manager_seen_from(const tr_kv_manager_t *m, uint32_t n)
+{
+    return n < m->size.reach ? 0 : (n + 1 - m->size.reach) / m->place[0].tokens;
+}
+
 /* ---- memory ------------------------------------------------------------- */
 
 TR_HD void *
@@ -221,6 +249,12 @@ manager_shape(const tr_kv_view_t *shape, const tr_kv_manager_size_t *size,
     m->view = *shape;
     m->size = *size;
     m->heads = (uint32_t) heads;
+    for (uint32_t l = 0; l < shape->layers; l++) {
+        m->near += tr_kv_slides(shape, l) ? shape->kv_heads : 0;
+    }
+    if (m->near != 0 && size->reach == 0) {
+        return false;
+    }
     m->chunks = manager_ceil(m->heads, MANAGER_CHUNK);
     m->dest_len = (size->max_len + 15) / 16 * 16;
     for (uint32_t i = 0; i < shape->n_layouts; i++) {
@@ -264,6 +298,8 @@ manager_lay(const tr_kv_view_t *shape, const tr_kv_manager_size_t *size,
     TAKE(owner, uint32_t, (size_t) size->pages);
     TAKE(kept, int32_t, heads * size->blocks);
     TAKE(kept_token, int32_t, (size_t) m->place[0].tokens * size->blocks);
+    TAKE(order, uint32_t, heads);
+    TAKE(sliding, tr_kv_seq_t, 1);
     TAKE(tables, int32_t, rows * shape->table_len);
     TAKE(count, uint32_t, rows * TR_KV_TIERS_MAX);
     TAKE(move, tr_kv_move_t, rows);
@@ -279,10 +315,26 @@ manager_lay(const tr_kv_view_t *shape, const tr_kv_manager_size_t *size,
 #undef TAKE
     m->view.tables = m->tables;
     m->view.seq = m->seq;
+    m->view.sliding = m->sliding;
     m->view.count = m->count;
     m->view.move = m->move;
     m->view.candidate = m->candidate;
     return at;
+}
+
+TR_HD void
+manager_order(const tr_kv_manager_t *m)
+{
+    uint32_t at = 0;
+
+    for (uint32_t i = 0; i < 2 * m->heads; i++) {
+        uint32_t head = i % m->heads;
+
+        if (tr_kv_slides(&m->view, head / m->view.kv_heads)
+            == (i >= m->heads)) {
+            m->order[at++] = head;
+        }
+    }
 }
 
 /* Thread t of n: pages and slots as they are before the first slot is
@@ -304,6 +356,8 @@ manager_reset_pages(const tr_kv_manager_t *m, size_t t, size_t n)
         memset(&m->seq[j], 0, sizeof(m->seq[j]));
     }
     if (t == 0) {
+        manager_order(m);
+        memset(m->sliding, 0, sizeof(*m->sliding));
         memset(m->report, 0, sizeof(*m->report));
         m->report->end = m->size.pages;
         for (i = 0; i < TICKETS + m->size.max_prompts; i++) {
@@ -380,6 +434,28 @@ typedef struct {
 
 #define MANAGER_RUNS (2 + TR_KV_TIERS_MAX)
 
+/* Uncompressed pages of a slot's heads: [0, pages), and of those that slide
+ * [near_from, near). */
+typedef struct {
+    uint32_t pages, near, near_from;
+} manager_dense_t;
+
+TR_HD manager_dense_t
+manager_none(void)
+{
+    manager_dense_t d = { 0, 0, 0 };
+
+    return d;
+}
+
+TR_HD manager_dense_t
+manager_dense(const tr_kv_slot_t *s)
+{
+    manager_dense_t d = { s->uncompressed_pages, s->near_pages, s->near_from };
+
+    return d;
+}
+
 TR_HD uint32_t
 manager_window_pages(const tr_kv_manager_t *m, const tr_kv_seq_t *q, uint32_t n)
 {
@@ -389,17 +465,23 @@ manager_window_pages(const tr_kv_manager_t *m, const tr_kv_seq_t *q, uint32_t n)
 }
 
 TR_HD uint32_t
-manager_runs(const tr_kv_manager_t *m, const tr_kv_seq_t *q,
-             const uint32_t *count, uint32_t uncompressed_pages,
+manager_runs(const tr_kv_manager_t *m, const tr_kv_seq_t *q, uint32_t head,
+             const uint32_t *count, manager_dense_t dense,
              manager_run_t out[MANAGER_RUNS])
 {
-    uint32_t n = 0;
+    bool slides = manager_slides(m, q, head);
+    /* those in front are not its own */
+    uint32_t from = slides ? dense.near_from : q->shared;
+    uint32_t end = slides ? dense.near : dense.pages, n = 0;
 
-    if (uncompressed_pages > q->shared) { /* those in front are not its own */
+    if (end > from) {
         out[n].layout = 0;
-        out[n].entry = q->shared;
-        out[n].n = uncompressed_pages - q->shared;
+        out[n].entry = from;
+        out[n].n = end - from;
         out[n++].step = 1;
+    }
+    if (slides) {
+        return n;
     }
     if (q->base != 0 && q->window != 0) {
         out[n].layout = q->window_layout;

@@ -49,7 +49,8 @@ manager_empty_job(const tr_kv_manager_t *m, int32_t slot, uint32_t len,
     }
     s = &m->slot[slot];
     if (!s->open || s->out || s->tokens != 0 || s->pages != 0
-        || s->uncompressed_pages != 0 || m->seq[slot].n_tiers == 0) {
+        || s->uncompressed_pages != 0 || m->seq[slot].n_tiers == 0
+        || m->near != 0) {
         return false;
     }
     j->from = m->seq[slot];
@@ -122,19 +123,18 @@ typedef struct {
 
 /* Thread 0: the head's plan. */
 TR_HD void
-manager_plan_counts(const tr_kv_manager_t *m, const manager_cut_t *s,
-                    tr_kv_head_plan_t *h)
+manager_plan_counts(const tr_kv_manager_t *m, uint32_t head,
+                    const manager_cut_t *s, tr_kv_head_plan_t *h)
 {
     manager_run_t run[MANAGER_RUNS];
     uint32_t n;
 
-    memset(h, 0, sizeof(*h));
+    manager_plan_none(h); /* candidates are known when the prompt that follows
+                           * is complete */
     for (uint32_t l = 0; l < TR_KV_TIERS_MAX; l++) {
         h->count[l] = s->count[l];
-        /* known when the prompt that follows is complete */
-        h->candidate[l].significance = manager_infinity();
     }
-    n = manager_runs(m, &s->job.to, h->count, 0, run);
+    n = manager_runs(m, &s->job.to, head, h->count, manager_none(), run);
     for (uint32_t r = 0; r < n; r++) {
         h->pages += run[r].n;
     }
@@ -206,7 +206,7 @@ manager_cut_head(const tr_kv_manager_t *m, const tr_kv_cut_t *cut, uint32_t i,
         manager_cut_some(m, head, dest, tid, s);
     }
     EACH_FEW (k, 1) {
-        manager_plan_counts(m, s, &m->head[(size_t) i * m->heads + head]);
+        manager_plan_counts(m, head, s, &m->head[(size_t) i * m->heads + head]);
     }
 }
 
@@ -223,7 +223,8 @@ manager_restore_head(const tr_kv_manager_t *m, const tr_kv_restore_t *restore,
         if (s->job.move) {
             memcpy(s->count, restore[i].count + head * TR_KV_TIERS_MAX,
                    sizeof(s->count));
-            manager_plan_counts(m, s, &m->head[(size_t) i * m->heads + head]);
+            manager_plan_counts(m, head, s,
+                                &m->head[(size_t) i * m->heads + head]);
         }
     }
 }

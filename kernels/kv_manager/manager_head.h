@@ -15,16 +15,34 @@ manager_need_uncompressed(const tr_kv_manager_t *m, uint32_t base,
 {
     const tr_kv_slot_t *s = &m->slot[w->slot];
     uint32_t want = manager_ceil(w->len - base, m->place[0].tokens);
+    uint32_t all = manager_ceil(w->len, m->place[0].tokens);
+    uint32_t near = manager_near(m, &m->seq[w->slot]);
     uint64_t pages;
 
     w->kind = NEED_UNCOMPRESSED;
     w->uncompressed_pages = s->uncompressed_pages;
     w->more = want > s->uncompressed_pages ? want - s->uncompressed_pages : 0;
-    pages = (uint64_t) w->more * m->heads;
+    w->near_more = near != 0 && all > s->near_pages ? all - s->near_pages : 0;
+    pages = (uint64_t) w->more * (m->heads - near)
+            + (uint64_t) w->near_more * near;
     /* no pool has as many as do not fit the table */
-    w->pages = want > m->view.at_window || pages >= MANAGER_NEVER
+    w->pages = (near != 0 ? all : want) > m->view.at_window
+                       || pages >= MANAGER_NEVER
                    ? MANAGER_NEVER
                    : (uint32_t) pages;
+}
+
+/* The page of position n, of heads that slide. */
+TR_HD void
+manager_need_near(const tr_kv_manager_t *m, uint32_t n, manager_need_t *w)
+{
+    const tr_kv_slot_t *s = &m->slot[w->slot];
+
+    if (manager_near(m, &m->seq[w->slot]) != 0
+        && n / m->place[0].tokens >= s->near_pages) {
+        w->near_turns = s->near_from < manager_seen_from(m, n);
+        w->near_more = !w->near_turns;
+    }
 }
 
 /* Who leaves, and where its score is. */
@@ -37,6 +55,7 @@ manager_need_step(const tr_kv_manager_t *m, uint32_t n, manager_need_t *w)
 
     w->kind = NEED_STEP;
     w->n = n;
+    manager_need_near(m, n, w);
     if (q->window == 0) { /* the new token itself, which has no score yet */
         w->leaves = 1;
         w->leave_pos = n;
@@ -81,6 +100,8 @@ manager_need(const tr_kv_manager_t *m, const tr_kv_page_request_t *ask,
     w->kind = NEED_NOTHING;
     w->len = ask->len == TR_KV_NEXT ? s->tokens + 1 : ask->len;
     w->n = s->tokens;
+    w->near_pages = s->near_pages;
+    w->near_from = s->near_from;
     if (w->len <= s->tokens) {
         return;
     }

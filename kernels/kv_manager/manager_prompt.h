@@ -130,6 +130,28 @@ manager_classify_some(const tr_kv_manager_t *m, uint32_t head, int8_t *dest,
     }
 }
 
+/* What a head gives back: all, or of one that slides what nobody sees any
+ * more. */
+TR_HD uint32_t
+manager_old_runs(const tr_kv_manager_t *m, const tr_kv_job_t *j, uint32_t head,
+                 manager_run_t run[MANAGER_RUNS])
+{
+    const manager_dense_t dense = { j->uncompressed_pages, j->near_to,
+                                    j->near_from };
+
+    return manager_runs(m, &j->from, head, manager_counts(m, j->slot, head),
+                        dense, run);
+}
+
+TR_HD void
+manager_plan_none(tr_kv_head_plan_t *h)
+{
+    memset(h, 0, sizeof(*h));
+    for (uint32_t l = 0; l < TR_KV_TIERS_MAX; l++) {
+        h->candidate[l].significance = manager_infinity();
+    }
+}
+
 /* Thread 0: the head's plan. */
 TR_HD void
 manager_plan_tiers(const tr_kv_manager_t *m, uint32_t head,
@@ -139,9 +161,8 @@ manager_plan_tiers(const tr_kv_manager_t *m, uint32_t head,
     manager_run_t run[MANAGER_RUNS];
     uint32_t n, l;
 
-    memset(h, 0, sizeof(*h));
+    manager_plan_none(h);
     for (l = 0; l < TR_KV_TIERS_MAX; l++) {
-        h->candidate[l].significance = manager_infinity();
         if (l >= j->to.n_tiers) {
             continue;
         }
@@ -151,12 +172,11 @@ manager_plan_tiers(const tr_kv_manager_t *m, uint32_t head,
             h->candidate[l].index = s->index[l];
         }
     }
-    n = manager_runs(m, &j->to, h->count, 0, run);
+    n = manager_runs(m, &j->to, head, h->count, manager_none(), run);
     for (uint32_t r = 0; r < n; r++) {
         h->pages += run[r].n;
     }
-    n = manager_runs(m, &j->from, manager_counts(m, j->slot, head),
-                     j->uncompressed_pages, run);
+    n = manager_old_runs(m, j, head, run);
     for (uint32_t r = 0; r < n; r++) {
         h->old_pages += run[r].n;
     }
@@ -179,6 +199,15 @@ manager_classify(const tr_kv_manager_t *m, const tr_kv_complete_t *c,
         }
     }
     if (!s->job.move) {
+        return;
+    }
+    if (manager_slides(m, &s->job.from, head)) {
+        EACH_FEW (j, 1) {
+            tr_kv_head_plan_t *h = m->head + (size_t) i * m->heads + head;
+
+            manager_plan_none(h);
+            h->old_pages = s->job.near_to - s->job.near_from;
+        }
         return;
     }
     if (s->job.rule.kind == TR_KV_RULE_RECENT) {
@@ -344,7 +373,8 @@ manager_fill(const tr_kv_manager_t *m, uint32_t i, uint32_t block)
             int32_t *row = m->to_tables
                            + ((size_t) i * m->heads + head) * m->view.table_len;
             manager_run_t run[MANAGER_RUNS];
-            uint32_t n = manager_runs(m, &j->to, h->count, 0, run);
+            uint32_t n = manager_runs(m, &j->to, head, h->count, manager_none(),
+                                      run);
             uint64_t at = j->first + h->before;
 
             for (uint32_t r = 0; r < n; at += run[r++].n) {
@@ -384,7 +414,7 @@ manager_install_head(const tr_kv_manager_t *m, uint32_t i, uint32_t head,
                                   * m->view.table_len;
     int32_t *row = manager_row(m, j->slot, head);
     manager_run_t run[MANAGER_RUNS];
-    uint32_t n = manager_runs(m, &j->to, h->count, 0, run);
+    uint32_t n = manager_runs(m, &j->to, head, h->count, manager_none(), run);
 
     for (uint32_t r = 0; r < n; r++) {
         for (uint32_t k = lane; k < run[r].n; k += MANAGER_WARP) {
@@ -416,9 +446,7 @@ manager_install(const tr_kv_manager_t *m, uint32_t i, uint32_t block,
 
         if (head < m->heads && j->move) {
             manager_run_t run[MANAGER_RUNS];
-            uint32_t n = manager_runs(m, &j->from,
-                                      manager_counts(m, j->slot, head),
-                                      j->uncompressed_pages, run);
+            uint32_t n = manager_old_runs(m, j, head, run);
             uint32_t before = m->head[(size_t) i * m->heads + head].old_before;
 
             manager_count_runs(run, n, tid % MANAGER_WARP, false, s);
@@ -450,7 +478,9 @@ manager_become(const tr_kv_manager_t *m, const tr_kv_job_t *j)
     m->seq[j->slot] = j->to;
     s->rule = j->rule;
     s->tokens = j->len;
-    s->pages = j->pages;
+    s->near_from = j->near_to;
+    s->pages = j->pages
+               + manager_near(m, &j->to) * (s->near_pages - s->near_from);
     s->uncompressed_pages = 0;
     s->uncompressed = false;
 }

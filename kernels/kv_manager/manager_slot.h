@@ -91,14 +91,24 @@ typedef struct {
     uint32_t pages[TR_KV_LAYOUTS_MAX];
 } manager_release_t;
 
+/* As the slot had them before. */
+TR_HD manager_dense_t
+manager_needed(const manager_need_t *w)
+{
+    manager_dense_t d = { w->uncompressed_pages, w->near_pages, w->near_from };
+
+    return d;
+}
+
 /* The pages that a head has, which are counted by layout. */
 TR_HD uint32_t
 manager_held(const tr_kv_manager_t *m, int32_t slot, uint32_t h,
              manager_release_t *s)
 {
     manager_run_t run[MANAGER_RUNS];
-    uint32_t n = manager_runs(m, &m->seq[slot], manager_counts(m, slot, h),
-                              s->need.uncompressed_pages, run);
+    const manager_dense_t dense = manager_needed(&s->need);
+    uint32_t n = manager_runs(m, &m->seq[slot], h, manager_counts(m, slot, h),
+                              dense, run);
     uint32_t sum = 0;
 
     for (uint32_t r = 0; r < n; r++) {
@@ -130,6 +140,8 @@ manager_release(const tr_kv_manager_t *m, const int32_t *slots, uint32_t i,
         if (good) {
             m->closed[i] = m->seq[slot];
             s->need.uncompressed_pages = m->slot[slot].uncompressed_pages;
+            s->need.near_pages = m->slot[slot].near_pages;
+            s->need.near_from = m->slot[slot].near_from;
         }
     }
     EACH_THREAD (tid) {
@@ -227,9 +239,9 @@ manager_recycle(const tr_kv_manager_t *m, uint32_t i, uint32_t block)
         if (head < m->heads && w->kind != NEED_REFUSED) {
             int32_t *row = manager_row(m, w->slot, head);
             manager_run_t run[MANAGER_RUNS];
-            uint32_t n = manager_runs(m, &m->closed[i],
+            uint32_t n = manager_runs(m, &m->closed[i], head,
                                       manager_counts(m, w->slot, head),
-                                      w->uncompressed_pages, run);
+                                      manager_needed(w), run);
 
             for (uint32_t j = tid % MANAGER_WARP; j < m->closed[i].shared;
                  j += MANAGER_WARP) {
@@ -263,8 +275,9 @@ manager_swap_pages(const tr_kv_manager_t *m, int32_t slot, bool in,
     }
     EACH (h, m->heads) {
         manager_run_t run[MANAGER_RUNS];
-        uint32_t n = manager_runs(m, &m->seq[slot], manager_counts(m, slot, h),
-                                  m->slot[slot].uncompressed_pages, run);
+        uint32_t n = manager_runs(m, &m->seq[slot], h,
+                                  manager_counts(m, slot, h),
+                                  manager_dense(&m->slot[slot]), run);
 
         for (uint32_t r = 0; r < n; r++) {
             MANAGER_ADD(&s->pages[run[r].layout], run[r].n);

@@ -90,6 +90,12 @@ manager_job(const tr_kv_manager_t *m, const tr_kv_complete_t *c, tr_kv_job_t *j)
     j->n_uncompressed = c->len - j->from.base;
     j->observe = c->rule.observe != 0 && recent < c->len ? c->len - recent : 0;
     j->uncompressed_pages = s->uncompressed_pages;
+    j->near_from = s->near_from;
+    j->near_to = j->near_from;
+    if (manager_near(m, &j->from) != 0
+        && manager_seen_from(m, c->len) > j->near_to) {
+        j->near_to = manager_seen_from(m, c->len);
+    }
     j->move = true;
     manager_target(m, j);
     if (!manager_window_fits(m, j)) {

@@ -34,11 +34,13 @@ manager_want(const tr_kv_manager_t *m, uint32_t i, uint32_t head, int8_t want,
 }
 
 /* The heads [first, first + n), at most MANAGER_AHEAD, of request i.  From
- * their windows tokens leave, or none while those fill. */
+ * their windows tokens leave, or none while those fill, and none from heads that
+ * slide. */
 TR_HD void
 manager_plan_some(const tr_kv_manager_t *m, const manager_need_t *w, uint32_t i,
                   uint32_t first, uint32_t n, manager_plan_t *s)
 {
+    const tr_kv_seq_t *q = &m->seq[w->slot];
     uint32_t leaving = w->leaves != 0 ? n : 0;
     MANAGER_OWN(manager_half_t, half);
 
@@ -47,22 +49,30 @@ manager_plan_some(const tr_kv_manager_t *m, const manager_need_t *w, uint32_t i,
         MANAGER_PREFETCH(manager_counts(m, w->slot, first + k));
     }
     EACH_AHEAD (k, w->scored ? leaving : 0) {
-        MANAGER_PREFETCH(
-            tr_kv_page_at(&m->view,
-                          manager_row(m, w->slot, first + k)[w->entry])
-            + w->offset);
+        if (!manager_slides(m, q, first + k)) {
+            MANAGER_PREFETCH(
+                tr_kv_page_at(&m->view,
+                              manager_row(m, w->slot, first + k)[w->entry])
+                + w->offset);
+        }
     }
     EACH_AHEAD (k, leaving) {
-        manager_leave(m, w, first + k, &MINE(half, k));
+        if (!manager_slides(m, q, first + k)) {
+            manager_leave(m, w, first + k, &MINE(half, k));
+        }
     }
     EACH_AHEAD (k, leaving) {
-        manager_look_ahead(m, w, first + k, &MINE(half, k));
+        if (!manager_slides(m, q, first + k)) {
+            manager_look_ahead(m, w, first + k, &MINE(half, k));
+        }
     }
     EACH_AHEAD (k, n) {
         tr_kv_move_t move = manager_no_move();
         int8_t want = w->window_page ? TR_KV_WINDOW : TR_KV_NOWHERE;
 
-        if (w->leaves != 0) {
+        if (manager_slides(m, q, first + k)) {
+            want = w->near_more != 0 ? TR_KV_UNCOMPRESSED : TR_KV_NOWHERE;
+        } else if (w->leaves != 0) {
             manager_look(m, w, first + k, &MINE(half, k));
             want = manager_move(m, w, &MINE(half, k), &move);
         }
@@ -173,6 +183,8 @@ manager_next(const tr_kv_manager_t *m, const manager_need_t *w)
     tr_kv_seq_t *q = &m->seq[w->slot];
 
     m->slot[w->slot].tokens = w->len;
+    m->slot[w->slot].near_pages += w->near_turns + w->near_more;
+    m->slot[w->slot].near_from += w->near_turns;
     q->base = w->n + 1;
     q->window_from += w->leaves; /* without a window the new token */
 }
@@ -201,15 +213,21 @@ manager_advance(const tr_kv_manager_t *m, const manager_need_t *w)
     s->pages += w->pages;
     if (w->kind == NEED_STEP) {
         const tr_kv_seq_t *q = &m->seq[w->slot];
+        uint32_t near = w->near_more * manager_near(m, q);
 
         manager_next(m, w);
         if (w->window_page) {
-            MANAGER_ADD_ALL(&m->report->pages[q->window_layout], w->pages);
+            MANAGER_ADD_ALL(&m->report->pages[q->window_layout],
+                            w->pages - near);
+        }
+        if (near != 0) {
+            MANAGER_ADD_ALL(&m->report->pages[0], near);
         }
         return;
     }
     s->tokens = w->len;
     s->uncompressed_pages += w->more;
+    s->near_pages += w->near_more;
     MANAGER_ADD_ALL(&m->report->pages[0], w->pages);
     manager_read(m, w->slot);
 }
@@ -340,23 +358,29 @@ manager_ring_page(const tr_kv_manager_t *m, uint32_t first, uint32_t i,
     return i < end ? m->ring[at < m->size.pages ? at : at - m->size.pages] : -1;
 }
 
-/* Uncompressed pages of all heads, shared out over `blocks` blocks: consecutive
- * ones each, so that two blocks of a host seldom write to one line of a
- * table. */
+/* Uncompressed pages of some heads, a run of each, in order. */
+typedef struct {
+    const uint32_t *head; /* [heads] */
+    uint32_t heads, more, entry;
+    uint64_t first; /* in the ring */
+} manager_more_t;
+
+/* They are shared out over `blocks` blocks: consecutive ones each, so that two
+ * blocks of a host seldom write to one line of a table. */
 TR_HD void
-manager_grant_uncompressed(const tr_kv_manager_t *m, const manager_need_t *w,
-                           uint32_t block, uint32_t blocks)
+manager_grant_more(const tr_kv_manager_t *m, const manager_need_t *w,
+                   const manager_more_t *x, uint32_t block, uint32_t blocks)
 {
-    uint32_t n = m->heads * w->more, each = manager_ceil(n, blocks);
+    uint32_t n = x->heads * x->more, each = manager_ceil(n, blocks);
     uint32_t begin = block * each < n ? block * each : n;
     uint32_t end = n - begin < each ? n : begin + each;
-    uint32_t first = (uint32_t) (w->first % m->size.pages);
+    uint32_t first = (uint32_t) (x->first % m->size.pages);
     /* from one of a thread's pages to its next */
-    uint32_t heads = MANAGER_THREADS / w->more;
-    uint32_t entries = MANAGER_THREADS % w->more;
+    uint32_t heads = MANAGER_THREADS / x->more;
+    uint32_t entries = MANAGER_THREADS % x->more;
 
     EACH_THREAD (tid) {
-        uint32_t i = begin + tid, head = i / w->more, entry = i % w->more;
+        uint32_t i = begin + tid, head = i / x->more, entry = i % x->more;
 
         while (i < end) {
             int32_t page[MANAGER_TOGETHER];
@@ -378,16 +402,36 @@ manager_grant_uncompressed(const tr_kv_manager_t *m, const manager_need_t *w,
                     MANAGER_ADD_ALL(&m->report->faults, 1);
                 }
                 manager_row(m, w->slot,
-                            head)[w->uncompressed_pages + entry] = page[k];
+                            x->head[head])[x->entry + entry] = page[k];
                 i += MANAGER_THREADS;
                 head += heads;
                 entry += entries;
-                if (entry >= w->more) {
-                    entry -= w->more;
+                if (entry >= x->more) {
+                    entry -= x->more;
                     head++;
                 }
             }
         }
+    }
+}
+
+/* Of all heads: behind the others' come those of heads that slide. */
+TR_HD void
+manager_grant_uncompressed(const tr_kv_manager_t *m, const manager_need_t *w,
+                           uint32_t block, uint32_t blocks)
+{
+    uint32_t near = manager_near(m, &m->seq[w->slot]), rest = m->heads - near;
+    const manager_more_t all = { m->order, rest, w->more, w->uncompressed_pages,
+                                 w->first };
+    const manager_more_t last = { m->order + rest, near, w->near_more,
+                                  w->near_pages,
+                                  w->first + (uint64_t) rest * w->more };
+
+    if (all.more != 0 && all.heads != 0) {
+        manager_grant_more(m, w, &all, block, blocks);
+    }
+    if (last.more != 0) {
+        manager_grant_more(m, w, &last, block, blocks);
     }
 }
 
@@ -400,7 +444,9 @@ manager_grant_page(const tr_kv_manager_t *m, const manager_need_t *w,
     const tr_kv_seq_t *q = &m->seq[w->slot];
     uint32_t entry;
 
-    if (want == TR_KV_WINDOW) {
+    if (want == TR_KV_UNCOMPRESSED) {
+        entry = w->near_pages;
+    } else if (want == TR_KV_WINDOW) {
         entry = m->view.at_window
                 + tr_kv_window_entry(q, w->n)
                       / m->place[q->window_layout].tokens;
@@ -439,9 +485,7 @@ manager_grant(const tr_kv_manager_t *m, uint32_t i, uint32_t chunk,
         return;
     }
     if (w->kind == NEED_UNCOMPRESSED) {
-        if (w->more != 0) {
-            manager_grant_uncompressed(m, w, chunk, blocks);
-        }
+        manager_grant_uncompressed(m, w, chunk, blocks);
         return;
     }
     if (chunk >= m->chunks) {
@@ -473,6 +517,12 @@ manager_grant(const tr_kv_manager_t *m, uint32_t i, uint32_t chunk,
 
         if (w->leaves != 0) {
             manager_apply(&m->move[manager_head(m, w->slot, first + k)], count);
+        }
+        if (w->near_turns && manager_slides(m, &m->seq[w->slot], first + k)) {
+            int32_t *row = manager_row(m, w->slot, first + k);
+
+            row[w->near_pages] = row[w->near_from];
+            row[w->near_from] = -1;
         }
         if (want[first + k] != TR_KV_NOWHERE) {
             manager_grant_page(m, w, first + k, want[first + k], count,

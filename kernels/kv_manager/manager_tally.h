@@ -78,6 +78,9 @@ manager_tally_head(const tr_kv_manager_t *m, int32_t slot, uint32_t head,
     const uint32_t *count = manager_counts(m, slot, head);
     uint32_t grows = m->slot[slot].rule.leaves, room = UINT32_MAX;
 
+    if (manager_slides(m, q, head)) {
+        return; /* they take no page for a tier */
+    }
     for (uint32_t l = 0; l < q->n_tiers; l++) {
         uint32_t tokens = m->place[q->tier_layout[l]].tokens;
         uint32_t left = (tokens - count[l] % tokens) % tokens;
@@ -130,6 +133,8 @@ manager_tally(const tr_kv_manager_t *m, int32_t slot, manager_tally_t *s)
         out->out = t->out;
         out->tokens = t->tokens;
         out->uncompressed_pages = t->uncompressed_pages;
+        out->near_pages = t->near_pages;
+        out->near_from = t->near_from;
         out->pages = t->pages;
         out->base = t->open ? q->base : 0;
         out->window_from = t->open ? q->window_from : 0;

@@ -24,19 +24,21 @@ static bool
 is_mine(const attend_t *a, uint32_t s)
 {
     const tr_rows_t *rows = &a->rows;
+    const tr_kv_seq_t *seq;
     int32_t slot = rows->seq_slot[s];
     uint32_t n = rows->seq_row[s + 1] - rows->seq_row[s], base, first;
 
     if (slot < 0 || n == 0) {
         return false;
     }
-    base = a->view.kv.seq[slot].base;
+    seq = tr_kv_seq_of(&a->view.kv, slot, a->layer);
+    base = seq->base;
     first = rows->row_pos[rows->seq_row[s]];
     switch (a->path) {
     case DECODE:
         return n == 1;
     case SCORE:
-        return n == 1 && a->view.kv.seq[slot].scored;
+        return n == 1 && seq->scored;
     case PROMPT:
         return n > 1 && base == 0;
     case BEHIND:

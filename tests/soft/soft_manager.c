@@ -375,6 +375,20 @@ entries(const swap_t *a, const tr_kv_view_t *kv, uint32_t head, uint32_t *out)
                                   * TR_KV_TIERS_MAX;
     uint32_t n = 0, pages;
 
+    if (q->n_tiers != 0 && tr_kv_slides(kv, head / kv->kv_heads)) {
+        const int32_t *row = a->tables
+                             + ((size_t) a->swap.slot * kv->layers
+                                    * kv->kv_heads
+                                + head)
+                                   * kv->table_len;
+
+        for (uint32_t i = a->swap.near_from; i < a->swap.near_pages; i++) {
+            if (row[i] >= 0) {
+                out[n++] = i;
+            }
+        }
+        return n;
+    }
     for (uint32_t i = 0; i < a->swap.uncompressed_pages; i++) {
         out[n++] = i;
     }
@@ -446,7 +460,8 @@ tr_cuda_kv_swap(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
 
     if (swap->slot < 0 || kv->layers * kv->kv_heads == 0 || kv->page_bytes % 16
         || work == NULL || swap->uncompressed_pages > kv->at_window
-        || !soft_view_keep(&a.view, kv)) {
+        || swap->near_pages > kv->at_window
+        || swap->near_from > swap->near_pages || !soft_view_keep(&a.view, kv)) {
         return TR_KERNEL_BADARG;
     }
     return soft_launch(s, "kv_swap", swap_body, &a, sizeof(a));

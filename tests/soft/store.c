@@ -30,7 +30,8 @@ head_of(const tr_kv_view_t *kv, int32_t slot, uint32_t layer, uint32_t kv_head)
 {
     head_t h = { .kv = *kv, .head = tr_kv_head(kv, slot, layer, kv_head) };
 
-    h.seq = &kv->seq[slot];
+    h.seq = tr_kv_seq_of(kv, slot, layer);
+    memset(h.kv.slides, 0, sizeof(h.kv.slides));
     h.kv.layers = h.kv.kv_heads = 1;
     h.kv.tables += h.head * kv->table_len;
     h.kv.seq = h.seq;

@@ -140,9 +140,6 @@ tr_model_open(const tr_model_options_t *options, tr_model_t **out,
     }
     rc = tr_model_config_load(options->dir, options->ignore_config, &m->config,
                               err);
-    if (rc == TR_OK && !options->slides) {
-        tr_recipe_bound(&m->config.recipe);
-    }
     if (rc == TR_OK) {
         m->rotate = tr_rotate_resolve(&m->config, options->rotate,
                                       options->packed,
@@ -462,6 +459,7 @@ tr_model_guard(const tr_model_t *m, uint32_t every, tr_kv_guard_t **out,
                                           .heads = r->query_heads,
                                           .kv_heads = r->kv_heads,
                                           .head_dim = r->head_dim,
+                                          .reach = m->reach,
                                           .scale = r->attn_scale,
                                           .sinks = m->sinks,
                                           .work = TR_KV_GUARD_WORK,

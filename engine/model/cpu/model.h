@@ -98,8 +98,6 @@ typedef struct {
     bool equalise;   /* kv_equalise; weights of files alone */
     bool centre;     /* kv_centre; biases of files alone */
     uint32_t rotate; /* kv_rotate: bits (rotate.h) */
-    bool slides;     /* all of the cache is uncompressed, so that layers may
-                      * see a part of it; else tr_recipe_bound */
     const tr_kernels_t *kernels; /* outlives the model */
     int threads;
     uint32_t max_rows, max_seqs; /* of a step */

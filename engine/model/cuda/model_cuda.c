@@ -447,9 +447,6 @@ tr_model_cuda_open(const tr_model_cuda_options_t *options,
     rc = tr_model_config_load(options->dir, options->ignore_config, &m->config,
                               err);
     if (rc == TR_OK) {
-        if (!options->slides) {
-            tr_recipe_bound(&m->config.recipe);
-        }
         m->rotate = tr_rotate_resolve(&m->config, options->rotate,
                                       options->packed, false);
         rc = tr_model_cuda_check(&m->config.recipe, m->rotate, err);

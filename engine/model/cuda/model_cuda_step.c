@@ -279,6 +279,24 @@ typedef struct {
     const tr_cuda_step_t *step;
 } run_t;
 
+/* A layer that slides has nothing that is compressed: what came with the prompts
+ * is done. */
+static bool
+attend_slid(tr_model_cuda_t *m, const run_t *r, uint32_t layer,
+            const tr_cuda_queries_t *q)
+{
+    const int32_t *slots = r->slots[TR_ATTENTION_BEHIND];
+    tr_rows_t rows = r->rows;
+
+    rows.seq_slot = slots;
+    return ((r->step->paths & 1u << TR_ATTENTION_PROMPT) != 0
+            && slots == r->slots[TR_ATTENTION_PROMPT])
+           || launched(m,
+                       m->cuda->prompt(m->stream, &r->kv, layer, &rows, q,
+                                       &m->prompt_size, m->prompt_work),
+                       "prompt");
+}
+
 /* The sequences from the first to the last that is behind compressed tokens. */
 static bool
 attend_behind(tr_model_cuda_t *m, const run_t *r, uint32_t layer,
@@ -287,7 +305,12 @@ attend_behind(tr_model_cuda_t *m, const run_t *r, uint32_t layer,
     const tr_cuda_step_t *s = r->step;
     uint32_t first = 0, end = s->n_seqs;
     tr_rows_t rows = r->rows;
+    tr_kv_view_t kv = r->kv;
 
+    if (tr_kv_slides(&kv, layer)) {
+        return attend_slid(m, r, layer, q);
+    }
+    kv.reach = NULL; /* of this layer there is none */
     while (first < end && s->host_base[first] == 0) {
         first++;
     }
@@ -298,7 +321,7 @@ attend_behind(tr_model_cuda_t *m, const run_t *r, uint32_t layer,
     rows.seq_slot = r->slots[TR_ATTENTION_BEHIND] + first;
     rows.seq_row += first;
     return launched(m,
-                    m->cuda->prompt_behind(m->stream, &r->kv, layer, &rows,
+                    m->cuda->prompt_behind(m->stream, &kv, layer, &rows,
                                            s->host_base + first, q,
                                            &m->prompt_size, m->prompt_work),
                     "prompt_behind");

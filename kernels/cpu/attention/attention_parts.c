@@ -29,7 +29,7 @@ uint32_t
 tr_attention_runs(const tr_kv_view_t *kv, int32_t slot, uint32_t layer,
                   uint32_t kv_head, tr_run_t *run)
 {
-    const tr_kv_seq_t *seq = &kv->seq[slot];
+    const tr_kv_seq_t *seq = tr_kv_seq_of(kv, slot, layer);
     const int32_t *table = tr_kv_table(kv, slot, layer, kv_head);
     const uint32_t *count;
     uint32_t n = 0;

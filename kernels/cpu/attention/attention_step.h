@@ -62,7 +62,7 @@ tr_row_stride(uint32_t max_len)
 static inline const tr_kv_seq_t *
 tr_step_seq(const tr_step_t *a, uint32_t seq)
 {
-    return &a->kv->seq[a->rows->seq_slot[seq]];
+    return tr_kv_seq_of(a->kv, a->rows->seq_slot[seq], a->layer);
 }
 
 /* Positions from here on are uncompressed, in this layer. */

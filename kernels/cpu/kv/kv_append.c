@@ -201,7 +201,7 @@ prefetch_row(const append_t *a, uint32_t row)
     const tr_kv_view_t *kv = a->kv;
     const tr_rows_t *rows = a->rows;
     int32_t slot = rows->seq_slot[tr_seq_of(rows->seq_row, rows->n_seqs, row)];
-    const tr_kv_seq_t *seq = &kv->seq[slot];
+    const tr_kv_seq_t *seq = tr_kv_seq_of(kv, slot, a->layer);
     uint32_t pos = rows->row_pos[row];
 
     for (uint32_t l = 0; l < kv->kv_heads; l++) {
@@ -230,7 +230,7 @@ static bool
 piece_begins(const append_t *a, uint32_t row, uint32_t seq)
 {
     const tr_rows_t *rows = a->rows;
-    uint32_t base = a->kv->seq[rows->seq_slot[seq]].base;
+    uint32_t base = tr_kv_seq_of(a->kv, rows->seq_slot[seq], a->layer)->base;
 
     return row == rows->seq_row[seq]
            || (rows->row_pos[row] - base) % a->kv->layout[0].tokens == 0;
@@ -240,7 +240,7 @@ static void
 append_row(const append_t *a, uint32_t row, int32_t slot)
 {
     const tr_kv_view_t *kv = a->kv;
-    const tr_kv_seq_t *seq = &kv->seq[slot];
+    const tr_kv_seq_t *seq = tr_kv_seq_of(kv, slot, a->layer);
     uint32_t dim = kv->head_dim;
     token_t t = { .pos = a->rows->row_pos[row] };
 
@@ -384,7 +384,7 @@ rows_valid(const append_t *a, uint32_t i)
     const tr_kv_view_t *kv = a->kv;
     const tr_rows_t *rows = a->rows;
     int32_t slot = rows->seq_slot[i];
-    const tr_kv_seq_t *seq = &kv->seq[slot];
+    const tr_kv_seq_t *seq = tr_kv_seq_of(kv, slot, a->layer);
     uint32_t n = rows->seq_row[i + 1] - rows->seq_row[i], first;
     bool uncompressed;
 
@@ -422,7 +422,7 @@ prefetch_tables(const append_t *a)
 
     for (uint32_t i = 0; i < rows->n_seqs; i++) {
         int32_t slot = rows->seq_slot[i];
-        uint32_t base = kv->seq[slot].base, pos, entry;
+        uint32_t base = tr_kv_seq_of(kv, slot, a->layer)->base, pos, entry;
 
         if (rows->seq_row[i] == rows->seq_row[i + 1]) {
             continue;
@@ -456,7 +456,7 @@ tr_cpu_kv_append(const tr_stream_t *s, const tr_kv_view_t *kv, uint32_t layer,
         }
         moves |= rows->seq_row[i] < rows->seq_row[i + 1]
                  && rows->row_pos[rows->seq_row[i]]
-                        < kv->seq[rows->seq_slot[i]].base;
+                        < tr_kv_seq_of(kv, rows->seq_slot[i], layer)->base;
     }
     if (moves) { /* dearer than an uncompressed row */
         cost *= 4;

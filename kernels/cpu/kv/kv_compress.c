@@ -167,6 +167,9 @@ heads_look(void *arg, uint32_t first, uint32_t end, uint32_t worker)
     for (uint32_t h = first; h < end; h++) {
         uint32_t count[TR_KV_TIERS_MAX + 1] = { 0 };
 
+        if (tr_kv_slides(c->kv, h / c->kv->kv_heads)) {
+            continue; /* stays as it is */
+        }
         if (!sources_valid(c, (size_t) c->c->slot * heads + h,
                            c->c->dest + h * c->c->dest_len, count)
             || !targets_valid(c, c->to.tables + (size_t) h * c->kv->table_len,
@@ -304,6 +307,9 @@ heads_move(void *arg, uint32_t first, uint32_t end, uint32_t worker)
         size_t head = (size_t) c->c->slot * heads + i;
         head_t h = { .c = c };
 
+        if (tr_kv_slides(kv, i / kv->kv_heads)) {
+            continue;
+        }
         h.table = kv->tables + head * kv->table_len;
         h.to_table = c->to.tables + (size_t) i * kv->table_len;
         h.dest = c->c->dest + i * c->c->dest_len;

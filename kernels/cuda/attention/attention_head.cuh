@@ -108,7 +108,7 @@ head_open(generic_head_t *h, const generic_args_t *a, uint32_t s,
     if (slot < 0 || h->first >= h->end) {
         return false;
     }
-    h->seq = &a->kv.seq[slot];
+    h->seq = tr_kv_seq_of(&a->kv, slot, a->layer);
     head = tr_kv_head(&a->kv, slot, a->layer, kv_head);
     h->table = a->kv.tables + head * a->kv.table_len;
     h->uncompressed = h->table;

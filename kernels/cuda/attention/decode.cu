@@ -239,7 +239,7 @@ static __global__ void __launch_bounds__(WARPS * 32, 1)
     if (a.ended != NULL) {
         tell_ended(a, ended);
     }
-    if constexpr (MODE == DECODE_ALL) {
+    if constexpr (MODE != DECODE_UNCOMPRESSED) {
         raise_scores<Q>(a);
     }
 }
@@ -395,15 +395,17 @@ tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
         return TR_KERNEL_OK;
     }
     uncompressed = kv->n_layouts == 1 && !kv->layout[0].level.scored;
-    mode = !uncompressed       ? DECODE_ALL
-           : kv->reach == NULL ? DECODE_UNCOMPRESSED
-                               : DECODE_REACH;
+    mode = kv->reach != NULL && (uncompressed || tr_kv_slides(kv, layer))
+               ? DECODE_REACH
+           : uncompressed ? DECODE_UNCOMPRESSED
+                          : DECODE_ALL;
     if (!decode_args(s->device, kv, layer, rows, size, work, &a)
-        || (!uncompressed && kv->reach != NULL) || queries->heads != size->heads
-        || queries->ldq % 8 != 0 || queries->ldo % 8 != 0
-        || !aligned(queries->q) || !aligned(queries->out)) {
+        || queries->heads != size->heads || queries->ldq % 8 != 0
+        || queries->ldo % 8 != 0 || !aligned(queries->q)
+        || !aligned(queries->out)) {
         return TR_KERNEL_BADARG;
     }
+    a.reaches = mode == DECODE_REACH;
     a.q = queries->q;
     a.out = queries->out;
     a.ldq = queries->ldq;

@@ -79,7 +79,7 @@ typedef struct {
     uint32_t head; /* tr_kv_head: row of tables, counts and candidates */
     uint32_t row;  /* of q and out */
     uint32_t n;    /* position of the query */
-    /* where layers have a reach (all is uncompressed then) in place of the last
+    /* in a layer with a reach (all is uncompressed then) in place of the last
      * two: uncompressed pages that are passed over, and how many tokens of what
      * is left the query does not see */
     uint32_t base, window, window_from;
@@ -206,6 +206,7 @@ typedef struct {
     uint32_t slots;      /* of a warp's ring */
     uint32_t layer;
     bool scored;          /* some layout is */
+    bool reaches;         /* DECODE_REACH */
     uint32_t jobs;        /* of a layer with scores, at most */
     bool few_jobs;        /* so that a block settles the candidate of each */
     bool short_positions; /* of 2 bytes, in all layouts */

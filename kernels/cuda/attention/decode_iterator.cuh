@@ -149,7 +149,7 @@ load_ids(const decode_args_t &a, cursor_t &c, uint32_t pages)
 {
     uint32_t i = c.page_index + threadIdx.x % 32;
     uint32_t head = of_lane(c.words, WORD_HEAD);
-    uint32_t skipped = a.kv.reach == NULL ? 0 : of_lane(c.words, WORD_SKIPPED);
+    uint32_t skipped = a.reaches ? of_lane(c.words, WORD_SKIPPED) : 0;
 
     c.ids_from = c.page_index;
     c.ids = 0;

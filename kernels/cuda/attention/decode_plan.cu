@@ -201,7 +201,7 @@ describe(const plan_args_t &a, uint32_t layer, uint32_t i, decode_head_t &h)
     if (slot < 0 || a.rows.seq_row[seq + 1] - row != 1) {
         return sums;
     }
-    const tr_kv_seq_t s = a.kv.seq[slot];
+    const tr_kv_seq_t s = *tr_kv_seq_of(&a.kv, slot, layer);
     size_t head = ((size_t) slot * a.kv.layers + layer) * a.kv.kv_heads
                   + kv_head;
     uint32_t n = a.rows.row_pos[row];
@@ -220,9 +220,11 @@ describe(const plan_args_t &a, uint32_t layer, uint32_t i, decode_head_t &h)
     if (h.tokens[SEG_WINDOW] != tr_kv_windowed(&s)) {
         h.flags |= HEAD_HOLES;
     }
-    if (a.kv.reach != NULL) { /* base is 0 */
-        uint32_t reach = a.kv.reach[layer], per = a.layouts.of[0].tokens;
-        uint32_t unseen = reach != 0 && n >= reach ? n - reach + 1 : 0;
+    uint32_t reach = tr_kv_reach(&a.kv, layer);
+
+    if (reach != 0) { /* base is 0 */
+        uint32_t per = a.layouts.of[0].tokens;
+        uint32_t unseen = n >= reach ? n - reach + 1 : 0;
 
         h.window = unseen / per;
         h.window_from = unseen % per;

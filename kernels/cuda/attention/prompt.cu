@@ -33,7 +33,7 @@ plan_tiles(const prompt_args_t &a, uint32_t s)
     if (slot < 0 || rows < 2) {
         return 0;
     }
-    base = a.kv.seq[slot].base;
+    base = tr_kv_seq_of(&a.kv, slot, a.layer)->base;
     if (a.context == NULL
             ? base != 0
             : base == 0 || a.rows.row_pos[a.rows.seq_row[s]] < base) {

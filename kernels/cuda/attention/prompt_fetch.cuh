@@ -3,6 +3,9 @@
  * queries, then tile by tile of N tokens the keys and values that the block's
  * rows see, into rings of shared memory.
  *
+ * A tile may begin in front of what a layer that slides keeps: there are zeros,
+ * whose weight is 0.
+ *
  * On Hopper the copy engine does it, some groups of eight tokens a request (a
  * request costs the same however small it is: with eight tokens each, they took
  * longer than the products).  Elsewhere each thread copies 16 bytes at a time.
@@ -110,11 +113,12 @@ fetch_rows(const prompt_args_t &a, uint32_t part, const int32_t *pages,
     for (uint32_t r = threadIdx.x / CHUNKS; r < N; r += FEED / CHUNKS) {
         uint32_t token = first + r < keys ? first + r : keys - 1;
         uint32_t page = token / a.page_tokens;
+        int id = __ldg(pages + page); /* none: zeros, as boxes outside are */
 
         copy16(tile_at<D>(at, r, c),
-               tr_kv_page_at(&a.kv, __ldg(pages + page)) + part
+               tr_kv_page_at(&a.kv, max(id, 0)) + part
                    + (token - page * a.page_tokens) * (2 * D) + c * 16,
-               first + r < keys ? 16 : 0);
+               first + r < keys && id >= 0 ? 16 : 0);
     }
     copy_arrive(bar);
 }

@@ -446,7 +446,7 @@ score_job(const prompt_args_t &a, uint32_t keys, score_job_t &job)
     if (job.tile == ~0u) {
         return false;
     }
-    state = a.kv.seq + a.rows.seq_slot[seq];
+    state = tr_kv_seq_of(&a.kv, a.rows.seq_slot[seq], a.layer);
     row = a.rows.seq_row[seq];
     job.rows = a.rows.seq_row[seq + 1] - row;
     job.pos = a.rows.row_pos[row];

@@ -296,7 +296,7 @@ append_open(append_t *t, const append_args_t *a, uint32_t layer)
         return false;
     }
     head = tr_kv_head(&a->kv, slot, layer, t->kv_head);
-    t->seq = &a->kv.seq[slot];
+    t->seq = tr_kv_seq_of(&a->kv, slot, layer);
     t->table = a->kv.tables + head * a->kv.table_len;
     t->count = a->kv.count + head * TR_KV_TIERS_MAX;
     t->move = &a->kv.move[head];

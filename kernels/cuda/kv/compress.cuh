@@ -61,6 +61,13 @@ flag_raise(uint32_t *flag)
     atomicOr(flag, 1u);
 }
 
+/* Heads of layers that slide are not compressed. */
+TR_DEVICE bool
+compress_stays(const compress_args_t *a, uint32_t h)
+{
+    return tr_kv_slides(&a->kv, h / a->kv.kv_heads);
+}
+
 /* False when the job is not allowed, before any token is looked at. */
 TR_DEVICE bool
 compress_open(compress_t *c, const compress_args_t *a, uint32_t j, uint32_t h)

@@ -26,6 +26,26 @@ typedef struct {
     uint32_t *pages;
 } swap_args_t;
 
+/* Of a head that slides; its step is 1. */
+static __device__ uint32_t
+slid_pages(const swap_args_t &a, uint32_t h, uint32_t *entry)
+{
+    const int32_t *row = a.tables
+                         + ((size_t) a.swap.slot * a.kv.layers * a.kv.kv_heads
+                            + h)
+                               * a.kv.table_len;
+    uint32_t from = a.swap.near_from, end = a.swap.near_pages;
+
+    while (from < end && row[from] < 0) {
+        from++;
+    }
+    while (from < end && row[end - 1] < 0) {
+        end--;
+    }
+    *entry = from;
+    return end - from;
+}
+
 /* Pages of a part of head h, and its first entry and step. */
 static __device__ uint32_t
 part_pages(const swap_args_t &a, uint32_t h, uint32_t part, uint32_t *entry,
@@ -37,6 +57,9 @@ part_pages(const swap_args_t &a, uint32_t h, uint32_t part, uint32_t *entry,
 
     *step = 1;
     *entry = 0;
+    if (seq->n_tiers != 0 && tr_kv_slides(kv, h / kv->kv_heads)) {
+        return part == 0 ? slid_pages(a, h, entry) : 0;
+    }
     if (part == 0) {
         return a.swap.uncompressed_pages;
     }
@@ -152,7 +175,9 @@ tr_cuda_kv_swap(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
 
     if (swap->slot < 0 || heads == 0 || heads > 65535 || kv->page_bytes % 16
         || kv->n_layouts == 0 || kv->n_layouts > TR_KV_LAYOUTS_MAX
-        || swap->uncompressed_pages > kv->at_window) {
+        || swap->uncompressed_pages > kv->at_window
+        || swap->near_pages > kv->at_window
+        || swap->near_from > swap->near_pages) {
         return TR_KERNEL_BADARG;
     }
     a.kv = *kv;

@@ -80,6 +80,8 @@ choose_shape(cache_shape_t *w, uint32_t round)
         w->uncompressed_scored = false;
         w->reach = true;
         w->max_window = 0;
+    } else if (w->max_tier < 1000 && random_below(3) == 0) {
+        w->reach = w->slides = true; /* beside compressed ones */
     }
     w->sinks = random_below(3) == 0;
 }
@@ -200,8 +202,10 @@ one_round(const tr_device_props_t *device, cudaStream_t stream, uint32_t round,
             printf(" %u/%u", shape.level[i].key_bits,
                    shape.level[i].value_bits);
         }
-        printf(", wild %d, reach %d, sinks %d, blocks %u, dependent %d\n",
-               shape.wild, shape.reach, shape.sinks, d.blocks, d.dependent);
+        printf(", slides %d, wild %d, reach %d, sinks %d, blocks %u, dependent "
+               "%d\n",
+               shape.slides, shape.wild, shape.reach, shape.sinks, d.blocks,
+               d.dependent);
     }
     cuda_ok(cudaFree(work), "free");
     cache_free(&c);

@@ -124,7 +124,9 @@ bench_create(bench_t *b)
                          .memory = POOL,
                          .n_policies = 1 };
     const tr_kv_policy_t *policies[1];
-    tr_kv_manager_size_t size = { BATCH_MAX, 0, MAX_LEN, GROUP, 0 };
+    tr_kv_manager_size_t size = { .slots = BATCH_MAX,
+                                  .max_len = MAX_LEN,
+                                  .max_prompts = GROUP };
     tr_kv_view_t shape;
     tr_error_t err;
     cudaStream_t stream;

@@ -14,7 +14,8 @@ fixture_whole(const fixture_t *w)
 {
     uint32_t first = fixture_random(w->slots);
 
-    for (uint32_t k = 0; k < w->slots; k++) {
+    /* nothing is kept of those that have heads that slide */
+    for (uint32_t k = 0; k < w->slots && w->kv->near == 0; k++) {
         uint32_t i = (first + k) % w->slots;
         const tr_kv_slot_t *s = &w->kv->m.slot[i];
 

@@ -265,6 +265,9 @@ fixture_compress(const tr_stream_t *stream, const tr_kv_view_t *v,
         const int8_t *dest = c->dest + head * c->dest_len;
         uint32_t count[TR_KV_TIERS_MAX] = { 0 }, i;
 
+        if (tr_kv_slides(v, head / v->kv_heads)) {
+            continue;
+        }
         for (uint32_t l = 0; l < q->n_tiers; l++) {
             for (i = 0; i < v->count[at * TR_KV_TIERS_MAX + l]; i++) {
                 fixture_compress_one(v, c, to, *dest++,
@@ -386,6 +389,20 @@ fixture_attend_head(const tr_kv_cache_t *kv, int32_t slot, uint32_t head,
     }
 }
 
+/* Positions [before, len) of a head that slides have a place. */
+static void
+fixture_slid(const tr_kv_cache_t *kv, int32_t slot, uint32_t head,
+             uint32_t before, uint32_t len)
+{
+    uint32_t tokens = kv->plan.layout[0].tokens;
+
+    for (uint32_t i = before; i < len; i++) {
+        fixture_put(fixture_place(&kv->view, manager_row(&kv->m, slot, head), 0,
+                                  i / tokens, i % tokens),
+                    0, i);
+    }
+}
+
 /* A step was granted up to `len`, from `before` tokens. */
 static void
 fixture_attend(fixture_t *w, int32_t slot, uint32_t before, uint32_t len)
@@ -395,6 +412,10 @@ fixture_attend(fixture_t *w, int32_t slot, uint32_t before, uint32_t len)
     bool step = len <= q->base;
 
     for (uint32_t head = 0; head < kv->heads; head++) {
+        if (manager_slides(&kv->m, q, head)) {
+            fixture_slid(kv, slot, head, before, len);
+            continue;
+        }
         if (step) {
             fixture_append(&kv->view, slot, head);
         }
@@ -425,9 +446,9 @@ fixture_compare_head(fixture_t *w, int32_t slot, uint32_t head)
     manager_run_t run[MANAGER_RUNS];
     uint32_t n, i, j, held = kv->m.seq[slot].shared, entries = 0;
 
-    n = manager_runs(&kv->m, &kv->m.seq[slot],
+    n = manager_runs(&kv->m, &kv->m.seq[slot], head,
                      manager_counts(&kv->m, slot, head),
-                     kv->m.slot[slot].uncompressed_pages, run);
+                     manager_dense(&kv->m.slot[slot]), run);
     FIXTURE_SAME(w, memcmp(mine, theirs, held * sizeof(*mine)) == 0,
                  "slot %d head %u: shared pages", slot, head);
     for (i = 0; i < n; i++) {
@@ -505,6 +526,8 @@ fixture_compare(fixture_t *w)
                          && t->uncompressed == s->uncompressed
                          && t->out == s->out
                          && t->uncompressed_pages == s->uncompressed_pages
+                         && t->near_pages == s->near_pages
+                         && t->near_from == s->near_from
                          && t->pages == s->pages,
                      "slot %u: tokens %u %u, uncompressed %d %d, uncompressed "
                      "pages %u %u,"

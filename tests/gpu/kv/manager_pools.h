@@ -67,13 +67,14 @@ fixture_create(fixture_t *w, const fixture_device_t *device)
     bool wide = fixture_random(12) == 0; /* several blocks of heads */
     uint32_t layers = wide ? 9 : 1 + fixture_random(4);
     uint32_t kv_heads = wide ? 30 : 1 + fixture_random(5),
-             heads = layers * kv_heads;
+             heads = layers * kv_heads, reach[9] = { 0 };
     uint32_t head_dim = 64;
     tr_kv_config_t c = {
         .layers = layers,
         .kv_heads = kv_heads,
         .head_dim = head_dim,
         .slots = 2 + fixture_random(FIXTURE_SLOTS - 1),
+        .reach = reach,
         .max_len = 60 + fixture_random(300)
                    + (fixture_random(4) == 0 ? TR_KV_SHORT : 0), /* long ones */
         .swap_memory = 8u << 20,
@@ -85,6 +86,9 @@ fixture_create(fixture_t *w, const fixture_device_t *device)
     tr_error_t err;
 
     memset(w, 0, sizeof(*w));
+    for (uint32_t l = 0, dice = fixture_random(3); l < layers; l++) {
+        reach[l] = fixture_random(3) < dice ? 1 + fixture_random(100) : 0;
+    }
     w->device = device;
     w->slots = c.slots;
     w->n_policies = 1 + fixture_random(FIXTURE_POLICIES);
@@ -118,6 +122,7 @@ fixture_create(fixture_t *w, const fixture_device_t *device)
     size.pages = w->kv->m.size.pages;
     size.max_len = c.max_len;
     size.blocks = w->kv->m.size.blocks;
+    size.reach = w->kv->m.size.reach;
     if (size.max_prompts > size.slots) {
         size.max_prompts = size.slots;
     }

@@ -64,16 +64,16 @@ swap_run(fixture_t *b, swap_t *x, const int32_t *to, bool out)
     int32_t *tables = malloc(heads * b->host.table_len * 4);
     uint32_t n = 0;
     bool ok = true;
-    tr_cuda_swap_t swap = { (int32_t) x->slot,
-                            x->uncompressed_pages,
-                            x->n,
-                            x->taken,
-                            x->there,
-                            out ? b->other.pool : x->host,
-                            out ? x->host : b->other.pool,
-                            out ? MARK : 0,
-                            MARK,
-                            x->go };
+    tr_cuda_swap_t swap = { .slot = (int32_t) x->slot,
+                            .uncompressed_pages = x->uncompressed_pages,
+                            .max_pages = x->n,
+                            .taken = x->taken,
+                            .given = x->there,
+                            .from = out ? b->other.pool : x->host,
+                            .to = out ? x->host : b->other.pool,
+                            .mark = out ? MARK : 0,
+                            .unmark = MARK,
+                            .go = x->go };
 
     fixture_put(x->taken, to, x->n * 4ul);
     if (tr_cuda_kv_swap(&b->side->stream, &b->other,

@@ -18,7 +18,7 @@ static uint64_t rng;
 static uint32_t sure; /* tokens that were no close call, of all models */
 
 static tr_executor_t *
-open_model(const char *name)
+open_model(const char *name, const char *policy)
 {
     tr_executor_t *e;
     tr_config_t c;
@@ -28,7 +28,7 @@ open_model(const char *name)
     snprintf(c.model, sizeof(c.model), MODELS "/%.60s", name);
     snprintf(c.backend, sizeof(c.backend), "cuda");
     snprintf(c.cuda_library, sizeof(c.cuda_library), "%s", device_library());
-    snprintf(c.kv_policy, sizeof(c.kv_policy), "full");
+    snprintf(c.kv_policy, sizeof(c.kv_policy), "%s", policy);
     snprintf(c.dtype, sizeof(c.dtype), "f16");
     c.threads = 2;
     c.kv_memory = 16u << 20;
@@ -83,12 +83,12 @@ follows(const gen_t *g, const golden_t *p, const char *what)
     }
 }
 
-static bool
-one_model(const char *name)
+static void
+one_policy(const char *name, const char *policy)
 {
     static gen_t together[GOLDEN_PROMPTS], alone[GOLDEN_PROMPTS];
     golden_t prompts[GOLDEN_PROMPTS];
-    tr_executor_t *e = open_model(name);
+    tr_executor_t *e = open_model(name, policy);
     char dir[300];
     json_t *root;
     uint32_t n;
@@ -105,10 +105,18 @@ one_model(const char *name)
                                 OUT * sizeof(int32_t));
             follows(&alone[i], &prompts[i], name);
         }
-        print_message("%s: %u prompts\n", name, n);
+        print_message("%s, %s: %u prompts\n", name, policy, n);
     }
     e->free(e);
     json_decref(root);
+}
+
+/* At 16 bits, and in tiers that lose nothing, beside layers that slide. */
+static bool
+one_model(const char *name)
+{
+    one_policy(name, "full");
+    one_policy(name, "diffkv:levels=16/16,window=5");
     return true;
 }
 

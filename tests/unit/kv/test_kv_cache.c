@@ -43,7 +43,9 @@ ring_of(uint32_t pages)
                            .layout = &layout,
                            .page_bytes = 64,
                            .table_len = 8 };
-    tr_kv_manager_size_t size = { 2, pages, 64, 1, 0 };
+    tr_kv_manager_size_t size = {
+        .slots = 2, .pages = pages, .max_len = 64, .max_prompts = 1
+    };
     size_t bytes = tr_kv_host_memory(&shape, &size);
     tr_kv_manager_t m;
     void *memory = aligned_alloc(256, tr_pad(bytes + pages * 64, 256));

@@ -284,12 +284,17 @@ make_world(world_t *w, uint32_t n_kv, uint32_t layers, uint32_t kv_heads,
                          .kernels = &fixture_kernels };
     tr_error_t err;
 
+    memset(w, 0, sizeof(*w));
+    c.reach = w->reach;
+    /* at times some layers slide, or all */
+    for (uint32_t l = 0, dice = random_below(3); l < layers; l++) {
+        w->reach[l] = random_below(3) < dice ? 1 + random_below(90) : 0;
+    }
     /* At times with positions of four bytes, in worlds of few heads: of many,
      * the tables of such lengths take minutes to compare. */
     if (layers * kv_heads < 16 && random_below(3) == 0) {
         c.max_len += TR_KV_SHORT;
     }
-    memset(w, 0, sizeof(*w));
     for (uint32_t i = 0; i < FIXTURE_POLICIES; i++) {
         fixture_policy_list[i] = &fixture_policies[i];
     }
@@ -299,6 +304,7 @@ make_world(world_t *w, uint32_t n_kv, uint32_t layers, uint32_t kv_heads,
     tr_kv_cache_free(w->kv[0]);
     w->n_kv = n_kv;
     w->heads = layers * kv_heads;
+    w->kv_heads = kv_heads;
     w->n = n;
     for (uint32_t i = 0; i < n_kv; i++) {
         if (i == 1 && stream != NULL) {

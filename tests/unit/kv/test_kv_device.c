@@ -364,7 +364,9 @@ test_sizes(void **state)
                            .n_layouts = 1,
                            .layout = &layout,
                            .table_len = 10 };
-    tr_kv_manager_size_t size = { 4, 100, 64, 2, 0 };
+    tr_kv_manager_size_t size = {
+        .slots = 4, .pages = 100, .max_len = 64, .max_prompts = 2
+    };
     tr_kv_manager_t m;
 
     (void) state;

@@ -1,7 +1,8 @@
 /*
  * The tiny models of tests/models, one or more a family, against what
  * transformers computed of them (tests/models/make.py): logits of prompts in one
- * piece, in pieces and in a batch, and greedy continuations.
+ * piece, in pieces and in a batch, and greedy continuations; also from a cache
+ * whose tokens stand in tiers.
  */
 #include "tests/unit/fixtures/golden_fixture.h"
 #include "tests/unit/fixtures/model_fixture.h"
@@ -133,6 +134,80 @@ together(fixture_t *fixture, const golden_t *prompts, const char *what)
     }
 }
 
+/* ---- compressed ---------------------------------------------------------- */
+
+/* Nothing is lost, but tokens stand in tiers, behind a window. */
+#define COMPRESSED "diffkv:levels=16/16,window=5"
+
+/* Positions [at, end) of a slot, in pieces, then what its policy makes of it. */
+static void
+turn(fixture_t *fixture, int32_t slot, const golden_t *p, uint32_t at,
+     uint32_t end, float *logits)
+{
+    float last[GOLDEN_VOCAB];
+
+    tr_kv_prompt(fixture->kv, slot, end);
+    while (at < end) {
+        uint32_t n = 1 + rng_below(&rng, end - at);
+
+        fixture_step(fixture, &(fixture_item_t){ slot, at, n, p->ids + at }, 1,
+                     last);
+        take_logits(fixture, 0, n, logits + (size_t) at * GOLDEN_VOCAB);
+        at += n;
+    }
+    assert_int_equal(tr_kv_compress(fixture->kv, slot, end), TR_OK);
+    assert_true(tr_kv_sound(fixture->kv));
+}
+
+/* A prompt in two turns, and its continuation as far as its margins say.  Layers
+ * that slide hold what they see beside all the others' tokens. */
+static void
+compressed(fixture_t *fixture, const golden_t *p, const char *what)
+{
+    static float logits[GOLDEN_LEN * GOLDEN_VOCAB];
+    json_t *margins = json_object_get(p->json, "margins");
+    uint32_t from = tr_recipe_long_from(&fixture->model->config.recipe);
+    uint32_t steps = (uint32_t) json_array_size(margins);
+    uint32_t half = 1 + rng_below(&rng, p->n - 1);
+    int32_t slot = open_slot(fixture, p->n);
+    float *last = logits + (size_t) (p->n - 1) * GOLDEN_VOCAB;
+
+    turn(fixture, slot, p, 0, half, logits);
+    turn(fixture, slot, p, half, p->n, logits);
+    golden_compare(logits, p, tolerance, what);
+    for (uint32_t s = 0; s < steps; s++) {
+        double margin = json_number_value(json_array_get(margins, s));
+        fixture_item_t next = { slot, p->n + s, 1, p->ids + p->n + s };
+
+        if (margin > MARGIN
+            && fixture_argmax(last, GOLDEN_VOCAB) != p->ids[p->n + s]) {
+            fail_msg("%s: token %u is %d, golden %d", what, s,
+                     fixture_argmax(last, GOLDEN_VOCAB), p->ids[p->n + s]);
+        }
+        if (from != 0 && p->n <= from && p->n + s + 1 > from) {
+            break; /* other frequencies from here on */
+        }
+        fixture_step(fixture, &next, 1, last);
+        assert_true(tr_kv_sound(fixture->kv));
+    }
+    tr_kv_close(fixture->kv, slot);
+}
+
+static void
+one_compressed(const char *dir, const golden_t *prompts, const char *isa,
+               const char *what)
+{
+    fixture_t fixture;
+
+    fixture_policy = COMPRESSED;
+    fixture_open(&fixture, dir, "auto", isa, 2, GOLDEN_LEN);
+    fixture_policy = "full";
+    for (uint32_t i = 0; i < GOLDEN_PROMPTS; i++) {
+        compressed(&fixture, &prompts[i], what);
+    }
+    fixture_close(&fixture);
+}
+
 static void
 one_model(const char *name, const char *isa)
 {
@@ -153,6 +228,7 @@ one_model(const char *name, const char *isa)
     together(&fixture, prompts, what);
     print_message("%s: worst error %.2g\n", what, worst);
     fixture_close(&fixture);
+    one_compressed(dir, prompts, isa, what);
     tolerance = ROTATED_TOLERANCE;
     fixture_open_options(&fixture,
                          (tr_model_options_t){ .dir = dir,

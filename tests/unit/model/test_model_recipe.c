@@ -334,20 +334,19 @@ test_refused(void **state)
     }
 }
 
-/* Who cannot attend to a part of the positions runs short sequences. */
 static void
-test_bound(void **state)
+test_reaches(void **state)
 {
     tr_recipe_t r = recipe();
+    uint32_t reach[TR_LAYERS_MAX];
 
     (void) state;
-    tr_recipe_bound(&r);
-    assert_true(!r.bounded && r.max_positions == 2048);
+    assert_int_equal(tr_recipe_reach(&r), 0);
     r.layer[1].reach = 512;
     r.layer[2].reach = 128;
-    tr_recipe_bound(&r);
-    assert_true(r.bounded && r.max_positions == 128);
-    assert_int_equal(tr_recipe_reach(&r), 0);
+    tr_recipe_reaches(&r, reach);
+    assert_int_equal(tr_recipe_reach(&r), 128);
+    assert_true(reach[0] == 0 && reach[1] == 512 && reach[2] == 128);
 }
 
 /* Pairs that the files have elsewhere: (i, i + 3) and (2 i, 2 i + 1) of the first
@@ -393,7 +392,7 @@ main(void)
         cmocka_unit_test(test_parameters), cmocka_unit_test(test_parts),
         cmocka_unit_test(test_tensors),    cmocka_unit_test(test_describe),
         cmocka_unit_test(test_refused),    cmocka_unit_test(test_run),
-        cmocka_unit_test(test_bound),      cmocka_unit_test(test_rotary_source),
+        cmocka_unit_test(test_reaches),    cmocka_unit_test(test_rotary_source),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
