@@ -244,7 +244,7 @@ fixture_products_work(const fixture_t *b, uint32_t rows)
             tr_part_shape_t s = tr_part_shape(c, (tr_part_t) part, l);
             double all = (double) s.rows * s.columns;
 
-            parameters += of_experts(part)
+            parameters += of_experts(part) && s.rows != 0
                               ? all * c->moe.route.top_k / c->moe.route.experts
                               : all;
         }

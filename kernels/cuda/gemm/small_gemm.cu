@@ -124,19 +124,94 @@ smem_plan(const tr_device_props_t *d, uint32_t columns, gemm_args_t *a)
     return true;
 }
 
+typedef void gemm_kernel_t(const gemm_args_t, const gemm_maps_t);
+
+/* Is a kernel for this kind alone faster than that for all?  Measured on an H100
+ * with the products of a layer of Llama-3-8B (docs/benchmarks.md): without the
+ * other loops ptxas has registers enough to leave products on their way, but what
+ * it makes of those is not always faster. */
+static constexpr bool
+has_its_own(gemm_kind_t kind, int n)
+{
+    return kind == GEMM_IN_16_BITS || (kind == GEMM_FP8_ROWS && n >= 32)
+           || (kind == GEMM_INT4_32 && n <= 32)
+           || (kind == GEMM_INT4_64 && n <= 16)
+           || (kind == GEMM_INT4_128 && n != 32);
+}
+
+template <int N, gemm_kind_t KIND>
+static gemm_kernel_t *
+kernel_for(void)
+{
+    if constexpr (has_its_own(KIND, N)) {
+        return small_gemm_kernel<N, KIND>;
+    } else {
+        return small_gemm_kernel<N, GEMM_ANY>;
+    }
+}
+
+/* The kernel for weights of a kind, for N columns. */
+template <int N>
+static gemm_kernel_t *
+kernel_of(gemm_kind_t kind)
+{
+    switch (kind) {
+    case GEMM_IN_16_BITS:
+        return kernel_for<N, GEMM_IN_16_BITS>();
+    case GEMM_FP8_ROWS:
+        return kernel_for<N, GEMM_FP8_ROWS>();
+    case GEMM_INT4_32:
+        return kernel_for<N, GEMM_INT4_32>();
+    case GEMM_INT4_64:
+        return kernel_for<N, GEMM_INT4_64>();
+    case GEMM_INT4_128:
+        return kernel_for<N, GEMM_INT4_128>();
+    default:
+        return small_gemm_kernel<N, GEMM_ANY>;
+    }
+}
+
 template <int N>
 static cudaError_t
 prepare(const tr_device_props_t *d)
 {
-    cudaError_t e = cudaFuncSetAttribute(
-        small_gemm_kernel<N, false>,
-        cudaFuncAttributeMaxDynamicSharedMemorySize, (int) d->shared);
+    cudaError_t e = cudaSuccess;
 
-    return e != cudaSuccess ? e
-                            : cudaFuncSetAttribute(
-                                small_gemm_kernel<N, true>,
-                                cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                (int) d->shared);
+    for (int kind = 0; kind <= GEMM_ANY && e == cudaSuccess; kind++) {
+        e = cudaFuncSetAttribute(kernel_of<N>((gemm_kind_t) kind),
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 (int) d->shared);
+    }
+    return e;
+}
+
+/* Of one product; of a chain the kind that all packed ones have. */
+static gemm_kind_t
+kind_of(const gemm_phase_t *f)
+{
+    const tr_weight_form_t w = f->p.form;
+
+    return w.format == TR_WEIGHT_16    ? GEMM_IN_16_BITS
+           : f->tiling.depth != 2      ? GEMM_ANY
+           : w.format == TR_WEIGHT_FP8 ? w.group == 0 ? GEMM_FP8_ROWS : GEMM_ANY
+           : w.group == 32             ? GEMM_INT4_32
+           : w.group == 64             ? GEMM_INT4_64
+                                       : GEMM_INT4_128;
+}
+
+static gemm_kind_t
+kind_of_chain(const gemm_args_t *a)
+{
+    gemm_kind_t all = GEMM_IN_16_BITS;
+
+    for (uint32_t p = 0; p < a->phases; p++) {
+        gemm_kind_t kind = kind_of(&a->phase[p]);
+
+        if (kind != GEMM_IN_16_BITS) {
+            all = all == GEMM_IN_16_BITS || all == kind ? kind : GEMM_ANY;
+        }
+    }
+    return all;
 }
 
 /* Blocks wait for each other, so all must run at once.  Under MPS another
@@ -169,7 +244,7 @@ small_gemm_open(tr_device_props_t *d)
     attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
     if (prepare<8>(d) == cudaSuccess && prepare<16>(d) == cudaSuccess
         && prepare<32>(d) == cudaSuccess && prepare<64>(d) == cudaSuccess
-        && cudaOccupancyMaxActiveClusters(&n, small_gemm_kernel<64, true>,
+        && cudaOccupancyMaxActiveClusters(&n, small_gemm_kernel<64, GEMM_ANY>,
                                           &config)
                == cudaSuccess) {
         d->pairs = (uint32_t) n;
@@ -227,7 +302,6 @@ static int
 launch(const tr_cuda_stream_t *s, gemm_args_t *a)
 {
     gemm_maps_t maps = {};
-    bool packed = false;
 
     if (tensor_encode() == NULL || !smem_plan(s->device, N, a)) {
         return TR_KERNEL_BADARG;
@@ -235,16 +309,16 @@ launch(const tr_cuda_stream_t *s, gemm_args_t *a)
     for (uint32_t p = 0; p < a->phases; p++) {
         bool is_packed = a->phase[p].p.form.format != TR_WEIGHT_16;
 
-        packed = packed || is_packed;
         if ((!is_packed && !map_weights(&maps.w[p], &a->phase[p]))
             || !map_rows(&maps.x[p], &a->phase[p], N)) {
             return TR_KERNEL_BADARG;
         }
     }
-    return launch_clusters(
-        s, true, gemm_shared(a->ring, a->received + a->partial), GEMM_CLUSTER,
-        packed ? small_gemm_kernel<N, true> : small_gemm_kernel<N, false>,
-        dim3(s->device->pairs * GEMM_CLUSTER), GEMM_THREADS, *a, maps);
+    return launch_clusters(s, true,
+                           gemm_shared(a->ring, a->received + a->partial),
+                           GEMM_CLUSTER, kernel_of<N>(kind_of_chain(a)),
+                           dim3(s->device->pairs * GEMM_CLUSTER), GEMM_THREADS,
+                           *a, maps);
 }
 
 static bool

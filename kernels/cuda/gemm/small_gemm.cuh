@@ -19,7 +19,8 @@
  * are packed takes some of its slots (gemm_team).
  *
  * Weights may be packed (small_gemm_packed.cuh); chains of 16-bit weights alone
- * have a kernel of their own, which knows nothing of that.
+ * have a kernel of their own, which knows nothing of that, and so have chains
+ * whose packed weights are all of one kind, where that is faster.
  */
 #ifndef TR_CUDA_SMALL_GEMM_CUH
 #define TR_CUDA_SMALL_GEMM_CUH
@@ -99,15 +100,15 @@ gemm_wait_input(const gemm_smem_t &s, uint32_t p)
 }
 
 /* A tile's sums. */
-template <int N, bool PACKED>
+template <int N, gemm_kind_t KIND>
 static __device__ __forceinline__ void
 gemm_sums(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
           uint32_t steps, gemm_pipeline_t &t, float (&c)[N / 2])
 {
     const gemm_phase_t &f = a.phase[p];
 
-    if (PACKED && f.p.form.format != TR_WEIGHT_16) {
-        gemm_multiply_packed<N>(a, s, p, steps, t, c);
+    if (KIND != GEMM_IN_16_BITS && f.p.form.format != TR_WEIGHT_16) {
+        gemm_multiply_packed<N, KIND>(a, s, p, steps, t, c);
         if (f.tiling.teams > 1) {
             gemm_join_teams<N>(f.tiling, s, c);
         }
@@ -133,7 +134,7 @@ gemm_end_phase(const gemm_args_t &a, uint32_t threads)
 }
 
 /* By the warps of groups that have rows.  got: parity of that barrier. */
-template <int N, bool PACKED>
+template <int N, gemm_kind_t KIND>
 static __device__ __forceinline__ void
 gemm_product(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
              uint32_t &got)
@@ -150,7 +151,7 @@ gemm_product(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
         gemm_fragment_t l = gemm_fragment(f, tile);
         float c[N / 2], scale[2];
 
-        if (PACKED) {
+        if (KIND != GEMM_IN_16_BITS) {
             gemm_row_scales(f, tile, scale);
         }
         if (residual) {
@@ -164,8 +165,8 @@ gemm_product(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
         } else if (i == 0) {
             gemm_prefetch_squares<N>(f, 0, prefetched);
         }
-        gemm_sums<N, PACKED>(a, s, p, part.steps, t, c);
-        if (PACKED) {
+        gemm_sums<N, KIND>(a, s, p, part.steps, t, c);
+        if (KIND != GEMM_IN_16_BITS) {
 #pragma unroll
             for (int j = 0; j < N / 2; j++) {
                 c[j] *= scale[j / 2 % 2];
@@ -197,7 +198,7 @@ gemm_product(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
 }
 
 /* By the warps of teams behind the first. */
-template <int N>
+template <int N, gemm_kind_t KIND>
 static __device__ __forceinline__ void
 gemm_help(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p)
 {
@@ -206,12 +207,11 @@ gemm_help(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p)
     float c[N / 2];
 
     for (uint32_t i = 0; i < part.tiles; i++) {
-        gemm_sums<N, true>(a, s, p, part.steps, t, c);
+        gemm_sums<N, KIND>(a, s, p, part.steps, t, c);
     }
 }
 
-/* PACKED: weights may be packed. */
-template <int N, bool PACKED>
+template <int N, gemm_kind_t KIND>
 static __global__ void __launch_bounds__(GEMM_THREADS)
     small_gemm_kernel(const __grid_constant__ gemm_args_t args,
                       const __grid_constant__ gemm_maps_t maps)
@@ -226,9 +226,9 @@ static __global__ void __launch_bounds__(GEMM_THREADS)
     launch_next();
     if (warp >= GEMM_WARPS) {
         if (threadIdx.x == 32 * GEMM_WARPS) {
-            gemm_produce_early<PACKED>(a, maps, s, N);
+            gemm_produce_early<KIND != GEMM_IN_16_BITS>(a, maps, s, N);
         } else if (threadIdx.x == 32 * GEMM_WARPS + 32) {
-            gemm_produce<PACKED>(a, maps, s, N);
+            gemm_produce<KIND != GEMM_IN_16_BITS>(a, maps, s, N);
         }
         __syncwarp();
         cluster_wait();
@@ -241,11 +241,11 @@ static __global__ void __launch_bounds__(GEMM_THREADS)
         const gemm_tiling_t &h = a.phase[p].tiling;
 
         if (warp / 4 < gemm_groups(h)) {
-            gemm_product<N, PACKED>(a, s, p, got);
+            gemm_product<N, KIND>(a, s, p, got);
             continue;
         }
-        if (PACKED && warp / 4 < gemm_groups(h) * h.teams) {
-            gemm_help<N>(a, s, p);
+        if (KIND != GEMM_IN_16_BITS && warp / 4 < gemm_groups(h) * h.teams) {
+            gemm_help<N, KIND>(a, s, p);
         }
         if (h.split > 1 && gemm_block_tiles(h).tiles > 0) {
             got ^= 1;

@@ -15,6 +15,17 @@
 #include "kernels/cuda/packed.cuh"
 #include "small_gemm_smem.cuh"
 
+/* What weights a kernel is for; packed ones of a kind have slots of 128
+ * columns. */
+typedef enum {
+    GEMM_IN_16_BITS,
+    GEMM_FP8_ROWS,
+    GEMM_INT4_32,
+    GEMM_INT4_64,
+    GEMM_INT4_128,
+    GEMM_ANY
+} gemm_kind_t;
+
 /* Where a group is in the ring. */
 typedef struct {
     uint32_t slot, parity;
@@ -251,8 +262,38 @@ gemm_team(const gemm_tiling_t &h)
     return threadIdx.x / 128 / gemm_groups(h);
 }
 
-/* The team's part of the sums, as gemm_multiply of small_gemm.cuh. */
+/* Whatever kind weights are of. */
 template <int N>
+static __device__ __forceinline__ void
+gemm_multiply_any(const gemm_smem_t &s, uint32_t p, const gemm_strip_t &o,
+                  const gemm_tiling_t &h, tr_weight_form_t form, uint32_t bytes,
+                  uint32_t steps, gemm_pipeline_t &t, float (&c)[N / 2])
+{
+    const uint32_t slots = h.slots;
+
+    if (form.format == TR_WEIGHT_FP8) {
+        if (form.group != 0) {
+            gemm_multiply_blocks<N>(s, p, o, bytes, slots, steps, t, c);
+        } else if (h.depth == 2) {
+            gemm_multiply_rows<N, 2>(s, p, o, bytes, slots, steps, t, c);
+        } else {
+            gemm_multiply_rows<N, 1>(s, p, o, bytes, slots, steps, t, c);
+        }
+    } else if (form.group == 128) {
+        gemm_multiply_groups<N, 2, 128>(s, p, o, bytes, slots, steps, t, c);
+    } else if (form.group == 64 && h.depth == 2) {
+        gemm_multiply_groups<N, 2, 64>(s, p, o, bytes, slots, steps, t, c);
+    } else if (form.group == 64) {
+        gemm_multiply_groups<N, 1, 64>(s, p, o, bytes, slots, steps, t, c);
+    } else if (h.depth == 2) {
+        gemm_multiply_groups<N, 2, 32>(s, p, o, bytes, slots, steps, t, c);
+    } else {
+        gemm_multiply_groups<N, 1, 32>(s, p, o, bytes, slots, steps, t, c);
+    }
+}
+
+/* The team's part of the sums, as gemm_multiply of small_gemm.cuh. */
+template <int N, gemm_kind_t KIND>
 static __device__ __forceinline__ void
 gemm_multiply_packed(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
                      uint32_t steps, gemm_pipeline_t &t, float (&c)[N / 2])
@@ -278,24 +319,16 @@ gemm_multiply_packed(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
     for (int i = 0; i < N / 2; i++) {
         c[i] = 0;
     }
-    if (form.format == TR_WEIGHT_FP8) {
-        if (form.group != 0) {
-            gemm_multiply_blocks<N>(s, p, o, bytes, slots, steps, t, c);
-        } else if (h.depth == 2) {
-            gemm_multiply_rows<N, 2>(s, p, o, bytes, slots, steps, t, c);
-        } else {
-            gemm_multiply_rows<N, 1>(s, p, o, bytes, slots, steps, t, c);
-        }
-    } else if (form.group == 128) {
-        gemm_multiply_groups<N, 2, 128>(s, p, o, bytes, slots, steps, t, c);
-    } else if (form.group == 64 && h.depth == 2) {
-        gemm_multiply_groups<N, 2, 64>(s, p, o, bytes, slots, steps, t, c);
-    } else if (form.group == 64) {
-        gemm_multiply_groups<N, 1, 64>(s, p, o, bytes, slots, steps, t, c);
-    } else if (h.depth == 2) {
+    if constexpr (KIND == GEMM_FP8_ROWS) {
+        gemm_multiply_rows<N, 2>(s, p, o, bytes, slots, steps, t, c);
+    } else if constexpr (KIND == GEMM_INT4_32) {
         gemm_multiply_groups<N, 2, 32>(s, p, o, bytes, slots, steps, t, c);
+    } else if constexpr (KIND == GEMM_INT4_64) {
+        gemm_multiply_groups<N, 2, 64>(s, p, o, bytes, slots, steps, t, c);
+    } else if constexpr (KIND == GEMM_INT4_128) {
+        gemm_multiply_groups<N, 2, 128>(s, p, o, bytes, slots, steps, t, c);
     } else {
-        gemm_multiply_groups<N, 1, 32>(s, p, o, bytes, slots, steps, t, c);
+        gemm_multiply_any<N>(s, p, o, h, form, bytes, steps, t, c);
     }
     t = end;
 }
