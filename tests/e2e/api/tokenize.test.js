@@ -79,7 +79,7 @@ for (const [path, body, param, message] of [
   ['tokenize', { prompt: 'a', model: 'x' }, 'model', /does not exist/],
   ['detokenize', {}, 'tokens', /array/],
   ['detokenize', { tokens: [1, 'x'] }, 'tokens[1]', /integer/],
-  ['detokenize', { tokens: [-1] }, 'tokens[0]', /no token/],
+  ['detokenize', { tokens: [-1] }, 'tokens[0]', /not a token id/],
   ['chat/completions/render', { messages, temperature: 9 }, 'temperature',
     /9/],
 ]) {

@@ -288,7 +288,7 @@ const bad = [
   ['a long name', { tools: [tool('a'.repeat(65))] }, 'tools[0].function.name',
     /64/],
   ['one name twice', { tools: [tool('a'), tool('a')] },
-    'tools[1].function.name', /earlier/],
+    'tools[1].function.name', /another tool/],
   ['too many', { tools: Array.from({ length: 257 }, (_, i) => tool(`t${i}`)) },
     'tools', /256/],
   ['parameters that are no schema', { tools: [{ type: 'function',

@@ -339,14 +339,14 @@ test('a Redis that is away in two ways by turns is not a line each time',
       proxy.cut();
       await until(async () => await ask() === 404, 'Redis is reached again');
       const lines = stack.errorLog().split('\n')
-        .filter((l) => /no Redis/.test(l));
+        .filter((l) => /cannot use Redis/.test(l));
       assert.ok(lines.length >= 2 && lines.length <= 4, lines.join('\n'));
       // and the next outage is told again
       proxy.mode = 'refuse';
       proxy.cut();
       await until(async () => await ask() === 503, 'away');
       await until(() => stack.errorLog().split('\n')
-        .filter((l) => /no Redis/.test(l)).length > lines.length, 'a new line');
+        .filter((l) => /cannot use Redis/.test(l)).length > lines.length, 'a new line');
       assert.deepEqual(stack.complaints(), []);
     } finally {
       if (stack) await stack.stop();

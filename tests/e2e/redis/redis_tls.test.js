@@ -247,7 +247,7 @@ tlsTest('a certificate for another name', async () => {
       assert.equal((await request(place(stack, id))).status, 503);
       await sleep(150);
     }
-    const said = lines(stack.errorLog(), /no Redis/);
+    const said = lines(stack.errorLog(), /cannot use Redis/);
     assert.equal(said.length, 1, said.join('\n'));
     assert.match(said[0], REFUSED);
     await up(stack, 0);
@@ -276,14 +276,14 @@ tlsTest('a certificate of an authority that we do not know; none of ours',
       await up(stack, 0);
       assert.match((await lost(stack))[0], /certificate is refused/);
       assert.equal((await request(place(stack, '0'.repeat(32)))).status, 503);
-      assert.match(stack.errorLog(), /no Redis.*certificate is refused.*issuer/);
+      assert.match(stack.errorLog(), /cannot use Redis.*certificate is refused.*issuer/);
     }, { server: 'foreign' });
     await withTls(async ({ stack }) => {
       await up(stack, 0);
       assert.match((await lost(stack))[0], /(alert|closed|reset by peer)/i);
       assert.equal((await request(place(stack, '0'.repeat(32)))).status, 503);
       assert.match(stack.errorLog(),
-        /no Redis.*(alert|closed|reset by peer)/i);
+        /cannot use Redis.*(alert|closed|reset by peer)/i);
     }, { own: false });
   });
 
