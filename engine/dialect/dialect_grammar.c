@@ -302,23 +302,18 @@ put_free_value(hold_t *h)
 
 /* Does the text hold what would end a value, or another mark? */
 static bool
-is_barred(const layout_t *l, const char *text)
+is_barred(const json_t *bars, const char *text, size_t len)
 {
-    char list[4 * PATTERN_MAX + 8];
-    json_t *bars, *one;
-    bool found = false;
+    const json_t *one;
     size_t i;
 
-    if (strchr(text, '<') == NULL) {
-        return false;
+    json_array_foreach ((json_t *) bars, i, one) {
+        if (memmem(text, len, json_string_value(one), json_string_length(one))
+            != NULL) {
+            return true;
+        }
     }
-    snprintf(list, sizeof(list), "[%s]", l->value_bars);
-    bars = json_loads(list, 0, NULL);
-    json_array_foreach (bars, i, one) {
-        found |= strstr(text, json_string_value(one)) != NULL;
-    }
-    json_decref(bars);
-    return found;
+    return false;
 }
 
 /* Leaves out what would not be read back as the string that it is. */
@@ -326,17 +321,24 @@ static void
 drop_misread(const layout_t *l, tr_dialect_texts_t *texts, uint32_t types)
 {
     bool told = strcmp(l->is_string, l->is_other) != 0;
+    char list[4 * PATTERN_MAX + 8];
+    json_t *bars, *kept = json_array(), *one;
+    size_t i;
 
-    for (size_t i = json_array_size(texts->strings); i > 0; i--) {
-        const json_t *one = json_array_get(texts->strings, i - 1);
+    snprintf(list, sizeof(list), "[%s]", l->value_bars);
+    bars = json_loads(list, 0, NULL);
+    json_array_foreach (texts->strings, i, one) {
         const char *text = json_string_value(one);
         uint32_t len = (uint32_t) json_string_length(one);
 
-        if (is_barred(l, text)
-            || (!told && (tr_dialect_read_type(text, len) & types))) {
-            json_array_remove(texts->strings, i - 1);
+        if (!is_barred(bars, text, len)
+            && (told || !(tr_dialect_read_type(text, len) & types))) {
+            json_array_append(kept, one);
         }
     }
+    json_decref(bars);
+    json_decref(texts->strings);
+    texts->strings = kept;
     if (!texts->free && texts->beyond == NULL
         && json_array_size(texts->strings) + json_array_size(texts->others)
                == 0) {
@@ -354,6 +356,9 @@ put_listed(hold_t *h, const tr_dialect_texts_t *texts)
 
     fprintf(h->f, "[\"seq\",%s,[\"or\"", l->is_string);
     json_array_foreach (texts->strings, i, one) {
+        if (!has_room(h)) { /* many ways may lead to one list */
+            return;
+        }
         fputs(",", h->f);
         put_json(h->f, one);
     }

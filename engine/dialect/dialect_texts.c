@@ -13,6 +13,7 @@
 #include <string.h>
 
 #define DEPTH_MAX 8
+#define LISTED_ITEMS 4 /* what a text costs of the steps, beside a type */
 
 typedef struct {
     const json_t *whole;
@@ -212,9 +213,10 @@ visit(search_t *s, const json_t *schema, int depth)
                                          "maxLength", NULL };
     uint32_t types = tr_dialect_own_types(schema);
 
+    size_t listed = json_array_size(json_object_get(schema, "enum"));
+
     if (schema == NULL || depth == DEPTH_MAX
-        || !tr_dialect_step(s->steps,
-                            json_array_size(json_object_get(schema, "enum")))) {
+        || !tr_dialect_step(s->steps, LISTED_ITEMS * listed)) {
         beyond(s, "$ref");
         return;
     }

@@ -206,6 +206,49 @@ test_large_tree(void **state)
     tr_dialect_free(d);
 }
 
+/* Many ways to one list of long texts: SHARED alternatives of as many each. */
+#define SHARED 32
+
+static json_t *
+shared_list(void)
+{
+    json_t *all = json_array(), *some = json_array(), *texts = json_array();
+    char text[1100];
+
+    for (int i = 0; i < SHARED; i++) {
+        json_array_append_new(all, json_pack("{s:s}", "$ref", "#/$defs/some"));
+        json_array_append_new(some, json_pack("{s:s}", "$ref", "#/$defs/list"));
+    }
+    memset(text, 'x', sizeof(text));
+    for (int i = 0; i < 15; i++) {
+        snprintf(text + 1000, 100, "%d", i);
+        json_array_append_new(texts, json_string(text));
+    }
+    return json_pack("{s:s, s:{s:{s:o}}, s:{s:{s:o}, s:{s:s, s:o}}}", "type",
+                     "object", "properties", "p", "anyOf", all, "$defs", "some",
+                     "anyOf", some, "list", "type", "string", "enum", texts);
+}
+
+static void
+test_shared_list(void **state)
+{
+    tr_dialect_t *d = open_dialect(marked_up, "qwen_xml");
+    tr_dialect_hold_t how = { .mode = TR_HOLD_REQUIRED };
+    tr_error_t err = { 0 };
+    json_t *tools = tools_with(shared_list());
+    char *tree = NULL;
+    size_t len = 0;
+
+    (void) state;
+    assert_int_equal(tr_dialect_hold(d, tools, &how, &tree, &len, &err),
+                     TR_ERR_INVALID);
+    assert_null(tree);
+    assert_non_null(strstr(err.text, "exceed 4194304 bytes"));
+    assert_true(len < TR_GRAMMAR_TREE_TEXT + (128u << 10));
+    json_decref(tools);
+    tr_dialect_free(d);
+}
+
 static json_t *
 nested(int levels)
 {
@@ -328,6 +371,7 @@ main(void)
         cmocka_unit_test(test_many_ways),
         cmocka_unit_test(test_ordinary_types),
         cmocka_unit_test(test_large_tree),
+        cmocka_unit_test(test_shared_list),
         cmocka_unit_test(test_deep),
         cmocka_unit_test(test_strict_texts),
     };
