@@ -187,6 +187,7 @@ ngx_http_tokenring_account_share(ngx_shm_zone_t *zone,
     ngx_http_tokenring_account_t *a, ngx_http_tokenring_plan_t *plan,
     ngx_http_tokenring_clock_t *clock)
 {
+    uint64_t                     day;
     ngx_uint_t                   i;
     ngx_http_tokenring_stock_t  *s;
 
@@ -207,13 +208,15 @@ ngx_http_tokenring_account_share(ngx_shm_zone_t *zone,
         return 0;
     }
 
+    day = ngx_http_tokenring_day(clock);
+
     for (i = 0; i < plan->n; i++) {
         s = &a->quota->stocks[i];
 
-        if (plan->limits[i].rate.period == 0 && s->day
-            && s->day < ngx_http_tokenring_day(clock))
-        {
-            s->have = 0;
+        /* once a day: when its own ends says Redis, which may be behind */
+        if (plan->limits[i].rate.period == 0 && s->seen < day) {
+            s->have = s->seen ? 0 : s->have;
+            s->seen = day;
         }
     }
 

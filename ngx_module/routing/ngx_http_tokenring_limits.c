@@ -10,6 +10,9 @@
 #include "ngx_http_tokenring_send.h"
 
 
+#define NGX_HTTP_TOKENRING_SOON  60000  /* ms: a client may wait for that */
+
+
 static void ngx_http_tokenring_look(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_view_t *requests, ngx_http_tokenring_view_t *tokens);
 static void ngx_http_tokenring_look_one(ngx_http_tokenring_ctx_t *ctx,
@@ -28,7 +31,7 @@ ngx_http_tokenring_limit_refuse(ngx_http_tokenring_ctx_t *ctx,
 {
     u_char               text[256], *p;
     ngx_str_t            message, no;
-    ngx_uint_t           day;
+    ngx_uint_t           day, spent;
     const char          *type;
     ngx_http_request_t  *r;
 
@@ -37,6 +40,10 @@ ngx_http_tokenring_limit_refuse(ngx_http_tokenring_ctx_t *ctx,
 
     r = ctx->request;
     day = (view->limit->rate.period == 0);
+
+    /* not at the end of a day, nor while Redis does not say what is left */
+    spent = day && view->wait > NGX_HTTP_TOKENRING_SOON;
+
     type = (view->limit->unit == NGX_HTTP_TOKENRING_UNIT_REQUESTS) ? "requests"
                                                               : "tokens";
 
@@ -70,15 +77,15 @@ ngx_http_tokenring_limit_refuse(ngx_http_tokenring_ctx_t *ctx,
 
     ngx_str_set(&no, "false");
 
-    if (day && ngx_http_tokenring_add_header(r, "x-should-retry", &no)
-               != NGX_OK)
+    if (spent && ngx_http_tokenring_add_header(r, "x-should-retry", &no)
+                 != NGX_OK)
     {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
     return ngx_http_tokenring_send_error_body(r, NGX_HTTP_TOO_MANY_REQUESTS,
-               day ? "insufficient_quota" : type,
-               day ? "insufficient_quota" : "rate_limit_exceeded",
+               spent ? "insufficient_quota" : type,
+               spent ? "insufficient_quota" : "rate_limit_exceeded",
                NULL, &message, (ngx_uint_t) ((view->wait + 999) / 1000));
 }
 

@@ -28,7 +28,8 @@ typedef struct {
     int64_t                         have;    /* taken and not used; below 0:
                                                 owed */
     int64_t                         rest;    /* in Redis, by its last reply */
-    uint64_t                        day;     /* that `have` is of */
+    uint64_t                        day;     /* that `have` is of: Redis's */
+    uint64_t                        seen;    /* the latest of this host's */
     uint64_t                        dry;     /* until then it has nothing */
     uint64_t                        until;   /* then it will have something */
 } ngx_http_tokenring_stock_t;
