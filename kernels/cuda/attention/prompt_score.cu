@@ -436,12 +436,13 @@ template <bool BEHIND>
 static __device__ __forceinline__ bool
 score_job(const prompt_args_t &a, uint32_t keys, score_job_t &job)
 {
-    uint32_t seq = blockIdx.y % a.rows.n_seqs;
+    uint32_t block = blockIdx.x / a.n_heads; /* y ends at 65,535 */
+    uint32_t seq = block % a.rows.n_seqs;
     const tr_kv_seq_t *state;
     uint32_t row;
 
-    job.kv_head = a.first_head + blockIdx.x;
-    job.first = blockIdx.y / a.rows.n_seqs * keys;
+    job.kv_head = a.first_head + blockIdx.x % a.n_heads;
+    job.first = block / a.rows.n_seqs * keys;
     job.tile = a.seq_tile[seq];
     if (job.tile == ~0u) {
         return false;
@@ -509,7 +510,7 @@ launch(cudaStream_t stream, const prompt_args_t *a, uint32_t max_len)
     cudaFuncSetAttribute((const void *) kernel,
                          cudaFuncAttributeMaxDynamicSharedMemorySize,
                          (int) bytes);
-    kernel<<<dim3(a->n_heads, blocks), THREADS, bytes, stream>>>(*a);
+    kernel<<<a->n_heads * blocks, THREADS, bytes, stream>>>(*a);
     return tr_cuda_check();
 }
 
