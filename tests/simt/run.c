@@ -17,7 +17,8 @@
 #include "mp.h"
 
 #define STACK (256u << 10)
-#define PATIENCE 60 /* seconds without anything done */
+#define PATIENCE 60      /* seconds without anything done */
+#define GRID_MOST 65535u /* blocks in y, and in z, that a GPU takes */
 
 SIMT_TLS simt_dim_t threadIdx, blockIdx, blockDim, gridDim;
 extern _Thread_local uint8_t shared[SIMT_SHARED];
@@ -367,6 +368,10 @@ simt_launch(const simt_launch_t *l)
 {
     static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
 
+    if (l->grid.y > GRID_MOST || l->grid.z > GRID_MOST) {
+        simt_die("a grid of %u x %u x %u blocks", l->grid.x, l->grid.y,
+                 l->grid.z);
+    }
     simt_multiprocessors();
     pthread_mutex_lock(&one);
     pthread_mutex_lock(&device.lock);
