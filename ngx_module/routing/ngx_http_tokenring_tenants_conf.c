@@ -21,6 +21,8 @@ static char *ngx_http_tokenring_plan_setting(ngx_conf_t *cf,
     ngx_http_tokenring_plan_t *plan, ngx_str_t *text);
 static char *ngx_http_tokenring_plan_number(ngx_conf_t *cf,
     ngx_http_tokenring_plan_t *plan, ngx_uint_t i, ngx_str_t *text);
+static ngx_int_t ngx_http_tokenring_plan_twice(ngx_conf_t *cf,
+    ngx_http_tokenring_plan_t *plan);
 static char *ngx_http_tokenring_plan_part(ngx_conf_t *cf,
     ngx_http_tokenring_plan_t *plan);
 static char *ngx_http_tokenring_plan_wait(ngx_conf_t *cf,
@@ -151,7 +153,35 @@ ngx_http_tokenring_set_plan(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
         return NGX_CONF_ERROR;
     }
 
+    if (plan->shared && ngx_http_tokenring_plan_twice(cf, plan) != NGX_OK) {
+        return NGX_CONF_ERROR;
+    }
+
     return plan->hosts ? ngx_http_tokenring_plan_part(cf, plan) : NGX_CONF_OK;
+}
+
+
+/* In Redis a budget has the name of its unit and its time. */
+
+static ngx_int_t
+ngx_http_tokenring_plan_twice(ngx_conf_t *cf, ngx_http_tokenring_plan_t *plan)
+{
+    ngx_uint_t  i, j;
+
+    for (i = 0; i < plan->n; i++) {
+        for (j = 0; j < i; j++) {
+            if (plan->limits[i].kind == plan->limits[j].kind) {
+                ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
+                                   "\"%V\" and \"%V\" of the shared plan "
+                                   "\"%V\" are of one unit and time, expected "
+                                   "one limit of each", &plan->limits[j].text,
+                                   &plan->limits[i].text, &plan->name);
+                return NGX_ERROR;
+            }
+        }
+    }
+
+    return NGX_OK;
 }
 
 

@@ -450,6 +450,8 @@ for (const [what, options, message] of [
     + 'hosts=3;' }, /"in=2\/m" is less than one for each of 3 hosts/],
   ['a plan of too few seats for its hosts', { http: 'tokenring_plan p seats=2 '
     + 'hosts=3;' }, /seats=2 is less than one for each of 3 hosts/],
+  ['a shared plan of one budget twice', { http: 'tokenring_plan p out=10/m '
+    + 'out=20/m shared;' }, /"out=10\/m" and "out=20\/m" of the shared plan "p"/],
   ['a plan of seats twice', { http: 'tokenring_plan p seats=1 seats=2;' },
     /duplicate seats in "seats=2"/],
   ['a plan with a queue for nothing', { http: 'tokenring_plan p queue=1;' },
