@@ -29,6 +29,9 @@
 #   make bench-first-token    seconds from a clone to the first token, compiled
 #                         without ccache; not part of `make bench`
 #   make bench-soak       everything for MINUTES=60, not part of `make bench`
+#   make eval-formats     right answers of models/pocket in every format of
+#                         weights (CASES=8 EVAL_SET="--set backend=cuda"); needs
+#                         numpy, hours on two cores; not part of `make bench`
 #   make bench-gpu        compiles bench_gpu; tests/gpu/engine.sh runs it
 #
 # RESULTS=DIR stores JSON and a table of each there.  docs/benchmarks.md has the
@@ -71,6 +74,12 @@ $(BENCH_GPU): $(patsubst %,$B/obj/tests/bench/%.o,bench_gpu gpu_fixture gpu_mix 
 	@mkdir -p $(@D)
 	@echo "  LD    $@"
 	$Q$(CC) $(CFLAGS) -pthread -o $@ $^ $(JANSSON) -lm $(LDFLAGS)
+
+CASES ?= 8
+.PHONY: eval-formats
+eval-formats: cli
+	@python3 tests/eval/formats.py $B/formats --cases $(CASES) $(EVAL_SET) \
+	    --tokenring $B/bin/tokenring
 
 .PHONY: bench-gpu
 bench-gpu: $(BENCH_GPU)

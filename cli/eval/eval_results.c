@@ -11,6 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "engine/base/hash.h"
 #include "engine/config/log.h"
 
 #define REPLY_BYTES_MAX 8192u
@@ -267,6 +268,11 @@ tr_eval_results_set(tr_eval_results_t *r, uint32_t job, uint32_t policy,
     if (line != NULL && j->kl && !record->skipped) {
         json_object_set_new(line, "nll_by", parts_json(record->nll_by));
         json_object_set_new(line, "kl_by", parts_json(record->kl_by));
+    }
+    if (line != NULL && reply != NULL) { /* of two runs, were they alike? */
+        snprintf(key, sizeof(key), "%016" PRIx64,
+                 tr_fnv1a_64(TR_FNV1A_64, reply, reply_len));
+        json_object_set_new(line, "text", json_string(key));
     }
     if (line != NULL && reply != NULL && !record->right) {
         reply_len = reply_len < REPLY_BYTES_MAX ? reply_len : REPLY_BYTES_MAX;

@@ -83,8 +83,8 @@ tr_eval_at(const tr_eval_results_t *r, uint32_t job, uint32_t policy)
  * appending.  *found: records taken. */
 tr_status_t tr_eval_results_resume(tr_eval_results_t *r, const char *path,
                                    uint32_t *found, tr_error_t *err);
-/* Sets a record, and appends it to the file.  reply: kept there when it is
- * wrong, NULL for none. */
+/* Sets a record, and appends it to the file.  reply: its hash goes there, and
+ * it itself when it is wrong; NULL for none. */
 tr_status_t tr_eval_results_set(tr_eval_results_t *r, uint32_t job,
                                 uint32_t policy, const tr_eval_record_t *record,
                                 const char *reply, size_t reply_len,

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Quantises a model's weights into the formats that checkpoints come in.
 
-    quantise.py FORMAT --out DIR [--model DIR] [--twin]      needs numpy
+    quantise.py FORMAT --out DIR [--model DIR] [--twin] [--experts N]
+    quantise.py none --experts N --out DIR [--model DIR]     needs numpy
     quantise.py --tiny DIR
     quantise.py --list
 
@@ -11,6 +12,10 @@ model.safetensors, the rest of the directory as it is.  --twin writes the weight
 in 16 bits that the quantised ones stand for, instead: a model whose answers must be
 the same.  Rounding is to the nearest code by the largest weight of a block; nothing
 is calibrated, so a published checkpoint of the same format loses less.
+
+--experts cuts each MLP of a Llama into N experts that are all chosen, with equal
+weights, so that their sum is the MLP: MXFP4 is a format of experts.  `none` writes
+such a model in 16 bits.
 
 --tiny makes tests/models/quantised: the first layer of tests/models/llama (gpt_oss
 for MXFP4) in every format, and in expected.json, for each weight, the first values
@@ -229,15 +234,17 @@ def gptq(bits, less, shuffled):
 
 
 def mxfp4(x, group):
-    """x: [experts][columns][rows], as the 16-bit files of the family have it."""
-    t = np.swapaxes(x, 1, 2)
-    b = t.reshape(t.shape[:2] + (-1, 32))
+    """x: [experts][columns][rows], as the 16-bit files of gpt-oss have it; or a weight
+    [rows][columns]."""
+    t = np.swapaxes(x, 1, 2) if x.ndim == 3 else x
+    b = t.reshape(t.shape[:-1] + (-1, 32))
     e = np.floor(np.log2(np.maximum(np.abs(b).max(-1), 2.0 ** -100))) - 2
     codes = e2m1(np.clip(b / np.exp2(e)[..., None], -6, 6))
     values = (E2M1[codes] * np.exp2(e)[..., None]).astype(np.float32)
     return {"_blocks": ("U8", codes[..., ::2] | codes[..., 1::2] << 4),
             "_scales": ("U8", (e + 127).astype(np.uint8))}, "BF16", \
-        np.swapaxes(values.reshape(t.shape), 1, 2)
+        np.swapaxes(values.reshape(t.shape), 1, 2) if x.ndim == 3 \
+        else values.reshape(x.shape)
 
 
 def compressed(form, weights):
@@ -292,7 +299,8 @@ FORMATS = {
 
 def is_weight(name, x, form):
     if form == "mxfp4":
-        return name.endswith(("experts.gate_up_proj", "experts.down_proj"))
+        return name.endswith(("experts.gate_up_proj", "experts.down_proj")) \
+            or ".experts." in name and name.endswith("_proj.weight")
     return name.endswith("_proj.weight") and x.ndim == 2
 
 
@@ -308,13 +316,46 @@ def quantise(form, tensors, group):
             packed[name] = twin[name] = (dtype, x)
             continue
         parts, dtype, values = make(to_float(dtype, x), group)
-        stem = name.removesuffix("weight")
+        stem = name if form == "mxfp4" else name.removesuffix("weight")
         for part, t in parts.items():
             if part != "bias" or stem + part not in tensors:
                 packed[stem + part] = t
         twin[name] = (dtype, rounded(dtype, values))
         names.append(name)
     return packed, twin, names
+
+
+# ---- experts ---------------------------------------------------------------
+
+
+def as_experts(config, tensors, n):
+    """A Llama as glm4_moe: a router of zeros gives each expert the same weight, 1 / n
+    after they are made to sum to 1, and the factor n makes that 1."""
+    if config["model_type"] != "llama" or config["intermediate_size"] % n:
+        sys.exit("--experts needs a Llama whose intermediate_size N divides")
+    width = config["intermediate_size"] // n
+    config = config | dict(
+        model_type="glm4_moe", architectures=["Glm4MoeForCausalLM"],
+        partial_rotary_factor=1.0, first_k_dense_replace=0, n_routed_experts=n,
+        num_experts_per_tok=n, moe_intermediate_size=width, n_shared_experts=0,
+        routed_scaling_factor=float(n), norm_topk_prob=True, n_group=1,
+        topk_group=1, use_qk_norm=False)
+    del config["mlp_bias"]
+    out = {}
+    for name, (dtype, x) in tensors.items():
+        if ".mlp." not in name:
+            out[name] = (dtype, x)
+            continue
+        stem, part = name.split(".mlp.")
+        for e in range(n):
+            cut = slice(e * width, (e + 1) * width)
+            piece = x[:, cut] if part.startswith("down") else x[cut]
+            out[f"{stem}.mlp.experts.{e}.{part}"] = (dtype, piece)
+        zeros = np.zeros((n, config["hidden_size"]), np.uint16)
+        out[f"{stem}.mlp.gate.weight"] = ("BF16", zeros)
+        out[f"{stem}.mlp.gate.e_score_correction_bias"] = \
+            ("F32", np.zeros(n, np.float32))
+    return config, out
 
 
 # ---- files -----------------------------------------------------------------
@@ -395,11 +436,12 @@ def write_tiny(out):
 
 def main():
     p = argparse.ArgumentParser()
-    p.add_argument("format", nargs="?", choices=sorted(FORMATS))
+    p.add_argument("format", nargs="?", choices=sorted(FORMATS) + ["none"])
     p.add_argument("--model", default=HERE)
     p.add_argument("--out")
     p.add_argument("--group", type=int)
     p.add_argument("--twin", action="store_true")
+    p.add_argument("--experts", type=int, metavar="N")
     p.add_argument("--tiny", metavar="DIR")
     p.add_argument("--list", action="store_true")
     args = p.parse_args()
@@ -413,6 +455,11 @@ def main():
         p.error("FORMAT and --out are needed")
     group = args.group or (128 if args.format == "fp8-block" else 32)
     config, tensors = read(args.model)
+    if args.experts:
+        config, tensors = as_experts(config, tensors, args.experts)
+    if args.format == "none":
+        write(args.out, config, tensors, args.model)
+        return
     packed, twin, _ = quantise(args.format, tensors, group)
     if not args.twin:
         config["quantization_config"] = FORMATS[args.format][0](group)

@@ -125,6 +125,44 @@ test_results_are_found_again(void **state)
     unlink(path);
 }
 
+/* Two runs are compared by it: equal texts have one hash, others another. */
+static void
+test_replies_have_a_hash(void **state)
+{
+    static const char *const reply[3] = { "yes", "yes", "no" };
+    char path[40], text[3][20], line[1024];
+    tr_eval_results_t r;
+    tr_error_t err;
+    uint32_t found;
+    FILE *f;
+
+    (void) state;
+    temp(path);
+    fill(&r);
+    assert_int_equal(tr_eval_results_resume(&r, path, &found, &err), TR_OK);
+    for (uint32_t i = 0; i < 3; i++) {
+        tr_eval_record_t one = sample(i, 0);
+
+        assert_int_equal(tr_eval_results_set(&r, i, 0, &one, reply[i],
+                                             strlen(reply[i]), &err),
+                         TR_OK);
+    }
+    tr_eval_results_free(&r);
+    f = fopen(path, "r");
+    for (uint32_t i = 0; i < 3; i++) {
+        const char *at;
+
+        assert_non_null(fgets(line, sizeof(line), f));
+        at = strstr(line, "\"text\":\"");
+        assert_non_null(at);
+        assert_int_equal(sscanf(at + 8, "%16[0-9a-f]\"", text[i]), 1);
+    }
+    fclose(f);
+    assert_string_equal(text[0], text[1]);
+    assert_string_not_equal(text[0], text[2]);
+    unlink(path);
+}
+
 static void
 test_a_torn_line_is_cut_off(void **state)
 {
@@ -348,6 +386,7 @@ main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_results_are_found_again),
+        cmocka_unit_test(test_replies_have_a_hash),
         cmocka_unit_test(test_a_torn_line_is_cut_off),
         cmocka_unit_test(test_a_file_of_something_else_is_refused),
         cmocka_unit_test(test_summaries_count_turns_and_weigh_families_alike),
