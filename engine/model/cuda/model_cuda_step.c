@@ -1,5 +1,6 @@
 /*
- * model_cuda.h: the launches of a step.
+ * model_cuda.h: the launches of a step.  Attention is model_cuda_attention.c,
+ * what comes behind the last layer model_cuda_logits.c.
  *
  *   embed: token (or what history has) -> hidden       angles of all rows
  *          norm of the first layer, beside the manager's step; product qkv,
@@ -13,14 +14,8 @@
  *          (model_cuda_small_gemm.c).
  *   wanted rows, TR_CUDA_LOGIT_ROWS at a time: norm, product with the head,
  *          scale and cap, sampling, beside the scores of the last layer
- *
- * Which attention a sequence goes to is known on the host, whether it takes
- * part at all only on the device: the manager may have stalled it.  Where more
- * than one path occurs, tr_cuda_select makes each path's list of slots.
  */
-#include "model_cuda.h"
-
-#include <string.h>
+#include "model_cuda_step.h"
 
 /* ---- launches ----------------------------------------------------------- */
 
@@ -124,10 +119,9 @@ tr_model_cuda_multiply(tr_model_cuda_t *m, const tr_cuda_stream_t *stream,
                     "matmul");
 }
 
-/* hidden += delta, as residuals are scaled; normed = norm(hidden). */
-static tr_cuda_norm_t
-norm_args(tr_model_cuda_t *m, uint32_t rows, const void *delta,
-          const void *weight)
+tr_cuda_norm_t
+tr_model_cuda_norm(tr_model_cuda_t *m, uint32_t rows, const void *delta,
+                   const void *weight)
 {
     return (tr_cuda_norm_t){ .rows = rows,
                              .n = m->config.recipe.hidden,
@@ -149,8 +143,9 @@ static bool
 norm_attention(tr_model_cuda_t *m, const tr_cuda_stream_t *stream,
                uint32_t layer, uint32_t rows, bool adds)
 {
-    tr_cuda_norm_t a = norm_args(m, rows, adds ? m->delta : NULL,
-                                 m->layers[layer].part[TR_PART_ATTN_NORM]);
+    tr_cuda_norm_t a = tr_model_cuda_norm(
+        m, rows, adds ? m->delta : NULL,
+        m->layers[layer].part[TR_PART_ATTN_NORM]);
 
     if (adds) {
         a.post_weight = m->layers[layer - 1].part[TR_PART_POST_MLP_NORM];
@@ -163,7 +158,8 @@ static bool
 norm_mlp(tr_model_cuda_t *m, uint32_t layer, uint32_t rows)
 {
     void *const *w = m->layers[layer].part;
-    tr_cuda_norm_t a = norm_args(m, rows, m->delta, w[TR_PART_MLP_NORM]);
+    tr_cuda_norm_t a = tr_model_cuda_norm(m, rows, m->delta,
+                                          w[TR_PART_MLP_NORM]);
 
     a.bias = w[TR_PART_O_BIAS];
     a.post_weight = w[TR_PART_POST_ATTN_NORM];
@@ -172,10 +168,8 @@ norm_mlp(tr_model_cuda_t *m, uint32_t layer, uint32_t rows)
 
 /* ---- beside the stream --------------------------------------------------- */
 
-/* What is launched in its stream from now on waits for what the step's stream
- * has up to here, and for nothing later. */
-static bool
-side_begin(tr_model_cuda_t *m)
+bool
+tr_model_cuda_side_begin(tr_model_cuda_t *m)
 {
     tr_cuda_side_t *s = &m->side;
     bool good = launched(m, m->cuda->event_record(m->stream, s->begun), "event")
@@ -269,128 +263,9 @@ tr_model_cuda_products(tr_model_cuda_t *m, uint32_t layer, uint32_t rows,
 
 /* ---- launches of a step -------------------------------------------------- */
 
-/* What the launches of a step share. */
-typedef struct {
-    tr_kv_view_t kv;
-    tr_kv_view_t fast; /* with the layouts that the fast kernels know */
-    tr_kv_layout_t layout[TR_KV_LAYOUTS_MAX];
-    tr_rows_t rows; /* all sequences, for the cache */
-    const int32_t *slots[TR_ATTENTION_PATHS];
-    const tr_cuda_step_t *step;
-} run_t;
-
-/* A layer that slides has nothing that is compressed: what came with the prompts
- * is done. */
-static bool
-attend_slid(tr_model_cuda_t *m, const run_t *r, uint32_t layer,
-            const tr_cuda_queries_t *q)
-{
-    const int32_t *slots = r->slots[TR_ATTENTION_BEHIND];
-    tr_rows_t rows = r->rows;
-
-    rows.seq_slot = slots;
-    return ((r->step->paths & 1u << TR_ATTENTION_PROMPT) != 0
-            && slots == r->slots[TR_ATTENTION_PROMPT])
-           || launched(m,
-                       m->cuda->prompt(m->stream, &r->kv, layer, &rows, q,
-                                       &m->prompt_size, m->prompt_work),
-                       "prompt");
-}
-
-/* The sequences from the first to the last that is behind compressed tokens. */
-static bool
-attend_behind(tr_model_cuda_t *m, const run_t *r, uint32_t layer,
-              const tr_cuda_queries_t *q)
-{
-    const tr_cuda_step_t *s = r->step;
-    uint32_t first = 0, end = s->n_seqs;
-    tr_rows_t rows = r->rows;
-    tr_kv_view_t kv = r->kv;
-
-    if (tr_kv_slides(&kv, layer)) {
-        return attend_slid(m, r, layer, q);
-    }
-    kv.reach = NULL; /* of this layer there is none */
-    while (first < end && s->host_base[first] == 0) {
-        first++;
-    }
-    while (end > first && s->host_base[end - 1] == 0) {
-        end--;
-    }
-    rows.n_seqs = end - first;
-    rows.seq_slot = r->slots[TR_ATTENTION_BEHIND] + first;
-    rows.seq_row += first;
-    return launched(m,
-                    m->cuda->prompt_behind(m->stream, &kv, layer, &rows,
-                                           s->host_base + first, q,
-                                           &m->prompt_size, m->prompt_work),
-                    "prompt_behind");
-}
-
-/* The generic kernel takes so many sequences at a time as its workspace holds.
- * Others among them are not in slots[] and cost little, a launch does. */
-static bool
-attend_generic(tr_model_cuda_t *m, const run_t *r, uint32_t layer,
-               const tr_cuda_queries_t *q)
-{
-    const tr_cuda_step_t *s = r->step;
-    uint32_t i = 0;
-
-    while (i < s->n_seqs && m->failed == NULL) {
-        uint32_t left = s->n_seqs - i;
-        tr_rows_t rows = r->rows;
-
-        if (s->host_path != NULL && s->host_path[i] != TR_ATTENTION_GENERIC) {
-            i++;
-            continue;
-        }
-        rows.n_seqs = left < m->generic_size.max_seqs
-                          ? left
-                          : m->generic_size.max_seqs;
-        rows.seq_slot = r->slots[TR_ATTENTION_GENERIC] + i;
-        rows.seq_row += i;
-        launched(m,
-                 m->cuda->attention(m->stream, &r->kv, layer, &rows, q,
-                                    &m->generic_size, m->generic_work),
-                 "attention");
-        i += rows.n_seqs;
-    }
-    return m->failed == NULL;
-}
-
-static bool
-attend(tr_model_cuda_t *m, const run_t *r, uint32_t layer)
-{
-    uint32_t paths = r->step->paths;
-    tr_cuda_queries_t q = tr_model_cuda_queries(m);
-    tr_rows_t rows = r->rows;
-
-    if (paths & 1u << TR_ATTENTION_DECODE) {
-        rows.seq_slot = r->slots[TR_ATTENTION_DECODE];
-        launched(m,
-                 m->cuda->decode(m->stream, &r->fast, layer, &rows, &q,
-                                 &m->decode_size, m->decode_work),
-                 "decode");
-    }
-    if (paths & 1u << TR_ATTENTION_PROMPT) {
-        rows.seq_slot = r->slots[TR_ATTENTION_PROMPT];
-        launched(m,
-                 m->cuda->prompt(m->stream, &r->fast, layer, &rows, &q,
-                                 &m->prompt_size, m->prompt_work),
-                 "prompt");
-    }
-    if (paths & 1u << TR_ATTENTION_BEHIND) {
-        attend_behind(m, r, layer, &q);
-    }
-    if (paths & 1u << TR_ATTENTION_GENERIC) {
-        attend_generic(m, r, layer, &q);
-    }
-    return m->failed == NULL;
-}
-
 /* Bias, norms and rotation of heads, and their append. */
 static bool
-append(tr_model_cuda_t *m, const run_t *r, uint32_t l)
+append(tr_model_cuda_t *m, const tr_model_cuda_run_t *r, uint32_t l)
 {
     const tr_recipe_t *c = &m->config.recipe;
     const tr_cuda_table_t *angles = tr_model_cuda_table(m, l);
@@ -441,7 +316,7 @@ append(tr_model_cuda_t *m, const run_t *r, uint32_t l)
 
 /* The queries that the guard wants, turned, to where it has them. */
 static bool
-keep_queries(tr_model_cuda_t *m, const run_t *r, uint32_t l)
+keep_queries(tr_model_cuda_t *m, const tr_model_cuda_run_t *r, uint32_t l)
 {
     const tr_kv_guard_keep_t *k = &r->step->keep;
     size_t row = m->ld_qkv * sizeof(uint16_t);
@@ -460,240 +335,13 @@ keep_queries(tr_model_cuda_t *m, const run_t *r, uint32_t l)
 }
 
 static bool
-layer(tr_model_cuda_t *m, const run_t *r, uint32_t l)
+layer(tr_model_cuda_t *m, const tr_model_cuda_run_t *r, uint32_t l)
 {
     uint32_t n = r->step->n_rows;
 
     return (l == 0 || before_attention(m, l, n)) && append(m, r, l)
-           && keep_queries(m, r, l) && attend(m, r, l)
+           && keep_queries(m, r, l) && tr_model_cuda_attend(m, r, l)
            && after_attention(m, l, n);
-}
-
-/* What no later layer does on its way. */
-static void
-score(tr_model_cuda_t *m, const run_t *r)
-{
-    tr_rows_t rows = r->rows;
-
-    rows.seq_slot = r->slots[TR_ATTENTION_DECODE];
-    if (side_begin(m)) {
-        launched(m,
-                 m->cuda->decode_score(&m->side.stream, &r->fast, &rows,
-                                       &m->decode_size, m->decode_work),
-                 "decode_score");
-    }
-}
-
-/* Of n rows that are listed.  The last layer's part of the residual is added on
- * the way. */
-static tr_cuda_norm_t
-final_norm(tr_model_cuda_t *m, const uint32_t *gather, uint32_t n)
-{
-    tr_cuda_norm_t last = norm_args(m, n, m->small_gemm ? NULL : m->delta,
-                                    m->root.part[TR_PART_FINAL_NORM]);
-
-    last.gather = gather;
-    if (!m->small_gemm) {
-        last.post_weight = m->layers[m->config.recipe.layers - 1]
-                               .part[TR_PART_POST_MLP_NORM];
-    }
-    return last;
-}
-
-/* Vectors of the step.  The rows pass, in FP32 and as many at a time as fit,
- * through the memory of logits, of which there are none yet. */
-static bool
-pool(tr_model_cuda_t *m, const tr_cuda_step_t *s)
-{
-    uint32_t width = m->config.recipe.hidden, fit, n;
-    tr_cuda_pool_t a = { .items = s->n_pools,
-                         .n = width,
-                         .x = m->logits,
-                         .ldx = m->ld_hidden,
-                         .first = s->pool_first,
-                         .out = s->pooled,
-                         .ldo = width };
-
-    fit = (uint32_t) (tr_model_cuda_logits(m) / m->ld_hidden);
-    for (; a.at < s->n_pool_rows && m->failed == NULL; a.at += n) {
-        tr_cuda_norm_t last;
-
-        n = s->n_pool_rows - a.at < fit ? s->n_pool_rows - a.at : fit;
-        a.rows = n;
-        last = final_norm(m, s->pool + a.at, n);
-        last.out = m->logits;
-        last.full = true;
-        if (launched(m, m->cuda->norm(m->stream, &last), "norm")) {
-            launched(m, m->cuda->pool(m->stream, &a), "pool");
-        }
-    }
-    return m->failed == NULL;
-}
-
-/* Logits of n rows, which step->gather lists from `at` on. */
-static bool
-make_logits(tr_model_cuda_t *m, const tr_cuda_step_t *s, uint32_t at,
-            uint32_t n)
-{
-    const tr_recipe_t *c = &m->config.recipe;
-    tr_cuda_norm_t last = final_norm(m, s->gather + at, n);
-
-    return launched(m, m->cuda->norm(m->stream, &last), "norm")
-           && tr_model_cuda_multiply(m, m->stream, TR_PART_EMBED, 0, m->normed,
-                                     m->ld_hidden, n, m->logits, m->ld_logits)
-           && ((c->logit_scale == 1 && c->final_softcap == 0)
-               || launched(m,
-                           m->cuda->scale_cap(m->stream, m->logits,
-                                              m->ld_logits, n, c->vocab,
-                                              c->logit_scale, c->final_softcap),
-                           "scale_cap"));
-}
-
-/* How many rows from `at` on have their logits at once. */
-static uint32_t
-piece_of(const tr_model_cuda_t *m, const tr_cuda_step_t *s, uint32_t at)
-{
-    uint32_t left = s->n_samples - at;
-
-    return left < m->logit_rows ? left : m->logit_rows;
-}
-
-/* Tokens of n rows from `at` on, whose logits are there. */
-static bool
-sample(tr_model_cuda_t *m, const int32_t *seq_slot, const tr_cuda_step_t *s,
-       uint32_t at, uint32_t n, bool late)
-{
-    tr_cuda_sample_t a = { .rows = n,
-                           .vocab = m->config.recipe.vocab,
-                           .logits = m->logits,
-                           .ld = m->ld_logits,
-                           .sampling = s->sampling + at,
-                           .seq_slot = seq_slot,
-                           .bias = s->bias,
-                           .bar = s->bar,
-                           .mask_at = late ? s->mask_at + at : NULL,
-                           .mask = late ? s->mask : NULL,
-                           .late = late,
-                           .history = m->history,
-                           .out = s->sampled + at,
-                           .top = s->top + (size_t) at * TR_CUDA_TOP_MAX,
-                           .work = m->sample_work };
-
-    return launched(m, m->cuda->sample(m->stream, &a), "sample");
-}
-
-/* Vectors; logits of the rows that are sampled, and their tokens. */
-static bool
-finish(tr_model_cuda_t *m, const int32_t *seq_slot, const run_t *r)
-{
-    const tr_cuda_step_t *s = r->step;
-    bool scored = (s->paths & 1u << TR_ATTENTION_DECODE) == 0;
-
-    pool(m, s);
-    for (uint32_t at = 0; at < s->n_samples && m->failed == NULL;
-         at += m->logit_rows) {
-        uint32_t n = piece_of(m, s, at);
-
-        if (make_logits(m, s, at, n)) {
-            if (!scored) {
-                score(m, r);
-                scored = true;
-            }
-            sample(m, seq_slot, s, at, n, false);
-        }
-    }
-    if (!scored && m->failed == NULL) {
-        score(m, r);
-    }
-    return m->failed == NULL;
-}
-
-/* With more rows than have logits at once, those of the late ones are made once
- * more: what they come from is as it was. */
-int
-tr_model_cuda_sample_late(tr_model_cuda_t *m, const int32_t *seq_slot,
-                          const tr_cuda_step_t *s)
-{
-    bool gone = s->n_samples > m->logit_rows;
-
-    m->failed = NULL;
-    m->small_gemm = tr_model_cuda_is_small(m, s->n_rows);
-    for (uint32_t at = 0; at < s->n_samples && m->failed == NULL;
-         at += m->logit_rows) {
-        uint32_t n = piece_of(m, s, at);
-
-        if (!gone || make_logits(m, s, at, n)) {
-            sample(m, seq_slot, s, at, n, true);
-        }
-    }
-    return m->failed == NULL ? 0 : m->failed_code;
-}
-
-/* ---- attention paths ---------------------------------------------------- */
-
-/* Levels that tr_cuda_decode has (device.h). */
-static bool
-level_is_fast(const tr_kv_level_t *l)
-{
-    return l->key_bits == 16
-               ? l->value_bits == 16
-               : !l->by_channel && l->key_groups == 1 && l->value_groups == 1
-                     && l->value_bits <= l->key_bits;
-}
-
-tr_attention_path_t
-tr_model_cuda_path(const tr_model_cuda_t *m, const tr_kv_policy_t *policy,
-                   uint32_t base, uint32_t n_rows)
-{
-    bool fast = tr_model_cuda_fast(&m->config.recipe);
-
-    if (n_rows > 1) {
-        return !fast       ? TR_ATTENTION_GENERIC
-               : base == 0 ? TR_ATTENTION_PROMPT
-                           : TR_ATTENTION_BEHIND;
-    }
-    fast = fast && !policy->minmax;
-    for (uint32_t i = 0; i < policy->n_levels && base != 0; i++) {
-        fast = fast && level_is_fast(&policy->level[i]);
-    }
-    if (base != 0 && policy->n_levels != 0 && policy->window != 0) {
-        fast = fast && level_is_fast(&policy->window_level);
-    }
-    return fast ? TR_ATTENTION_DECODE : TR_ATTENTION_GENERIC;
-}
-
-/* Layouts that the fast kernels do not have stand for nothing in the sequences
- * that go there; the kernels would refuse a view that has them at all. */
-static void
-take_fast_layouts(run_t *r)
-{
-    for (uint32_t i = 0; i < r->kv.n_layouts; i++) {
-        bool fast = level_is_fast(&r->kv.layout[i].level);
-
-        r->layout[i] = r->kv.layout[fast ? i : 0];
-    }
-    r->fast = r->kv;
-    r->fast.layout = r->layout;
-}
-
-static bool
-select_ways(tr_model_cuda_t *m, const int32_t *seq_slot, run_t *r)
-{
-    const tr_cuda_step_t *s = r->step;
-
-    for (int path = 0; path < TR_ATTENTION_PATHS; path++) {
-        r->slots[path] = seq_slot;
-        /* the fast kernels look at the number of rows themselves */
-        if ((s->paths & 1u << TR_ATTENTION_GENERIC) != 0
-            && (s->paths & 1u << path) != 0 && s->paths != 1u << path) {
-            r->slots[path] = m->seq_slot[path];
-            launched(m,
-                     m->cuda->select(m->stream, seq_slot, s->path, s->n_seqs,
-                                     (uint8_t) path, m->seq_slot[path]),
-                     "select");
-        }
-    }
-    return m->failed == NULL;
 }
 
 /* Of every table that a layer uses. */
@@ -747,7 +395,7 @@ tr_model_cuda_begin(tr_model_cuda_t *m, const tr_cuda_step_t *step)
 
     m->failed = NULL;
     m->small_gemm = tr_model_cuda_is_small(m, step->n_rows);
-    if (side_begin(m)
+    if (tr_model_cuda_side_begin(m)
         && launched(m, m->cuda->embed(&m->side.stream, &embed), "embed")
         && make_angles(m, step)) {
         norm_attention(m, &m->side.stream, 0, step->n_rows, false);
@@ -757,13 +405,14 @@ tr_model_cuda_begin(tr_model_cuda_t *m, const tr_cuda_step_t *step)
 /* The first product, and what attention needs beside it.  It comes behind the
  * manager's step: one streams weights, the other waits for its memory. */
 static bool
-prepare(tr_model_cuda_t *m, const run_t *r)
+prepare(tr_model_cuda_t *m, const tr_model_cuda_run_t *r)
 {
     bool planned = (r->step->paths & 1u << TR_ATTENTION_DECODE) != 0;
     tr_rows_t rows = r->rows;
 
     rows.seq_slot = r->slots[TR_ATTENTION_DECODE];
-    return side_begin(m) && multiply_qkv(m, &m->side.stream, 0, rows.n_rows)
+    return tr_model_cuda_side_begin(m)
+           && multiply_qkv(m, &m->side.stream, 0, rows.n_rows)
            && (!planned
                || launched(m,
                            m->cuda->decode_plan(m->stream, &r->fast, &rows,
@@ -780,21 +429,18 @@ int
 tr_model_cuda_step(tr_model_cuda_t *m, const tr_kv_view_t *kv,
                    const int32_t *seq_slot, const tr_cuda_step_t *step)
 {
-    run_t r = { .kv = *kv,
-                .rows = { .n_rows = step->n_rows,
-                          .n_seqs = step->n_seqs,
-                          .row_pos = step->row_pos,
-                          .seq_slot = seq_slot,
-                          .seq_row = step->seq_row },
-                .step = step };
+    tr_model_cuda_run_t r = { .kv = *kv,
+                              .rows = { .n_rows = step->n_rows,
+                                        .n_seqs = step->n_seqs,
+                                        .row_pos = step->row_pos,
+                                        .seq_slot = seq_slot,
+                                        .seq_row = step->seq_row },
+                              .step = step };
 
     r.kv.reach = m->reach;
     r.kv.sinks = m->sinks;
-    if (m->failed == NULL) {
-        take_fast_layouts(&r);
-        if (select_ways(m, seq_slot, &r)) {
-            prepare(m, &r);
-        }
+    if (m->failed == NULL && tr_model_cuda_choose_paths(m, seq_slot, &r)) {
+        prepare(m, &r);
     }
     side_end(m);
     for (uint32_t l = 0; l < m->config.recipe.layers && m->failed == NULL;
@@ -802,7 +448,7 @@ tr_model_cuda_step(tr_model_cuda_t *m, const tr_kv_view_t *kv,
         layer(m, &r, l);
     }
     if (m->failed == NULL) {
-        finish(m, seq_slot, &r);
+        tr_model_cuda_finish(m, seq_slot, &r);
     }
     side_end(m);
     return m->failed == NULL ? 0 : m->failed_code;
