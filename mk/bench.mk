@@ -68,8 +68,7 @@ $(BENCH_SCAN): $B/obj/ngx_module/routing/ngx_http_tokenring_scan.o
 # runs where OpenBLAS is not.  JANSSON=-l:libjansson.a for a machine without.
 JANSSON   ?= -ljansson
 BENCH_GPU := $B/bench/bench_gpu
-$(BENCH_GPU): $(patsubst %,$B/obj/tests/bench/%.o,bench_gpu gpu_fixture gpu_mix gpu_turn gpu_limits \
-    gpu_power) \
+$(BENCH_GPU): $(patsubst %.c,$B/obj/%.o,$(wildcard tests/bench/gpu/*.c)) \
     $B/libtokenring.a
 	@mkdir -p $(@D)
 	@echo "  LD    $@"

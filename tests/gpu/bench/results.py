@@ -234,7 +234,7 @@ def mix_table(o, runs):
                 "step ms", "tokens/s", "times full", "goal", "decode ms",
                 "prefill ms", "products ms", "KV bytes ms", "limit"), rows):
         o.say("", "A mean step is one of decode and what prompts add to it. "
-              "Driven without a scheduler", "(tests/bench/gpu_mix.c); below "
+              "Driven without a scheduler", "(tests/bench/gpu/gpu_mix.c); below "
               "what the scheduler makes of the same.")
 
 
