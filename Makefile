@@ -239,7 +239,7 @@ format: $(STAMP)/lint
 hooks: $(STAMP)/lint
 	@scripts/pre-commit.sh --install
 
-COMPILED := engine cli unit fake-engine bench-tools bench-gpu fuzz
+COMPILED := engine cli unit fake-engine fake-clock bench-tools bench-gpu fuzz
 compile_commands.json: $(if $(wildcard $(NGINX_DEV)/conf_flags),$(MODULE_DIR)/Makefile)
 	@CC="$(CC)" NGINX_DEV="$(NGINX_DEV)" B="$B" scripts/compile-commands.sh \
 	    "$(MAKE)" $(COMPILED) $(if $(TEST_CUDA),cuda test-simt)

@@ -49,4 +49,12 @@ $B/tests/fake_engine: $(patsubst %.c,$B/obj/%.o,$(wildcard tests/e2e/fake_engine
 	@echo "  LD    $@"
 	$Q$(CC) $(CFLAGS) -o $@ $^ -lm $(LDFLAGS)
 
-.PHONY: configured fake-engine
+# A clock for the Redis of tests; not with what we have sanitized.
+fake-clock: $B/tests/fake_clock.so
+
+$B/tests/fake_clock.so: tests/e2e/lib/fake_clock.c
+	@mkdir -p $(@D)
+	@echo "  LD    $@"
+	$Q$(CC) -std=gnu11 -Wall -Wextra -Werror -O2 -fPIC -shared -o $@ $<
+
+.PHONY: configured fake-engine fake-clock

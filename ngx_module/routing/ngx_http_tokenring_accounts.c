@@ -12,6 +12,7 @@ typedef struct {
     ngx_rbtree_node_t               sentinel;
     ngx_queue_t                     queue;   /* the last one used first */
     ngx_queue_t                     workers;
+    uint64_t                        swept;   /* ms: what dead ones held */
     ngx_http_tokenring_tally_t     *tally;   /* shown or not */
 } ngx_http_tokenring_tenants_t;
 
@@ -22,22 +23,36 @@ typedef struct {
     ngx_queue_t                     queue;
     ngx_queue_t                     holds;
     ngx_int_t                       slot;
+    ngx_pid_t                       pid;
 } ngx_http_tokenring_holder_t;
 
 
+/* ms: between two looks for workers that died */
+#define NGX_HTTP_TOKENRING_SWEEP  1000
+
+
+static ngx_http_tokenring_account_t *ngx_http_tokenring_account(
+    ngx_shm_zone_t *zone, ngx_http_tokenring_use_t *use,
+    ngx_http_tokenring_clock_t *clock);
 static ngx_http_tokenring_account_t *ngx_http_tokenring_account_find(
     ngx_http_tokenring_tenants_t *t, ngx_rbtree_key_t key, u_char *name);
 static void ngx_http_tokenring_account_fit(ngx_http_tokenring_account_t *a,
     ngx_http_tokenring_plan_t *plan, ngx_http_tokenring_clock_t *clock);
-static ngx_uint_t ngx_http_tokenring_account_share(ngx_shm_zone_t *zone,
-    ngx_http_tokenring_account_t *a, ngx_http_tokenring_plan_t *plan,
+static void ngx_http_tokenring_account_refill(ngx_http_tokenring_account_t *a,
+    ngx_http_tokenring_plan_t *plan, ngx_uint_t i,
     ngx_http_tokenring_clock_t *clock);
+static ngx_uint_t ngx_http_tokenring_account_share(ngx_shm_zone_t *zone,
+    ngx_http_tokenring_account_t *a);
 static void ngx_http_tokenring_account_seat(ngx_http_tokenring_account_t *a);
 static ngx_http_tokenring_account_t *ngx_http_tokenring_account_new(
     ngx_shm_zone_t *zone);
 static ngx_uint_t ngx_http_tokenring_account_forget(ngx_shm_zone_t *zone);
 static ngx_http_tokenring_holder_t *ngx_http_tokenring_holder(
     ngx_shm_zone_t *zone);
+static void ngx_http_tokenring_holder_end(ngx_shm_zone_t *zone,
+    ngx_http_tokenring_holder_t *holder);
+static void ngx_http_tokenring_accounts_sweep(ngx_shm_zone_t *zone,
+    ngx_http_tokenring_clock_t *clock);
 
 
 ngx_int_t
@@ -130,6 +145,54 @@ ngx_http_tokenring_account_known(ngx_shm_zone_t *zone, u_char *name)
 
 
 ngx_http_tokenring_account_t *
+ngx_http_tokenring_account_open(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_turn_t *turn)
+{
+    ngx_http_tokenring_now(&turn->clock);
+
+    turn->zone = ngx_http_tokenring_accounts_lock(ctx);
+
+    ngx_http_tokenring_accounts_sweep(turn->zone, &turn->clock);
+
+    turn->account = ngx_http_tokenring_account(turn->zone, ctx->use,
+                                               &turn->clock);
+    return turn->account;
+}
+
+
+void
+ngx_http_tokenring_account_close(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_turn_t *turn, ngx_uint_t over)
+{
+    ngx_uint_t                     send;
+    ngx_http_tokenring_ask_t       ask;
+    ngx_http_tokenring_account_t  *a;
+
+    a = turn->account;
+
+    if (a == NULL || !ctx->use->plan->shared) {
+        send = 0;
+
+    } else if (over) {
+        send = (a->holds == 0);
+
+    } else {
+        /* nothing more for the last one, whose answer is there */
+        send = (a->holds > 1 || ctx->state < NGX_HTTP_TOKENRING_OVER);
+    }
+
+    send = send && ngx_http_tokenring_quota_ask(a, ctx->use->plan,
+                                                &turn->clock, over, &ask);
+
+    ngx_http_tokenring_accounts_unlock(turn->zone);
+
+    if (send) {
+        ngx_http_tokenring_quota_send(&ask);
+    }
+}
+
+
+static ngx_http_tokenring_account_t *
 ngx_http_tokenring_account(ngx_shm_zone_t *zone, ngx_http_tokenring_use_t *use,
     ngx_http_tokenring_clock_t *clock)
 {
@@ -168,29 +231,56 @@ ngx_http_tokenring_account(ngx_shm_zone_t *zone, ngx_http_tokenring_use_t *use,
     a->seats = (uint32_t) plan->seats;
     ngx_http_tokenring_account_seat(a);
 
-    for (i = 0; i < plan->n; i++) {
-        ngx_http_tokenring_budget_refill(&a->budgets[i],
-                                         &plan->limits[i].rate, clock);
+    if (plan->shared && !ngx_http_tokenring_account_share(zone, a)) {
+        return NULL;
     }
 
-    return (!plan->shared
-            || ngx_http_tokenring_account_share(zone, a, plan, clock)) ? a
-                                                                     : NULL;
+    for (i = 0; i < plan->n; i++) {
+        ngx_http_tokenring_account_refill(a, plan, i, clock);
+    }
+
+    return a;
 }
 
 
-/* its quota, in which nothing of a day that has gone is left.  0: the zone has
- * no room for it, and the account is as new */
+/* what has come since; a day that has begun ends what was left of the last */
+
+static void
+ngx_http_tokenring_account_refill(ngx_http_tokenring_account_t *a,
+    ngx_http_tokenring_plan_t *plan, ngx_uint_t i,
+    ngx_http_tokenring_clock_t *clock)
+{
+    uint64_t                      since;
+    ngx_uint_t                    begun;
+    ngx_http_tokenring_rate_t    *rate;
+    ngx_http_tokenring_budget_t  *b;
+
+    rate = &plan->limits[i].rate;
+    b = &a->budgets[i];
+    since = b->since;
+
+    ngx_http_tokenring_budget_refill(b, rate, clock);
+
+    if (rate->period) {
+        return;
+    }
+
+    begun = (b->since != since);
+
+    if (plan->shared) {
+        begun |= ngx_http_tokenring_quota_day(a, i, clock, begun);
+    }
+
+    a->days += begun;
+}
+
+
+/* its quota.  0: the zone has no room for it, and the account is as new */
 
 static ngx_uint_t
 ngx_http_tokenring_account_share(ngx_shm_zone_t *zone,
-    ngx_http_tokenring_account_t *a, ngx_http_tokenring_plan_t *plan,
-    ngx_http_tokenring_clock_t *clock)
+    ngx_http_tokenring_account_t *a)
 {
-    uint64_t                     day;
-    ngx_uint_t                   i;
-    ngx_http_tokenring_stock_t  *s;
-
     a->holds++;
 
     while (a->quota == NULL) {
@@ -204,23 +294,7 @@ ngx_http_tokenring_account_share(ngx_shm_zone_t *zone,
 
     a->holds--;
 
-    if (a->quota == NULL) {
-        return 0;
-    }
-
-    day = ngx_http_tokenring_day(clock);
-
-    for (i = 0; i < plan->n; i++) {
-        s = &a->quota->stocks[i];
-
-        /* once a day: when its own ends says Redis, which may be behind */
-        if (plan->limits[i].rate.period == 0 && s->seen < day) {
-            s->have = s->seen ? 0 : s->have;
-            s->seen = day;
-        }
-    }
-
-    return 1;
+    return a->quota != NULL;
 }
 
 
@@ -421,6 +495,7 @@ ngx_http_tokenring_holder(ngx_shm_zone_t *zone)
 
     if (holder) {
         holder->slot = ngx_process_slot;
+        holder->pid = ngx_pid;
         ngx_queue_init(&holder->holds);
         ngx_queue_insert_tail(&t->workers, &holder->queue);
     }
@@ -456,6 +531,7 @@ ngx_http_tokenring_hold(ngx_shm_zone_t *zone, ngx_http_tokenring_account_t *a)
     }
 
     hold->account = a;
+    hold->days = a->days;
     ngx_queue_insert_tail(&holder->holds, &hold->queue);
 
     ngx_queue_insert_tail(&a->line, &hold->line);
@@ -464,6 +540,18 @@ ngx_http_tokenring_hold(ngx_shm_zone_t *zone, ngx_http_tokenring_account_t *a)
     ngx_http_tokenring_account_seat(a);
 
     return hold;
+}
+
+
+void
+ngx_http_tokenring_hold_draw(ngx_http_tokenring_hold_t *hold, uint32_t n)
+{
+    if (hold->days != hold->account->days) {
+        hold->days = hold->account->days;
+        hold->drawn = 0;
+    }
+
+    hold->drawn += n;
 }
 
 
@@ -499,21 +587,33 @@ int64_t
 ngx_http_tokenring_hold_unused(ngx_http_tokenring_hold_t *hold, uint8_t kind,
     ngx_http_tokenring_rate_t *rate)
 {
+    ngx_uint_t                 now;
+    ngx_http_tokenring_unit_e  unit;
+
     if (kind == 0) {
         /* there is no such budget */
         return 0;
     }
 
-    switch (ngx_http_tokenring_kind(kind, rate)) {
+    unit = ngx_http_tokenring_kind(kind, rate);
+    now = rate->period || hold->days == hold->account->days;
+
+    switch (unit) {
 
     case NGX_HTTP_TOKENRING_UNIT_REQUESTS:
-        return (int64_t) hold->waits;
+        return now ? hold->waits : 0;
 
     case NGX_HTTP_TOKENRING_UNIT_IN:
         return 0;
 
     default: /* NGX_HTTP_TOKENRING_UNIT_OUT, NGX_HTTP_TOKENRING_UNIT_TOKENS */
-        return (int64_t) hold->leased;
+
+        if (rate->period) {
+            return hold->leased;
+        }
+
+        /* what was taken first is used first */
+        return now ? ngx_min(hold->leased, hold->drawn) : 0;
     }
 }
 
@@ -550,6 +650,21 @@ ngx_http_tokenring_hold_end(ngx_shm_zone_t *zone,
 }
 
 
+static void
+ngx_http_tokenring_holder_end(ngx_shm_zone_t *zone,
+    ngx_http_tokenring_holder_t *holder)
+{
+    ngx_queue_t  *q;
+
+    while (!ngx_queue_empty(&holder->holds)) {
+        q = ngx_queue_head(&holder->holds);
+
+        ngx_http_tokenring_hold_end(zone, ngx_queue_data(q,
+                                          ngx_http_tokenring_hold_t, queue));
+    }
+}
+
+
 /*
  * Two processes that live never have one place: what stands there was left by
  * one that died.
@@ -558,7 +673,6 @@ ngx_http_tokenring_hold_end(ngx_shm_zone_t *zone,
 void
 ngx_http_tokenring_accounts_begin(ngx_shm_zone_t *zone)
 {
-    ngx_queue_t                  *q;
     ngx_slab_pool_t              *shpool;
     ngx_http_tokenring_holder_t  *holder;
 
@@ -568,12 +682,43 @@ ngx_http_tokenring_accounts_begin(ngx_shm_zone_t *zone)
 
     holder = ngx_http_tokenring_holder(zone);
 
-    while (holder && !ngx_queue_empty(&holder->holds)) {
-        q = ngx_queue_head(&holder->holds);
-
-        ngx_http_tokenring_hold_end(zone, ngx_queue_data(q,
-                                          ngx_http_tokenring_hold_t, queue));
+    if (holder) {
+        holder->pid = ngx_pid;
+        ngx_http_tokenring_holder_end(zone, holder);
     }
 
     ngx_shmtx_unlock(&shpool->mutex);
+}
+
+
+/* one that died in its place, after a reload, is not replaced */
+
+static void
+ngx_http_tokenring_accounts_sweep(ngx_shm_zone_t *zone,
+    ngx_http_tokenring_clock_t *clock)
+{
+    ngx_queue_t                   *q;
+    ngx_http_tokenring_holder_t   *holder;
+    ngx_http_tokenring_tenants_t  *t;
+
+    t = zone->data;
+
+    if (clock->now - t->swept < NGX_HTTP_TOKENRING_SWEEP) {
+        return;
+    }
+
+    t->swept = clock->now;
+
+    for (q = ngx_queue_head(&t->workers);
+         q != ngx_queue_sentinel(&t->workers);
+         q = ngx_queue_next(q))
+    {
+        holder = ngx_queue_data(q, ngx_http_tokenring_holder_t, queue);
+
+        if (!ngx_queue_empty(&holder->holds)
+            && kill(holder->pid, 0) == -1 && ngx_errno == NGX_ESRCH)
+        {
+            ngx_http_tokenring_holder_end(zone, holder);
+        }
+    }
 }

@@ -10,7 +10,7 @@
  *
  * A hold belongs to the worker of its request.  A worker that crashes cannot
  * give its holds back; the worker that replaces it does, before it takes any
- * request.
+ * request, or, where none does, whoever looks at an account next.
  */
 
 #ifndef _NGX_HTTP_TOKENRING_ACCOUNTS_H_INCLUDED_
@@ -40,6 +40,9 @@ typedef struct {
     uint32_t                        seats;   /* of the plan, 0: any number */
     uint32_t                        seated;
     uint32_t                        waiting;
+    uint32_t                        days;    /* that have begun: what was taken
+                                                of an earlier one is not given
+                                                back */
 } ngx_http_tokenring_account_t;
 
 
@@ -55,12 +58,15 @@ typedef enum {
 struct ngx_http_tokenring_hold_s {
     ngx_queue_t                     queue;   /* of its worker's */
     ngx_http_tokenring_account_t   *account;
-    uint64_t                        leased;  /* tokens that its answer may still
+    uint32_t                        leased;  /* tokens that its answer may still
                                                 have, and were taken from the
                                                 budgets: its worker writes it,
                                                 without the lock */
-    uint32_t                        shared;  /* it took from the quota, too */
-    uint32_t                        waits;   /* 1: it came to the line, and was
+    uint32_t                        drawn;   /* what was taken for it on the
+                                                account's day `days` */
+    uint32_t                        days;
+    uint8_t                         shared;  /* it took from the quota, too */
+    uint8_t                         waits;   /* 1: it came to the line, and was
                                                 not let in.  As `leased` */
     ngx_queue_t                     line;    /* of its account's, if in it */
     ngx_atomic_t                    seat;    /* ngx_http_tokenring_seat_e: who
@@ -80,21 +86,38 @@ void ngx_http_tokenring_accounts_unlock(ngx_shm_zone_t *zone);
 ngx_http_tokenring_account_t *ngx_http_tokenring_account_known(
     ngx_shm_zone_t *zone, u_char *name);
 
-/* the account of a tenant, refilled; NULL: the zone has no room for one */
-ngx_http_tokenring_account_t *ngx_http_tokenring_account(ngx_shm_zone_t *zone,
-    ngx_http_tokenring_use_t *use, ngx_http_tokenring_clock_t *clock);
+/* what is done to one account under the lock */
+
+typedef struct {
+    ngx_shm_zone_t                 *zone;
+    ngx_http_tokenring_clock_t      clock;
+    ngx_http_tokenring_account_t   *account;
+} ngx_http_tokenring_turn_t;
+
+/* locks, and finds the account of a request's tenant, refilled; NULL: the zone
+ * has no room for one */
+ngx_http_tokenring_account_t *ngx_http_tokenring_account_open(
+    ngx_http_tokenring_ctx_t *ctx, ngx_http_tokenring_turn_t *turn);
+
+/* unlocks.  Of a plan that hosts share, what is low is asked for; over: what is
+ * left goes back, if no request of the tenant is under way */
+void ngx_http_tokenring_account_close(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_turn_t *turn, ngx_uint_t over);
 
 /* a hold for one more request, at the end of the line if no seat is free;
  * NULL: the zone has no room */
 ngx_http_tokenring_hold_t *ngx_http_tokenring_hold(ngx_shm_zone_t *zone,
     ngx_http_tokenring_account_t *a);
 
+/* so much was taken from the budgets of its account for it, now */
+void ngx_http_tokenring_hold_draw(ngx_http_tokenring_hold_t *hold, uint32_t n);
+
 /* it gives up its seat, or its place in the line */
 void ngx_http_tokenring_hold_rise(ngx_http_tokenring_hold_t *hold);
 
 /* what a budget of this kind would get back if the hold ended now: of tokens,
- * those that it has leased; of requests, 1 if it was never let in.  rate: that
- * of the kind, with a limit of 1 */
+ * those that it has leased; of requests, 1 if it was never let in; of a day,
+ * what was taken on that.  rate: that of the kind, with a limit of 1 */
 int64_t ngx_http_tokenring_hold_unused(ngx_http_tokenring_hold_t *hold,
     uint8_t kind, ngx_http_tokenring_rate_t *rate);
 

@@ -135,21 +135,17 @@ ngx_http_tokenring_look(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_view_t *requests, ngx_http_tokenring_view_t *tokens)
 {
     ngx_uint_t                     i;
-    ngx_shm_zone_t                *zone;
+    ngx_http_tokenring_turn_t      turn;
     ngx_http_tokenring_view_t      one, *view;
-    ngx_http_tokenring_clock_t     clock;
     ngx_http_tokenring_account_t  *a;
 
     requests->limit = NULL;
     tokens->limit = NULL;
 
-    ngx_http_tokenring_now(&clock);
-
-    zone = ngx_http_tokenring_accounts_lock(ctx);
-    a = ngx_http_tokenring_account(zone, ctx->use, &clock);
+    a = ngx_http_tokenring_account_open(ctx, &turn);
 
     for (i = 0; a && i < ctx->use->plan->n; i++) {
-        ngx_http_tokenring_look_one(ctx, a, i, &clock, &one);
+        ngx_http_tokenring_look_one(ctx, a, i, &turn.clock, &one);
 
         view = (one.limit->unit == NGX_HTTP_TOKENRING_UNIT_REQUESTS) ? requests
                                                                 : tokens;
@@ -162,7 +158,7 @@ ngx_http_tokenring_look(ngx_http_tokenring_ctx_t *ctx,
         }
     }
 
-    ngx_http_tokenring_accounts_unlock(zone);
+    ngx_http_tokenring_account_close(ctx, &turn, 0);
 }
 
 

@@ -22,7 +22,8 @@
 
 /* ms: between two questions while Redis is away, or has nothing; how long it
  * then counts as away; how long a reply may take that was lost with its worker;
- * how often requests look that another worker's reply concerns */
+ * how often requests look that another worker's reply concerns, and how often
+ * Redis is asked when it has less than is wanted */
 #define NGX_HTTP_TOKENRING_QUOTA_RETRY  250
 #define NGX_HTTP_TOKENRING_QUOTA_AWAY   5000
 #define NGX_HTTP_TOKENRING_QUOTA_LOST   3000
@@ -31,22 +32,33 @@
 /* numbers of a script are doubles */
 #define NGX_HTTP_TOKENRING_QUOTA_MAX    (1ull << 53)
 
+/* ms */
+#define NGX_HTTP_TOKENRING_QUOTA_DAY    86400000u
+
 /* words of the script's arguments and numbers of its reply, of each budget */
-#define NGX_HTTP_TOKENRING_QUOTA_ARGS   5
-#define NGX_HTTP_TOKENRING_QUOTA_REPLY  4
+#define NGX_HTTP_TOKENRING_QUOTA_ARGS   6
+#define NGX_HTTP_TOKENRING_QUOTA_REPLY  5
 
 /* bytes of these words */
 #define NGX_HTTP_TOKENRING_QUOTA_TEXT                                         \
     (sizeof("requests/d") + NGX_HTTP_TOKENRING_QUOTA_ARGS * NGX_INT64_LEN)
 
 
+static void ngx_http_tokenring_quota_ask_one(ngx_http_tokenring_stock_t *s,
+    ngx_http_tokenring_limit_t *limit, ngx_http_tokenring_clock_t *clock,
+    ngx_uint_t over, ngx_http_tokenring_ask_t *ask);
 static void ngx_http_tokenring_quota_words(ngx_http_tokenring_ask_t *ask,
     ngx_uint_t i, u_char *p, ngx_str_t *argv);
 static void ngx_http_tokenring_quota_lost(ngx_http_tokenring_ask_t *ask);
+static int64_t ngx_http_tokenring_quota_paid(ngx_http_tokenring_stock_t *s,
+    ngx_http_tokenring_ask_t *ask, ngx_uint_t i);
 static void ngx_http_tokenring_quota_reply(void *data, redisReply *reply);
 static ngx_int_t ngx_http_tokenring_quota_take(
     ngx_http_tokenring_account_t *a, ngx_http_tokenring_ask_t *ask,
     redisReply *reply);
+static void ngx_http_tokenring_quota_take_one(ngx_http_tokenring_account_t *a,
+    ngx_http_tokenring_stock_t *s, ngx_http_tokenring_ask_t *ask, ngx_uint_t i,
+    uint64_t *n, ngx_http_tokenring_clock_t *clock);
 static ngx_uint_t ngx_http_tokenring_quota_back(
     ngx_http_tokenring_account_t *a, ngx_http_tokenring_ask_t *got,
     ngx_http_tokenring_ask_t *ask);
@@ -57,15 +69,18 @@ static void ngx_http_tokenring_quota_handler(ngx_event_t *ev);
 
 
 /* KEYS: the quota.  ARGV, of each budget: its name, limit and period (0: a
- * day), what is owed (below 0: given back), what is wanted.  Returns of each
- * what it gives, what is left, ms until there is something, and the day. */
+ * day), what is owed (below 0: given back), what is wanted, and the day that
+ * what is owed is of (0: not known).  Gives half of what is left at most: who
+ * comes next finds something, and little lies with hosts at the end.  Returns
+ * of each what it gives, what is left, ms until there is something, the day,
+ * and the time. */
 
 static ngx_str_t  ngx_http_tokenring_quota_script = ngx_string(
     "local t = redis.call('TIME') "
     "local now = t[1] * 1000 + math.floor(t[2] / 1000) "
     "local day = math.floor(t[1] / 86400) "
     "local out = {} "
-    "for i = 1, #ARGV, 5 do "
+    "for i = 1, #ARGV, 6 do "
       "local kind = ARGV[i] "
       "local limit, period = tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]) "
       "local owed, want = tonumber(ARGV[i + 3]), tonumber(ARGV[i + 4]) "
@@ -79,10 +94,12 @@ static ngx_str_t  ngx_http_tokenring_quota_script = ngx_string(
       "elseif day > at then "
         "used, at = 0, day "
       "end "
+      "local of = tonumber(ARGV[i + 5]) "
+      "if period == 0 and of > 0 and of < at then owed = 0 end "
       "used = math.min(math.max(0, used) + owed * parts, 2 ^ 53) "
       "used = math.max(0, used) "
       "local free = math.floor((limit * parts - used) / parts) "
-      "local got = math.max(0, math.min(want, free)) "
+      "local got = math.max(0, math.min(want, math.ceil(free / 2))) "
       "used, free = used + got * parts, free - got "
       "local wait = 0 "
       "if free < 1 then "
@@ -96,6 +113,7 @@ static ngx_str_t  ngx_http_tokenring_quota_script = ngx_string(
       "out[#out + 1] = math.max(0, free) "
       "out[#out + 1] = wait "
       "out[#out + 1] = at "
+      "out[#out + 1] = now "
     "end "
     "redis.call('PEXPIRE', KEYS[1], 172800000) "
     "return out");
@@ -198,7 +216,7 @@ ngx_http_tokenring_quota_unknown(ngx_http_tokenring_account_t *a,
 
     q = a->quota;
 
-    return clock->now >= q->stocks[i].dry
+    return (q->stocks[i].rest || clock->now >= q->stocks[i].next)
            && (q->away == 0
                || clock->now - q->away >= NGX_HTTP_TOKENRING_QUOTA_AWAY);
 }
@@ -235,21 +253,66 @@ ngx_http_tokenring_quota_reset(ngx_http_tokenring_limit_t *limit,
 
 
 ngx_uint_t
+ngx_http_tokenring_quota_day(ngx_http_tokenring_account_t *a, ngx_uint_t i,
+    ngx_http_tokenring_clock_t *clock, ngx_uint_t begun)
+{
+    ngx_http_tokenring_stock_t  *s;
+
+    s = &a->quota->stocks[i];
+
+    if (s->day ? clock->now < s->ends : !begun) {
+        return 0;
+    }
+
+    s->have = 0;
+    s->paying = 0;
+    s->next = 0;
+
+    while (s->day && clock->now >= s->ends) {
+        s->day++;
+        s->ends += NGX_HTTP_TOKENRING_QUOTA_DAY;
+    }
+
+    return 1;
+}
+
+
+/* a question that its worker never sent, or whose reply came to nobody: what it
+ * was to pay is owed again */
+
+static void
+ngx_http_tokenring_quota_expire(ngx_http_tokenring_quota_t *q)
+{
+    ngx_uint_t                   i;
+    ngx_http_tokenring_stock_t  *s;
+
+    for (i = 0; i < NGX_HTTP_TOKENRING_BUDGETS; i++) {
+        s = &q->stocks[i];
+        s->have -= s->paying;
+        s->paying = 0;
+    }
+
+    q->asking = 0;
+}
+
+
+ngx_uint_t
 ngx_http_tokenring_quota_ask(ngx_http_tokenring_account_t *a,
     ngx_http_tokenring_plan_t *plan, ngx_http_tokenring_clock_t *clock,
     ngx_uint_t over, ngx_http_tokenring_ask_t *ask)
 {
-    int64_t                      stock, pay, want;
     ngx_uint_t                   i;
     ngx_http_tokenring_quota_t  *q;
-    ngx_http_tokenring_stock_t  *s;
 
     q = a->quota;
     ask->n = 0;
 
+    if (q->asking && clock->now - q->tried >= NGX_HTTP_TOKENRING_QUOTA_LOST) {
+        ngx_http_tokenring_quota_expire(q);
+    }
+
     if (!over
-        && ((q->asking
-             && clock->now - q->tried < NGX_HTTP_TOKENRING_QUOTA_LOST)
+        && (q->asking
             || (q->away
                 && clock->now - q->tried < NGX_HTTP_TOKENRING_QUOTA_RETRY)))
     {
@@ -257,35 +320,8 @@ ngx_http_tokenring_quota_ask(ngx_http_tokenring_account_t *a,
     }
 
     for (i = 0; i < plan->n; i++) {
-        s = &q->stocks[i];
-
-        stock = (int64_t) (plan->limits[i].whole.limit
-                           / NGX_HTTP_TOKENRING_STOCK);
-        stock = ngx_max(stock, 1);
-
-        if (over) {
-            pay = -s->have;
-            want = 0;
-
-        } else {
-            pay = (s->have < 0) ? -s->have : 0;
-            want = (s->have <= stock / 2 && clock->now >= s->dry)
-                   ? stock - ngx_max(s->have, 0) : 0;
-        }
-
-        if (want == 0 && (pay == 0 || !over)) {
-            continue;
-        }
-
-        ask->parts[ask->n].kind = plan->limits[i].kind;
-        ask->parts[ask->n].limit = plan->limits[i].whole.limit;
-        ask->parts[ask->n].period = plan->limits[i].whole.period;
-        ask->parts[ask->n].pay = pay;
-        ask->parts[ask->n].want = want;
-        ask->parts[ask->n].day = s->day;
-        ask->n++;
-
-        s->have += pay;
+        ngx_http_tokenring_quota_ask_one(&q->stocks[i], &plan->limits[i],
+                                         clock, over, ask);
     }
 
     if (ask->n == 0) {
@@ -301,9 +337,71 @@ ngx_http_tokenring_quota_ask(ngx_http_tokenring_account_t *a,
 }
 
 
+static void
+ngx_http_tokenring_quota_ask_one(ngx_http_tokenring_stock_t *s,
+    ngx_http_tokenring_limit_t *limit, ngx_http_tokenring_clock_t *clock,
+    ngx_uint_t over, ngx_http_tokenring_ask_t *ask)
+{
+    int64_t  stock, pay, want;
+
+    stock = (int64_t) (limit->whole.limit / NGX_HTTP_TOKENRING_STOCK);
+    stock = ngx_max(stock, 1);
+
+    if (over) {
+        pay = -s->have;
+        want = 0;
+
+    } else {
+        pay = (s->have < 0) ? -s->have : 0;
+        want = (s->have <= stock / 2 && clock->now >= s->next)
+               ? stock - ngx_max(s->have, 0) : 0;
+    }
+
+    if (want == 0 && (pay == 0 || !over)) {
+        return;
+    }
+
+    ask->parts[ask->n].kind = limit->kind;
+    ask->parts[ask->n].limit = limit->whole.limit;
+    ask->parts[ask->n].period = limit->whole.period;
+    ask->parts[ask->n].pay = pay;
+    ask->parts[ask->n].want = want;
+    ask->parts[ask->n].day = s->day;
+    ask->n++;
+
+    s->have += pay;
+    s->paying += ngx_max(pay, 0);
+}
+
+
+/* NULL: a reload, without a master process, has left none */
+
+static ngx_http_tokenring_redis_t *
+ngx_http_tokenring_quota_redis(void)
+{
+    ngx_http_tokenring_main_conf_t  *tmcf;
+
+    tmcf = ngx_http_cycle_get_module_main_conf(ngx_cycle,
+                                               ngx_http_tokenring_module);
+
+    return tmcf ? tmcf->quota_redis : NULL;
+}
+
+
+static ngx_shm_zone_t *
+ngx_http_tokenring_quota_zone(void)
+{
+    ngx_http_tokenring_main_conf_t  *tmcf;
+
+    tmcf = ngx_http_cycle_get_module_main_conf(ngx_cycle,
+                                               ngx_http_tokenring_module);
+
+    return tmcf ? tmcf->tenants : NULL;
+}
+
+
 void
-ngx_http_tokenring_quota_send(ngx_shm_zone_t *zone,
-    ngx_http_tokenring_ask_t *ask)
+ngx_http_tokenring_quota_send(ngx_http_tokenring_ask_t *ask)
 {
     u_char                           name[2 * NGX_HTTP_TOKENRING_TENANT],
                                      key[64 + sizeof("quota:{}")
@@ -314,11 +412,14 @@ ngx_http_tokenring_quota_send(ngx_shm_zone_t *zone,
                                                * NGX_HTTP_TOKENRING_QUOTA_ARGS];
     ngx_uint_t                       i, argc;
     ngx_http_tokenring_ask_t        *sent;
-    ngx_http_tokenring_main_conf_t  *tmcf;
+    ngx_http_tokenring_redis_t      *redis;
 
-    tmcf = ngx_http_cycle_get_module_main_conf(ngx_cycle,
-                                               ngx_http_tokenring_module);
-    ask->zone = zone;
+    redis = ngx_http_tokenring_quota_redis();
+
+    if (redis == NULL) {
+        ngx_http_tokenring_quota_lost(ask);
+        return;
+    }
 
     s.data = name;
     s.len = ngx_hex_dump(name, ask->account, sizeof(ask->account)) - name;
@@ -326,8 +427,7 @@ ngx_http_tokenring_quota_send(ngx_shm_zone_t *zone,
     ngx_str_set(&argv[0], "EVAL");
     argv[1] = ngx_http_tokenring_quota_script;
     ngx_str_set(&argv[2], "1");
-    argv[3] = ngx_http_tokenring_redis_key_at(tmcf->quota_redis, key, "quota",
-                                              &s);
+    argv[3] = ngx_http_tokenring_redis_key_at(redis, key, "quota", &s);
     argc = 4;
 
     for (i = 0; i < ask->n; i++) {
@@ -340,7 +440,7 @@ ngx_http_tokenring_quota_send(ngx_shm_zone_t *zone,
     if (sent) {
         *sent = *ask;
 
-        if (ngx_http_tokenring_redis_command(tmcf->quota_redis,
+        if (ngx_http_tokenring_redis_command(redis,
                                              ngx_http_tokenring_quota_reply,
                                              sent, argc, argv))
         {
@@ -378,6 +478,7 @@ ngx_http_tokenring_quota_words(ngx_http_tokenring_ask_t *ask, ngx_uint_t i,
     values[2] = (int64_t) ask->parts[i].period;
     values[3] = ask->parts[i].pay;
     values[4] = ask->parts[i].want;
+    values[5] = (int64_t) ask->parts[i].day;
 
     for (j = 1; j < NGX_HTTP_TOKENRING_QUOTA_ARGS; j++) {
         argv[j].data = p;
@@ -387,24 +488,32 @@ ngx_http_tokenring_quota_words(ngx_http_tokenring_ask_t *ask, ngx_uint_t i,
 }
 
 
-/* what was owed is owed again, unless it is of a day that has gone */
+/* what was owed is owed again, unless it is so already, or of a day that has
+ * gone */
 
 static void
 ngx_http_tokenring_quota_lost(ngx_http_tokenring_ask_t *ask)
 {
     ngx_uint_t                     i;
+    ngx_shm_zone_t                *zone;
     ngx_slab_pool_t               *shpool;
     ngx_http_tokenring_clock_t     clock;
     ngx_http_tokenring_stock_t    *s;
     ngx_http_tokenring_account_t  *a;
 
+    zone = ngx_http_tokenring_quota_zone();
+
+    if (zone == NULL) {
+        return;
+    }
+
     ngx_http_tokenring_now(&clock);
 
-    shpool = (ngx_slab_pool_t *) ask->zone->shm.addr;
+    shpool = (ngx_slab_pool_t *) zone->shm.addr;
 
     ngx_shmtx_lock(&shpool->mutex);
 
-    a = ngx_http_tokenring_account_known(ask->zone, ask->account);
+    a = ngx_http_tokenring_account_known(zone, ask->account);
 
     if (a && a->quota) {
         a->quota->asking = 0;
@@ -413,8 +522,8 @@ ngx_http_tokenring_quota_lost(ngx_http_tokenring_ask_t *ask)
         for (i = 0; i < ask->n; i++) {
             s = ngx_http_tokenring_quota_stock(a, ask->parts[i].kind);
 
-            if (s && ask->parts[i].pay > 0 && s->day == ask->parts[i].day) {
-                s->have -= ask->parts[i].pay;
+            if (s) {
+                s->have -= ngx_http_tokenring_quota_paid(s, ask, i);
             }
         }
     }
@@ -425,34 +534,55 @@ ngx_http_tokenring_quota_lost(ngx_http_tokenring_ask_t *ask)
 }
 
 
+/* what is owed no longer, and waited for the reply that came or was lost */
+
+static int64_t
+ngx_http_tokenring_quota_paid(ngx_http_tokenring_stock_t *s,
+    ngx_http_tokenring_ask_t *ask, ngx_uint_t i)
+{
+    int64_t  n;
+
+    if (ask->parts[i].pay <= 0 || s->day != ask->parts[i].day) {
+        return 0;
+    }
+
+    n = ngx_min(s->paying, ask->parts[i].pay);
+    s->paying -= n;
+
+    return n;
+}
+
+
 static void
 ngx_http_tokenring_quota_reply(void *data, redisReply *reply)
 {
-    ngx_int_t                        rc;
-    ngx_uint_t                       send;
-    ngx_slab_pool_t                 *shpool;
-    ngx_http_tokenring_ask_t        *ask, back;
-    ngx_http_tokenring_account_t    *a;
-    ngx_http_tokenring_main_conf_t  *tmcf;
+    ngx_int_t                      rc;
+    ngx_uint_t                     send;
+    ngx_shm_zone_t                *zone;
+    ngx_slab_pool_t               *shpool;
+    ngx_http_tokenring_ask_t      *ask, back;
+    ngx_http_tokenring_redis_t    *redis;
+    ngx_http_tokenring_account_t  *a;
 
     ask = data;
     rc = NGX_DECLINED;
     send = 0;
 
-    if (reply && reply->type == REDIS_REPLY_ERROR) {
-        tmcf = ngx_http_cycle_get_module_main_conf(ngx_cycle,
-                                                   ngx_http_tokenring_module);
-        ngx_http_tokenring_redis_complain(tmcf->quota_redis, reply);
+    redis = ngx_http_tokenring_quota_redis();
+    zone = ngx_http_tokenring_quota_zone();
+
+    if (redis && reply && reply->type == REDIS_REPLY_ERROR) {
+        ngx_http_tokenring_redis_complain(redis, reply);
     }
 
-    if (reply && reply->type == REDIS_REPLY_ARRAY
+    if (zone && reply && reply->type == REDIS_REPLY_ARRAY
         && reply->elements == ask->n * NGX_HTTP_TOKENRING_QUOTA_REPLY)
     {
-        shpool = (ngx_slab_pool_t *) ask->zone->shm.addr;
+        shpool = (ngx_slab_pool_t *) zone->shm.addr;
 
         ngx_shmtx_lock(&shpool->mutex);
 
-        a = ngx_http_tokenring_account_known(ask->zone, ask->account);
+        a = ngx_http_tokenring_account_known(zone, ask->account);
 
         /* of an account that was forgotten it is nobody's */
         rc = (a && a->quota) ? ngx_http_tokenring_quota_take(a, ask, reply)
@@ -465,7 +595,7 @@ ngx_http_tokenring_quota_reply(void *data, redisReply *reply)
     }
 
     if (send) {
-        ngx_http_tokenring_quota_send(ask->zone, &back);
+        ngx_http_tokenring_quota_send(&back);
     }
 
     if (rc == NGX_OK) {
@@ -502,7 +632,10 @@ ngx_http_tokenring_quota_take(ngx_http_tokenring_account_t *a,
             }
         }
 
-        if (n[i][0] > (uint64_t) ask->parts[i].want) {
+        if (n[i][0] > (uint64_t) ask->parts[i].want
+            || n[i][3] > NGX_HTTP_TOKENRING_QUOTA_MAX
+            || n[i][4] > NGX_HTTP_TOKENRING_QUOTA_MAX)
+        {
             return NGX_DECLINED;
         }
     }
@@ -512,32 +645,67 @@ ngx_http_tokenring_quota_take(ngx_http_tokenring_account_t *a,
     for (i = 0; i < ask->n; i++) {
         s = ngx_http_tokenring_quota_stock(a, ask->parts[i].kind);
 
-        if (s == NULL) {
-            /* a reload has taken this budget from the plan */
-            continue;
-        }
+        /* NULL: a reload has taken this budget from the plan */
 
-        if (ask->parts[i].period == 0 && s->day < n[i][3]) {
-            /* what is left of yesterday's, or was owed, is gone */
-            s->have = s->day ? 0 : s->have;
-            s->day = n[i][3];
-        }
-
-        s->have += (int64_t) n[i][0];
-        s->rest = (int64_t) n[i][1];
-        s->until = clock.now + n[i][2];
-        s->dry = 0;
-
-        if (n[i][0] == 0 && n[i][1] == 0) {
-            s->dry = clock.now + ngx_min(n[i][2],
-                                         NGX_HTTP_TOKENRING_QUOTA_RETRY);
+        if (s) {
+            ngx_http_tokenring_quota_take_one(a, s, ask, i, n[i], &clock);
         }
     }
 
+    a->quota->told = ngx_max(a->quota->told, n[0][4]);
     a->quota->asking = 0;
     a->quota->away = 0;
 
     return NGX_OK;
+}
+
+
+static void
+ngx_http_tokenring_quota_take_one(ngx_http_tokenring_account_t *a,
+    ngx_http_tokenring_stock_t *s, ngx_http_tokenring_ask_t *ask, ngx_uint_t i,
+    uint64_t *n, ngx_http_tokenring_clock_t *clock)
+{
+    uint64_t  got, wait, day, now;
+
+    got = n[0];
+    wait = n[2];
+    day = n[3];
+    now = n[4];
+
+    (void) ngx_http_tokenring_quota_paid(s, ask, i);
+
+    if (ask->parts[i].period == 0) {
+
+        if (now < a->quota->told && day < s->day) {
+            /* a later reply has overtaken it, of another day */
+            return;
+        }
+
+        if (s->day != day) {
+            /* what is left of yesterday's, or was owed, is gone; before the
+             * first reply there was no day */
+
+            s->have = s->day ? 0 : s->have;
+            s->paying = 0;
+            s->day = day;
+            a->days++;
+        }
+
+        s->ends = clock->now + (day + 1) * NGX_HTTP_TOKENRING_QUOTA_DAY - now;
+    }
+
+    s->have += (int64_t) got;
+    s->rest = (int64_t) n[1];
+    s->until = clock->now + wait;
+    s->next = 0;
+
+    if (s->rest == 0) {
+        wait = ngx_max(wait, NGX_HTTP_TOKENRING_QUOTA_LOOK);
+        s->next = clock->now + ngx_min(wait, NGX_HTTP_TOKENRING_QUOTA_RETRY);
+
+    } else if (got < (uint64_t) ask->parts[i].want) {
+        s->next = clock->now + NGX_HTTP_TOKENRING_QUOTA_LOOK;
+    }
 }
 
 
@@ -563,6 +731,7 @@ ngx_http_tokenring_quota_back(ngx_http_tokenring_account_t *a,
         ask->parts[ask->n] = got->parts[i];
         ask->parts[ask->n].pay = -s->have;
         ask->parts[ask->n].want = 0;
+        ask->parts[ask->n].day = s->day;
         ask->n++;
 
         s->have = 0;

@@ -244,26 +244,19 @@ ngx_http_tokenring_enter(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_view_t *empty)
 {
     ngx_int_t                      rc;
-    ngx_uint_t                     send;
-    ngx_shm_zone_t                *zone;
-    ngx_http_tokenring_ask_t       ask;
     ngx_http_tokenring_use_t      *use;
     ngx_http_tokenring_plan_t     *plan;
-    ngx_http_tokenring_clock_t     clock;
+    ngx_http_tokenring_turn_t      turn;
     ngx_http_tokenring_account_t  *a;
 
     use = ctx->use;
     plan = use->plan;
     rc = NGX_ERROR;
-    send = 0;
 
-    ngx_http_tokenring_now(&clock);
-
-    zone = ngx_http_tokenring_accounts_lock(ctx);
-    a = ngx_http_tokenring_account(zone, ctx->use, &clock);
+    a = ngx_http_tokenring_account_open(ctx, &turn);
 
     if (a) {
-        ngx_http_tokenring_find_empty(a, plan, 1, &clock, empty);
+        ngx_http_tokenring_find_empty(a, plan, 1, &turn.clock, empty);
 
         if (empty->limit
             || (plan->seats && a->seated >= plan->seats
@@ -272,11 +265,8 @@ ngx_http_tokenring_enter(ngx_http_tokenring_ctx_t *ctx,
             rc = NGX_DECLINED;
 
         } else {
-            use->hold = ngx_http_tokenring_hold(zone, a);
+            use->hold = ngx_http_tokenring_hold(turn.zone, a);
         }
-
-        send = plan->shared
-               && ngx_http_tokenring_quota_ask(a, plan, &clock, 0, &ask);
     }
 
     if (use->hold) {
@@ -292,11 +282,7 @@ ngx_http_tokenring_enter(ngx_http_tokenring_ctx_t *ctx,
         }
     }
 
-    ngx_http_tokenring_accounts_unlock(zone);
-
-    if (send) {
-        ngx_http_tokenring_quota_send(zone, &ask);
-    }
+    ngx_http_tokenring_account_close(ctx, &turn, 0);
 
     return rc;
 }
@@ -307,21 +293,14 @@ ngx_http_tokenring_still_has(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_view_t *empty)
 {
     ngx_int_t                      rc;
-    ngx_uint_t                     send;
-    ngx_shm_zone_t                *zone;
-    ngx_http_tokenring_ask_t       ask;
     ngx_http_tokenring_use_t      *use;
-    ngx_http_tokenring_clock_t     clock;
+    ngx_http_tokenring_turn_t      turn;
     ngx_http_tokenring_account_t  *a;
 
     use = ctx->use;
+    a = ngx_http_tokenring_account_open(ctx, &turn);
 
-    ngx_http_tokenring_now(&clock);
-
-    zone = ngx_http_tokenring_accounts_lock(ctx);
-    a = ngx_http_tokenring_account(zone, use, &clock);
-
-    ngx_http_tokenring_find_empty(a, use->plan, use->asks, &clock, empty);
+    ngx_http_tokenring_find_empty(a, use->plan, use->asks, &turn.clock, empty);
 
     rc = empty->limit ? NGX_DECLINED : empty->asked ? NGX_AGAIN : NGX_OK;
 
@@ -330,14 +309,7 @@ ngx_http_tokenring_still_has(ngx_http_tokenring_ctx_t *ctx,
         use->asks = 0;
     }
 
-    send = use->plan->shared
-           && ngx_http_tokenring_quota_ask(a, use->plan, &clock, 0, &ask);
-
-    ngx_http_tokenring_accounts_unlock(zone);
-
-    if (send) {
-        ngx_http_tokenring_quota_send(zone, &ask);
-    }
+    ngx_http_tokenring_account_close(ctx, &turn, 0);
 
     return rc;
 }
@@ -529,11 +501,9 @@ ngx_http_tokenring_charge(ngx_http_tokenring_ctx_t *ctx)
 {
     int64_t                        in, left;
     uint64_t                       out, n;
-    ngx_uint_t                     asked, send;
-    ngx_shm_zone_t                *zone;
-    ngx_http_tokenring_ask_t       ask;
+    ngx_uint_t                     asked;
     ngx_http_tokenring_use_t      *use;
-    ngx_http_tokenring_clock_t     clock;
+    ngx_http_tokenring_turn_t      turn;
     ngx_http_tokenring_account_t  *a;
 
     use = ctx->use;
@@ -552,29 +522,20 @@ ngx_http_tokenring_charge(ngx_http_tokenring_ctx_t *ctx)
     /* beyond what was leased, or of an answer without leases */
     out = (use->out > use->taken) ? use->out - use->taken : 0;
 
-    ngx_http_tokenring_now(&clock);
-
-    zone = ngx_http_tokenring_accounts_lock(ctx);
-    a = ngx_http_tokenring_account(zone, use, &clock);
+    a = ngx_http_tokenring_account_open(ctx, &turn);
 
     ngx_http_tokenring_take(a, use->plan, in, out);
     use->taken += out;
 
-    left = ngx_http_tokenring_left(a, use->plan, &clock, &asked);
+    left = ngx_http_tokenring_left(a, use->plan, &turn.clock, &asked);
     n = ngx_http_tokenring_lease(ctx, left);
 
     ngx_http_tokenring_take(a, use->plan, 0, n);
+    ngx_http_tokenring_hold_draw(use->hold, (uint32_t) n);
     use->taken += n;
     use->hold->leased = use->taken - use->out;
 
-    send = use->plan->shared
-           && ngx_http_tokenring_quota_ask(a, use->plan, &clock, 0, &ask);
-
-    ngx_http_tokenring_accounts_unlock(zone);
-
-    if (send) {
-        ngx_http_tokenring_quota_send(zone, &ask);
-    }
+    ngx_http_tokenring_account_close(ctx, &turn, 0);
 
     if (n) {
         use->lease = n;
@@ -708,12 +669,8 @@ ngx_http_tokenring_accepted_most(ngx_http_tokenring_ctx_t *ctx, uint64_t most)
 void
 ngx_http_tokenring_tenant_end(ngx_http_tokenring_ctx_t *ctx)
 {
-    ngx_uint_t                     send;
-    ngx_shm_zone_t                *zone;
-    ngx_http_tokenring_ask_t       ask;
-    ngx_http_tokenring_use_t      *use;
-    ngx_http_tokenring_clock_t     clock;
-    ngx_http_tokenring_account_t  *a;
+    ngx_http_tokenring_use_t   *use;
+    ngx_http_tokenring_turn_t   turn;
 
     use = ctx->use;
 
@@ -723,23 +680,13 @@ ngx_http_tokenring_tenant_end(ngx_http_tokenring_ctx_t *ctx)
 
     ngx_http_tokenring_charge(ctx);
     ngx_http_tokenring_quota_leave(use);
-    ngx_http_tokenring_now(&clock);
 
-    zone = ngx_http_tokenring_accounts_lock(ctx);
+    (void) ngx_http_tokenring_account_open(ctx, &turn);
 
-    a = use->hold->account;
-
-    ngx_http_tokenring_hold_end(zone, use->hold);
+    ngx_http_tokenring_hold_end(turn.zone, use->hold);
     use->hold = NULL;
 
-    send = use->plan->shared && a->holds == 0
-           && ngx_http_tokenring_quota_ask(a, use->plan, &clock, 1, &ask);
-
-    ngx_http_tokenring_accounts_unlock(zone);
-
-    if (send) {
-        ngx_http_tokenring_quota_send(zone, &ask);
-    }
+    ngx_http_tokenring_account_close(ctx, &turn, 1);
 
     ngx_http_tokenring_seat_freed();
 }

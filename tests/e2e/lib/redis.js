@@ -12,16 +12,18 @@
 //   await redis.subscribe(channel, fn)       messages as Buffers
 //   await redis.kill(); await redis.restart()
 //   await redis.stop()
+//   await Redis.start({ clock: true })       with a clock that a test sets:
+//   redis.setAhead(seconds)                  of the time of day
 //
 // The client speaks just enough RESP for that; replies are Buffers where they are
 // strings and bytes matter (command with {raw: true}), text otherwise.
 
-const { spawn } = require('node:child_process');
+const { spawn, spawnSync } = require('node:child_process');
 const fs = require('node:fs');
 const net = require('node:net');
 const os = require('node:os');
 const path = require('node:path');
-const { until, freePort, read, PATIENCE } = require('./stack');
+const { until, freePort, read, PATIENCE, BUILD } = require('./stack');
 
 const REDIS = process.env.TR_REDIS || 'redis-server';
 
@@ -139,10 +141,11 @@ class Client {
 }
 
 class Redis {
-  // Options are settings of redis.conf; `lines` are added as they are (ACLs).
+  // Options are settings of redis.conf, but for `clock`; `lines` are added as they
+  // are (ACLs).
   static async start(options = {}) {
     const redis = new Redis();
-    const { lines = [], ...settings } = options;
+    const { lines = [], clock = false, ...settings } = options;
     redis.dir = fs.mkdtempSync(path.join(os.tmpdir(), 'tokenring-redis-'));
     fs.chmodSync(redis.dir, 0o755);
     dirs.add(redis.dir);
@@ -156,6 +159,8 @@ class Redis {
       appendonly: 'no', daemonize: 'no', ...settings,
     };
     redis.lines = lines;
+    redis.env = { ...process.env, LD_PRELOAD: '' };
+    if (clock) redis.ownClock();
     redis.password = settings.requirepass || null;
     await redis.run();
     return redis;
@@ -167,7 +172,7 @@ class Redis {
       .map(([k, v]) => `${k} ${v}`).concat(this.lines).join('\n') + '\n');
     // what stands before malloc is for others: this one brings its own
     const child = spawn(REDIS, [file], { stdio: 'ignore',
-      env: { ...process.env, LD_PRELOAD: '' } });
+      env: this.env });
     this.child = child;
     if (child.pid) living.add(child.pid);
     this.exited = new Promise((resolve) => {
@@ -192,6 +197,26 @@ class Redis {
         return false;
       }
     }, () => `redis-server answers\n${read(this.log)}`, 30);
+  }
+
+  // fake_clock.c
+  ownClock() {
+    const library = path.join(BUILD, 'tests/fake_clock.so');
+    const made = spawnSync('make', ['-s', 'fake-clock', `B=${BUILD}`],
+      { cwd: path.join(__dirname, '../../..'), encoding: 'utf8' });
+    if (made.status !== 0) throw new Error(made.stderr);
+    this.env.LD_PRELOAD = library;
+    this.env.FAKE_CLOCK = path.join(this.dir, 'clock');
+    this.setAhead(0);
+  }
+
+  setAhead(seconds) {
+    const value = Buffer.alloc(8);
+    value.writeBigInt64LE(BigInt(seconds));
+    const fd = fs.openSync(this.env.FAKE_CLOCK,
+      fs.constants.O_WRONLY | fs.constants.O_CREAT);
+    fs.writeSync(fd, value, 0, 8, 0);
+    fs.closeSync(fd);
   }
 
   get pid() { return this.child ? this.child.pid : 0; }

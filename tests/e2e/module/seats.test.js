@@ -245,6 +245,22 @@ test('a worker that dies gives its seats back, and its places in the line',
     }, 'a seat');
   }, { workers: 1 }));
 
+test('so does one that dies when a reload has replaced it', withPlans(
+  'tokenring_plan one seats=1;',
+  async (stack, ask) => {
+    const complaints = () => Stack.prototype.complaints.call(stack);
+    stack.complaints = () => complaints()
+      .filter((line) => !/exited on signal 9/.test(line));
+    const held = hold(stack, 'one-a');
+    await held.begun();
+    const [old] = await stack.reload();
+    checkRefused(await ask('one-a'));
+    process.kill(old, 'SIGKILL');
+    await held.finished.catch(() => {});
+    await until(async () => (await ask('one-a')).status === 200,
+      'its seat is free');
+  }, { workers: 1 }));
+
 test('a reload with more seats lets in who waits', withPlans(
   'tokenring_plan few seats=1 queue=1;', async (stack, ask) => {
     const held = hold(stack, 'few-a');
