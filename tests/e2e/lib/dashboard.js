@@ -28,6 +28,7 @@ class Feed {
     const feed = new Feed();
     const now = Date.now();
     feed.redis = redis;
+    feed.since = now; // up to here it is made up, a sample each second
     feed.fleet = new SyntheticFleet(seed, now - past * 1000, engines);
     for (let t = now - past * 1000; t <= now; t += 1000) {
       feed.fleet.step(t);
