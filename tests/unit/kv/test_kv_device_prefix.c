@@ -17,8 +17,8 @@
  */
 #include "tests/unit/fixtures/kv_device_fixture.h"
 #include "tests/unit/fixtures/kept_fixture.h"
+#include "tests/unit/fixtures/prefix_actor.h"
 
-#include <dirent.h>
 #include <time.h>
 
 #define LAYERS FIXTURE_LAYERS
@@ -27,29 +27,9 @@
 #define DIM FIXTURE_DIM
 #define SLOTS 8u
 #define ROWS 96u
-#define LONGEST 200u
 #define TEXTS 5u
 #define BALLAST (1u << 22)
 #define ROW (2 * KV_HEADS * DIM) /* numbers of a row and layer */
-
-static uint64_t seed;
-
-#define REQUIRE(x)                                  \
-    do {                                            \
-        if (!(x)) {                                 \
-            fail_msg("%s, TR_PREFIX_SEED=%llu", #x, \
-                     (unsigned long long) seed);    \
-        }                                           \
-    } while (0)
-
-typedef struct {
-    int32_t slot; /* -1: none */
-    bool dense, reuse, complete;
-    uint32_t n, fed, goal; /* tokens that were asked for, and have arrived */
-    uint64_t life;
-    tr_prefix_key_t key;
-    int32_t token[LONGEST];
-} who_t;
 
 typedef struct {
     uint32_t *pos, *seq_row;
@@ -82,7 +62,7 @@ typedef struct {
     uint32_t *pos, *seq_row;
     float *numbers, *angles;
     flight_t flight[TR_KV_IN_FLIGHT];
-    who_t who[SLOTS];
+    actor_t who[SLOTS];
     int32_t text[TEXTS][LONGEST]; /* what prompts begin with */
     uint64_t lives, now, found, n_cuts, forks, ends, aborts, verified;
     uint64_t copies, kept, tight_verified;
@@ -259,17 +239,11 @@ destroy(world_t *w)
 
 /* ---- tokens ------------------------------------------------------------- */
 
-/* Tokens and everything in front of them decide what stands there: a number that
- * 16 bits hold. */
+/* What stands there is a number that 16 bits hold. */
 static float
-mark(const who_t *r, uint32_t head, uint32_t pos)
+mark(const actor_t *r, uint32_t head, uint32_t pos)
 {
-    uint32_t sum = 2166136261u + head;
-
-    for (uint32_t i = 0; i <= pos; i++) {
-        sum = (sum ^ (uint32_t) r->token[i]) * 16777619u;
-    }
-    return (float) (1 + sum % 2000);
+    return (float) (1 + actor_sum(r, head, pos) % 2000);
 }
 
 static float
@@ -301,7 +275,7 @@ coded(const place_t *p)
 
 /* What stands in tiers and window, and uncompressed behind them. */
 static void
-verify_tight(world_t *w, const who_t *r)
+verify_tight(world_t *w, const actor_t *r)
 {
     static place_t place[600];
     uint32_t base = w->seen_seq[r->slot].base, page = w->page_tokens;
@@ -338,7 +312,7 @@ verify(world_t *w)
 {
     look(w);
     for (uint32_t i = 0; i < SLOTS; i++) {
-        const who_t *r = &w->who[i];
+        const actor_t *r = &w->who[i];
 
         if (r->slot >= 0 && !r->dense && w->cuts) {
             verify_tight(w, r);
@@ -372,7 +346,7 @@ collect(world_t *w)
     assert_int_equal(cuda->event_wait(f->event), 0);
     assert_int_equal(tr_kv_device_settle(w->kv, stalled), TR_OK);
     for (uint32_t i = 0; i < f->n; i++) {
-        who_t *r = &w->who[f->item[i].who];
+        actor_t *r = &w->who[f->item[i].who];
         uint32_t end = f->item[i].row.pos + f->item[i].row.n;
 
         if (r->life != f->item[i].life || r->slot < 0) {
@@ -391,7 +365,7 @@ collect(world_t *w)
 }
 
 static void
-fill_row(const world_t *w, flight_t *f, const who_t *r, uint32_t pos)
+fill_row(const world_t *w, flight_t *f, const actor_t *r, uint32_t pos)
 {
     uint32_t at = f->rows++;
 
@@ -478,50 +452,10 @@ drain(world_t *w)
     }
 }
 
-/* ---- files --------------------------------------------------------------- */
-
-/* Do they have more of its prompt?  It is waited for, or comes while others go
- * on. */
-static void
-ask_files(world_t *w, const who_t *r, const tr_kv_policy_t *policy)
-{
-    tr_kv_found_t found;
-    tr_kv_look_t what;
-
-    if (w->dir == NULL || random_below(3) == 0) {
-        return;
-    }
-    tr_kv_find(w->kv, policy, &r->key, r->token, r->goal - 1, &found);
-    what = tr_kv_store_look(w->kv, r, policy, &r->key, r->token, r->goal - 1,
-                            found.tokens);
-    tr_kv_drop_found(w->kv, &found);
-    if (what != TR_KV_LOOK_ASKED || random_below(3) == 0) {
-        return;
-    }
-    for (uint32_t i = 0; tr_kv_store_looks(w->kv, r); i++) {
-        REQUIRE(i < 1000000);
-        if (!tr_kv_store_turn(w->kv)) {
-            usleep(10);
-        }
-        REQUIRE(tr_kv_sound(w->kv));
-        if (random_below(3) == 0) {
-            drain(w);
-        }
-    }
-}
-
 /* ---- operations --------------------------------------------------------- */
 
 static void
-do_close(world_t *w, who_t *r)
-{
-    tr_kv_close(w->kv, r->slot);
-    r->slot = -1;
-    r->life = 0;
-}
-
-static void
-make_prompt(const world_t *w, who_t *r)
+make_prompt(const world_t *w, actor_t *r)
 {
     uint32_t same = random_below(LONGEST), text = random_below(TEXTS);
 
@@ -530,11 +464,7 @@ make_prompt(const world_t *w, who_t *r)
         same = LONGEST - random_below(LONGEST / 4);
         r->goal = LONGEST - random_below(LONGEST / 4);
     }
-    for (uint32_t i = 0; i < LONGEST; i++) {
-        r->token[i] = i < same ? w->text[text][i] : (int32_t) random_below(3);
-    }
-    memset(&r->key, 0, sizeof(r->key));
-    r->key.len = 1 + random_below(2);
+    actor_prompt(r, w->text[text], same);
     r->dense = w->cuts ? random_below(3) == 0 : random_below(4) != 0;
     r->reuse = (r->dense || w->cuts) && random_below(8) != 0;
     r->complete = false;
@@ -542,16 +472,23 @@ make_prompt(const world_t *w, who_t *r)
 }
 
 static void
-do_start(world_t *w, who_t *r)
+now_and_then(void *world)
+{
+    if (random_below(3) == 0) {
+        drain(world);
+    }
+}
+
+static void
+do_start(world_t *w, actor_t *r)
 {
     const tr_kv_policy_t *policy;
     tr_kv_found_t found;
-    uint64_t left;
 
     make_prompt(w, r);
     policy = r->dense ? w->full : w->tight;
-    if (r->reuse) {
-        ask_files(w, r, policy);
+    if (r->reuse && w->dir != NULL) {
+        actor_ask_files(w->kv, r, policy, now_and_then, w);
     }
     r->life = ++w->lives;
     r->slot = tr_kv_open(w->kv, policy);
@@ -562,49 +499,29 @@ do_start(world_t *w, who_t *r)
     if (!r->reuse) {
         return;
     }
-    left = tr_kv_free_pages(w->kv);
-    tr_kv_find(w->kv, policy, &r->key, r->token, r->goal - 1, &found);
-    REQUIRE(found.tokens < r->goal);
-    REQUIRE(tr_kv_free_pages(w->kv) <= left); /* what is pinned is not free */
-    if (random_below(6) == 0) {
-        tr_kv_drop_found(w->kv, &found);
-        REQUIRE(tr_kv_free_pages(w->kv) == left);
-    }
-    r->n = r->fed = found.tokens;
+    actor_find(w->kv, r, policy, &found);
     w->found += found.tokens;
     w->n_cuts += found.match.part_tokens != 0;
     w->copies += found.kept != 0;
     if (tr_kv_adopt(w->kv, r->slot, &r->key, &found) != TR_OK) {
-        do_close(w, r);
+        actor_close(w->kv, r);
     } else if (!r->dense) { /* behind what it adopted */
         tr_kv_prompt(w->kv, r->slot, r->goal);
     }
 }
 
 static void
-do_fork(world_t *w, const who_t *from, who_t *to)
+do_fork(world_t *w, const actor_t *from, actor_t *to)
 {
-    uint32_t len = 1 + random_below(from->n);
-
-    *to = *from;
-    to->life = ++w->lives;
-    to->slot = tr_kv_open(w->kv, w->full);
-    REQUIRE(to->slot >= 0);
-    tr_kv_prompt(w->kv, to->slot, to->goal);
-    if (tr_kv_fork(w->kv, from->slot, to->slot, len) != TR_OK) {
-        do_close(w, to);
-        return;
-    }
-    to->n = to->fed = len;
-    w->forks++;
-    for (uint32_t i = len; i < LONGEST; i++) { /* they part */
-        to->token[i] = (int32_t) random_below(3);
+    if (actor_fork(w->kv, w->full, from, to, 1 + random_below(from->n))) {
+        to->life = ++w->lives;
+        w->forks++;
     }
 }
 
 /* Room for more tokens; it is refused exactly when there is none. */
 static bool
-reserve(world_t *w, who_t *r, uint32_t to)
+reserve(world_t *w, actor_t *r, uint32_t to)
 {
     int64_t left = tr_kv_bound(w->g) + (int64_t) tr_kv_reuse_idle(w->kv);
     uint32_t had = tr_kv_slot(w->kv, r->slot)->uncompressed_pages;
@@ -618,7 +535,7 @@ reserve(world_t *w, who_t *r, uint32_t to)
 
 /* Does it join the coming batch? */
 static void
-do_run(world_t *w, who_t *r, flight_t *f)
+do_run(world_t *w, actor_t *r, flight_t *f)
 {
     uint32_t to, most = ROWS - f->rows;
 
@@ -640,7 +557,7 @@ do_run(world_t *w, who_t *r, flight_t *f)
     to = to - r->n < most ? to : r->n + most;
     if (!reserve(w, r, to)) {
         if (random_below(3) == 0) {
-            do_close(w, r);
+            actor_close(w->kv, r);
         }
         return;
     }
@@ -656,8 +573,8 @@ do_run(world_t *w, who_t *r, flight_t *f)
 static void
 operate(world_t *w)
 {
-    who_t *r = &w->who[random_below(SLOTS)],
-          *other = &w->who[random_below(SLOTS)];
+    actor_t *r = &w->who[random_below(SLOTS)],
+            *other = &w->who[random_below(SLOTS)];
     uint32_t what = random_below(24);
 
     w->now += random_below(3);
@@ -667,7 +584,7 @@ operate(world_t *w)
     } else if (r->slot < 0) {
         do_start(w, r);
     } else if (what == 1) { /* whatever is under way */
-        do_close(w, r);
+        actor_close(w->kv, r);
         w->aborts++;
     } else if (what == 2
                || (r->n == r->goal && what < 12
@@ -676,7 +593,7 @@ operate(world_t *w)
             tr_kv_keep(w->kv, r->slot, r->token, r->fed, true);
             w->ends++;
         }
-        do_close(w, r);
+        actor_close(w->kv, r);
     } else if (what < 9 && other->slot < 0 && r->dense && r->n != 0) {
         do_fork(w, r, other);
     }
@@ -723,7 +640,7 @@ check_end(world_t *w)
 
     for (uint32_t i = 0; i < SLOTS; i++) {
         if (w->who[i].slot >= 0) {
-            do_close(w, &w->who[i]);
+            actor_close(w->kv, &w->who[i]);
         }
     }
     drain(w);
@@ -751,9 +668,7 @@ few_files(world_t *w)
 static void
 play_in(const char *dir, uint32_t blocks, bool overflow, const char *spec)
 {
-    const char *given = getenv("TR_PREFIX_SEED"),
-               *ops = getenv("TR_PREFIX_OPS");
-    uint64_t n = ops != NULL ? strtoull(ops, NULL, 10) : 4000;
+    uint64_t n = given("TR_PREFIX_OPS", 4000);
     world_t *w = calloc(1, sizeof(*w));
 
     assert_non_null(w);
@@ -761,18 +676,14 @@ play_in(const char *dir, uint32_t blocks, bool overflow, const char *spec)
         : spec != NULL ? n / 4  /* and four of those */
                        : n;
     w->dir = dir;
-    seed = given != NULL ? strtoull(given, NULL, 10) : (uint64_t) time(NULL);
+    seed = given("TR_PREFIX_SEED", (uint64_t) time(NULL));
     fixture_state = seed * 0x9e3779b97f4a7c15u + 1;
     create(w, blocks, spec);
     if (overflow) { /* the list is launched early, again and again */
         w->g->list.room = 5;
         w->g->list.share_room = 3;
     }
-    for (uint32_t t = 0; t < TEXTS; t++) {
-        for (uint32_t i = 0; i < LONGEST; i++) {
-            w->text[t][i] = i < 40 ? 1 : (int32_t) random_below(5);
-        }
-    }
+    actor_texts(w->text, TEXTS);
     for (uint64_t i = 0; i < n || (few_files(w) && i < 20 * n); i++) {
         turn(w);
         if (i % 4 == 0) { /* or what is evicted at once is never written */
@@ -851,21 +762,12 @@ compressed(void **unused)
 static void
 files_of(uint32_t blocks, bool overflow, const char *spec)
 {
-    char dir[] = "/tmp/tokenring-device-XXXXXX", path[400];
-    struct dirent *e;
-    DIR *d;
+    char dir[] = "/tmp/tokenring-device-XXXXXX";
 
     assert_non_null(mkdtemp(dir));
     play_in(dir, blocks, overflow, spec);
     play_in(dir, blocks, overflow, spec);
-    d = opendir(dir);
-    assert_non_null(d);
-    while ((e = readdir(d)) != NULL) {
-        snprintf(path, sizeof(path), "%s/%s", dir, e->d_name);
-        (void) unlink(path);
-    }
-    closedir(d);
-    assert_int_equal(rmdir(dir), 0);
+    remove_files(dir);
 }
 
 static void
@@ -885,7 +787,7 @@ static void
 one_launch_each(void **unused)
 {
     world_t *w = calloc(1, sizeof(*w));
-    who_t *r;
+    actor_t *r;
     flight_t *f;
     tr_kv_found_t found;
 
@@ -894,7 +796,7 @@ one_launch_each(void **unused)
     fixture_state = 1;
     create(w, 60, NULL);
     r = &w->who[0];
-    *r = (who_t){
+    *r = (actor_t){
         .dense = true, .reuse = true, .goal = 4 * w->page_tokens, .life = 1
     };
     r->slot = tr_kv_open(w->kv, w->full);

@@ -18,50 +18,25 @@
 
 #include <cmocka.h>
 
-#include <dirent.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
-#include "engine/kv/kv_cache.h"
-#include "engine/kv/kv_internal.h"
 #include "tests/unit/fixtures/random.h"
+
+#include "tests/unit/fixtures/prefix_actor.h"
 
 #define LAYERS 2u
 #define KV_HEADS 2u
 #define HEADS (LAYERS * KV_HEADS)
 #define DIM 32u
 #define SLOTS 8u
-#define LONGEST 200u
 #define TEXTS 6u
 #define WRITER_WAITS \
     40u /* operations from one wait for the writer to the next */
-
-static uint64_t seed;
-
-#define REQUIRE(x)                                  \
-    do {                                            \
-        if (!(x)) {                                 \
-            fail_msg("%s, TR_PREFIX_SEED=%llu", #x, \
-                     (unsigned long long) seed);    \
-        }                                           \
-    } while (0)
-
-typedef struct {
-    int32_t slot; /* -1: none */
-    bool dense, reuse, out;
-    uint32_t n, goal;
-    tr_prefix_key_t key;
-    int32_t token[LONGEST];
-} run_t;
 
 typedef struct {
     tr_kv_cache_t *kv;
     tr_kv_view_t view;
     uint32_t page_tokens;
     tr_kv_policy_t *full, *uniform;
-    run_t run[SLOTS];
+    actor_t run[SLOTS];
     int32_t text[TEXTS][LONGEST]; /* what prompts begin with */
     uint64_t now, found, cuts, forks;
     const char *dir; /* of files; NULL: none */
@@ -137,37 +112,26 @@ place(const world_t *w, int32_t slot, uint32_t head, uint32_t pos)
                                                  pos % w->page_tokens));
 }
 
-/* Tokens and everything in front of them decide what stands there. */
-static int32_t
-mark(const run_t *r, uint32_t head, uint32_t pos)
-{
-    uint32_t sum = 2166136261u + head;
-
-    for (uint32_t i = 0; i <= pos; i++) {
-        sum = (sum ^ (uint32_t) r->token[i]) * 16777619u;
-    }
-    return (int32_t) sum;
-}
-
 static void
-write_tokens(const world_t *w, const run_t *r, uint32_t from, uint32_t to)
+write_tokens(const world_t *w, const actor_t *r, uint32_t from, uint32_t to)
 {
     const tr_kv_seq_t *q = &w->view.seq[r->slot];
 
     REQUIRE(from >= q->shared * w->page_tokens); /* nobody else's */
     for (uint32_t head = 0; head < HEADS; head++) {
         for (uint32_t pos = from; pos < to; pos++) {
-            *place(w, r->slot, head, pos) = mark(r, head, pos);
+            *place(w, r->slot, head, pos) = (int32_t) actor_sum(r, head, pos);
         }
     }
 }
 
 static void
-verify(const world_t *w, const run_t *r)
+verify(const world_t *w, const actor_t *r)
 {
     for (uint32_t head = 0; head < HEADS && r->slot >= 0 && r->dense; head++) {
         for (uint32_t pos = 0; pos < r->n; pos++) {
-            REQUIRE(*place(w, r->slot, head, pos) == mark(r, head, pos));
+            REQUIRE(*place(w, r->slot, head, pos)
+                    == (int32_t) actor_sum(r, head, pos));
         }
     }
 }
@@ -175,52 +139,14 @@ verify(const world_t *w, const run_t *r)
 /* ---- operations --------------------------------------------------------- */
 
 static void
-make_prompt(const world_t *w, run_t *r)
+do_start(world_t *w, actor_t *r)
 {
     uint32_t same = random_below(LONGEST), text = random_below(TEXTS);
+    tr_kv_found_t found;
 
     r->goal = 2 + random_below(LONGEST - 2);
-    for (uint32_t i = 0; i < LONGEST; i++) {
-        r->token[i] = i < same ? w->text[text][i] : (int32_t) random_below(3);
-    }
-    memset(&r->key, 0, sizeof(r->key));
-    r->key.len = 1 + random_below(2);
+    actor_prompt(r, w->text[text], same);
     r->reuse = random_below(8) != 0;
-}
-
-/* Do files have more?  It is waited for, or comes while others go on. */
-static void
-look(world_t *w, const run_t *r)
-{
-    tr_kv_found_t found;
-    tr_kv_look_t what;
-
-    if (w->dir == NULL || random_below(3) == 0) {
-        return;
-    }
-    tr_kv_find(w->kv, NULL, &r->key, r->token, r->goal - 1, &found);
-    what = tr_kv_store_look(w->kv, r, w->full, &r->key, r->token, r->goal - 1,
-                            found.tokens);
-    tr_kv_drop_found(w->kv, &found);
-    if (what != TR_KV_LOOK_ASKED || random_below(3) == 0) {
-        return;
-    }
-    for (uint32_t i = 0; tr_kv_store_looks(w->kv, r); i++) {
-        REQUIRE(i < 1000000);
-        if (!tr_kv_store_turn(w->kv)) {
-            usleep(10);
-        }
-        REQUIRE(tr_kv_sound(w->kv));
-    }
-}
-
-static void
-do_start(world_t *w, run_t *r)
-{
-    tr_kv_found_t found;
-    uint64_t left;
-
-    make_prompt(w, r);
     r->dense = random_below(4) != 0;
     r->out = false;
     r->n = 0;
@@ -231,21 +157,14 @@ do_start(world_t *w, run_t *r)
     if (!r->reuse) {
         return;
     }
-    look(w, r);
-    left = tr_kv_free_pages(w->kv);
-    tr_kv_find(w->kv, NULL, &r->key, r->token, r->goal - 1, &found);
-    REQUIRE(found.tokens < r->goal);
-    REQUIRE(tr_kv_free_pages(w->kv) <= left); /* what is pinned is not free */
-    if (random_below(6) == 0) {
-        tr_kv_drop_found(w->kv, &found);
-        REQUIRE(tr_kv_free_pages(w->kv) == left);
+    if (w->dir != NULL) {
+        actor_ask_files(w->kv, r, w->full, NULL, NULL);
     }
-    r->n = found.tokens;
+    actor_find(w->kv, r, NULL, &found);
     w->found += found.tokens;
     w->cuts += found.match.part_tokens != 0;
     if (tr_kv_adopt(w->kv, r->slot, &r->key, &found) != TR_OK) {
-        tr_kv_close(w->kv, r->slot);
-        r->slot = -1;
+        actor_close(w->kv, r);
         return;
     }
     REQUIRE(tr_kv_slot(w->kv, r->slot)->tokens >= r->n);
@@ -253,22 +172,15 @@ do_start(world_t *w, run_t *r)
 }
 
 static void
-do_close(world_t *w, run_t *r)
-{
-    tr_kv_close(w->kv, r->slot);
-    r->slot = -1;
-}
-
-static void
-do_dense(world_t *w, run_t *r)
+do_dense(world_t *w, actor_t *r)
 {
     uint32_t what = random_below(10), to;
 
     if (what == 0) { /* aborted */
-        do_close(w, r);
+        actor_close(w->kv, r);
     } else if (what == 1 || r->n == r->goal) {
         tr_kv_keep(w->kv, r->slot, r->token, r->n, true);
-        do_close(w, r);
+        actor_close(w->kv, r);
     } else {
         uint64_t left = tr_kv_free_pages(w->kv);
         uint32_t had = tr_kv_slot(w->kv, r->slot)->uncompressed_pages, want;
@@ -285,19 +197,19 @@ do_dense(world_t *w, run_t *r)
             r->n = to;
             tr_kv_keep(w->kv, r->slot, r->token, r->n, false);
         } else if (random_below(2) == 0) {
-            do_close(w, r);
+            actor_close(w->kv, r);
         }
     }
 }
 
 static void
-do_compressed(world_t *w, run_t *r)
+do_compressed(world_t *w, actor_t *r)
 {
     if (r->out) {
         if (tr_kv_swap_in(w->kv, r->slot) == TR_OK) {
             r->out = false;
         } else if (random_below(3) == 0) {
-            do_close(w, r);
+            actor_close(w->kv, r);
         }
     } else if (r->n < r->goal) {
         uint32_t to = r->n + 1 + random_below(r->goal - r->n);
@@ -305,52 +217,40 @@ do_compressed(world_t *w, run_t *r)
         if (tr_kv_reserve(w->kv, r->slot, to) == TR_OK) {
             r->n = to;
         } else {
-            do_close(w, r);
+            actor_close(w->kv, r);
         }
     } else if (tr_kv_uncompressed(w->kv, r->slot)) {
         if (tr_kv_compress(w->kv, r->slot, r->n) != TR_OK
             && random_below(3) == 0) {
-            do_close(w, r);
+            actor_close(w->kv, r);
         }
     } else if (random_below(3) == 0) {
         r->out = tr_kv_swap_out(w->kv, r->slot) == TR_OK;
     } else if (random_below(3) == 0 || r->n == LONGEST) {
-        do_close(w, r);
+        actor_close(w->kv, r);
     } else if (tr_kv_reserve(w->kv, r->slot, r->n + 1) == TR_OK) {
         r->goal = ++r->n;
     }
 }
 
 static void
-do_fork(world_t *w, run_t *from, run_t *to)
+do_fork(world_t *w, const actor_t *from, actor_t *to)
 {
-    uint64_t shares;
     uint32_t len = 1 + random_below(from->n);
+    uint64_t shares = tr_kv_fork_shares(w->kv, from->slot, len);
 
-    shares = tr_kv_fork_shares(w->kv, from->slot, len);
-    *to = *from;
-    to->slot = tr_kv_open(w->kv, w->full);
-    REQUIRE(to->slot >= 0);
-    tr_kv_prompt(w->kv, to->slot, to->goal);
-    if (tr_kv_fork(w->kv, from->slot, to->slot, len) != TR_OK) {
-        do_close(w, to);
-        return;
-    }
-    to->n = len;
-    REQUIRE(w->view.seq[to->slot].shared * HEADS == shares);
-    verify(w, to);
-    w->forks++;
-    /* they part: a block that both go on with is not shared */
-    for (uint32_t i = len; i < LONGEST; i++) {
-        to->token[i] = (int32_t) random_below(3);
+    if (actor_fork(w->kv, w->full, from, to, len)) {
+        REQUIRE(w->view.seq[to->slot].shared * HEADS == shares);
+        verify(w, to);
+        w->forks++;
     }
 }
 
 static void
 step(world_t *w)
 {
-    run_t *r = &w->run[random_below(SLOTS)],
-          *other = &w->run[random_below(SLOTS)];
+    actor_t *r = &w->run[random_below(SLOTS)],
+            *other = &w->run[random_below(SLOTS)];
 
     w->now += random_below(3);
     tr_kv_time(w->kv, w->now);
@@ -365,24 +265,6 @@ step(world_t *w)
         do_fork(w, r, other);
     } else {
         do_dense(w, r);
-    }
-}
-
-static uint64_t
-operations(void)
-{
-    const char *ops = getenv("TR_PREFIX_OPS");
-
-    return ops != NULL ? strtoull(ops, NULL, 10) : 20000;
-}
-
-static void
-make_texts(world_t *w)
-{
-    for (uint32_t t = 0; t < TEXTS; t++) {
-        for (uint32_t i = 0; i < LONGEST; i++) {
-            w->text[t][i] = i < 40 ? 1 : (int32_t) random_below(5);
-        }
     }
 }
 
@@ -402,7 +284,7 @@ play_on(world_t *w, uint64_t n)
     }
     for (uint32_t i = 0; i < SLOTS; i++) {
         if (w->run[i].slot >= 0) {
-            do_close(w, &w->run[i]);
+            actor_close(w->kv, &w->run[i]);
         }
     }
     tr_kv_store_flush(w->kv, UINT64_MAX);
@@ -428,28 +310,11 @@ play(uint32_t blocks)
 
     assert_non_null(w);
     create(w, blocks, true);
-    make_texts(w);
-    play_on(w, operations());
+    actor_texts(w->text, TEXTS);
+    play_on(w, given("TR_PREFIX_OPS", 20000));
     REQUIRE(w->found != 0 && w->cuts != 0 && w->forks != 0);
     destroy(w);
     free(w);
-}
-
-static void
-remove_files(const char *dir)
-{
-    DIR *d = opendir(dir);
-    struct dirent *e;
-    char path[400];
-
-    while (d != NULL && (e = readdir(d)) != NULL) {
-        snprintf(path, sizeof(path), "%s/%s", dir, e->d_name);
-        (void) unlink(path);
-    }
-    if (d != NULL) {
-        closedir(d);
-    }
-    (void) rmdir(dir);
 }
 
 /* With files, and a restart in the middle. */
@@ -462,10 +327,10 @@ play_files(uint32_t blocks)
     assert_non_null(w);
     assert_non_null(mkdtemp(dir));
     w->dir = dir;
-    make_texts(w);
+    actor_texts(w->text, TEXTS);
     for (uint32_t i = 0; i < 2; i++) {
         create(w, blocks, true);
-        play_on(w, operations() / 4);
+        play_on(w, given("TR_PREFIX_OPS", 20000) / 4);
         destroy(w);
     }
     print_message("%llu written, %llu came back\n",
@@ -479,10 +344,8 @@ play_files(uint32_t blocks)
 static void
 random_operations(void **unused)
 {
-    const char *given = getenv("TR_PREFIX_SEED");
-
     (void) unused;
-    seed = given != NULL ? strtoull(given, NULL, 10) : 7;
+    seed = given("TR_PREFIX_SEED", 7);
     random_state = seed;
     play(14);
 }
@@ -490,10 +353,8 @@ random_operations(void **unused)
 static void
 roomy_operations(void **unused)
 {
-    const char *given = getenv("TR_PREFIX_SEED");
-
     (void) unused;
-    seed = given != NULL ? strtoull(given, NULL, 10) : 8;
+    seed = given("TR_PREFIX_SEED", 8);
     random_state = seed;
     play(24);
 }
@@ -501,10 +362,8 @@ roomy_operations(void **unused)
 static void
 operations_with_files(void **unused)
 {
-    const char *given = getenv("TR_PREFIX_SEED");
-
     (void) unused;
-    seed = given != NULL ? strtoull(given, NULL, 10) : 9;
+    seed = given("TR_PREFIX_SEED", 9);
     random_state = seed;
     play_files(14);
     play_files(24);
@@ -537,7 +396,7 @@ static void
 counts_once(void **unused)
 {
     world_t *w = calloc(1, sizeof(*w));
-    run_t *a, *b;
+    actor_t *a, *b;
     tr_kv_found_t found;
     tr_kv_totals_t t;
     tr_kv_usage_t u;
@@ -577,8 +436,8 @@ counts_once(void **unused)
         assert_int_equal(u.tokens, 2 * p + 5);
     }
     tr_kv_keep(w->kv, a->slot, a->token, 2 * p + 5, true);
-    do_close(w, a);
-    do_close(w, b);
+    actor_close(w->kv, a);
+    actor_close(w->kv, b);
     tr_kv_totals(w->kv, &t);
     assert_int_equal(t.tokens, 0);
     assert_int_equal(t.pages[0], 0);
