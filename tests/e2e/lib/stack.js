@@ -334,8 +334,9 @@ http {
 ${temp}
     client_max_body_size 16m;
     keepalive_timeout 60s;
-    # A busy machine takes its time; tests of this limit set their own.
+    # A busy machine takes its time; tests of these limits set their own.
     tokenring_queue_timeout 10m;
+    tokenring_idle_timeout 10m;
     tokenring_engine main ${[this.engine, ...this.others]
       .map((e) => `unix:${e.socket}`).join(' ')} ${o.sockets || ''};
     ${(o.http || '').replaceAll('DIR', this.dir)}
