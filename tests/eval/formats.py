@@ -2,7 +2,8 @@
 """What do formats of weights cost in answers?  models/pocket in every format.
 
     tests/eval/formats.py OUT [--cases N] [--set KEY=VALUE ..] [--formats A,B ..]
-                          [--parallel N] [--seconds S]      needs numpy
+                          [--parallel N] [--seconds S] [--batch N]
+                          [--kv-memory SIZE]                  needs numpy
 
 Writes the model in each format of models/pocket/quantise.py to OUT/models, and has
 `tokenring eval` answer the same cases under `full`
@@ -79,8 +80,9 @@ class Runs:
             try:
                 subprocess.run(
                     [self.args.tokenring, "eval", "-v", "-m", folder, "-c",
-                     self.cases, "-p", "full", "--kv-memory", "1g", "--resume",
-                     self.path(name), *settings], check=True, stdout=log,
+                     self.cases, "-p", "full", "--kv-memory",
+                     self.args.kv_memory, "--batch", self.args.batch,
+                     "--resume", self.path(name), *settings], check=True, stdout=log,
                     stderr=log, timeout=left)
             except subprocess.TimeoutExpired:
                 return False
@@ -141,6 +143,8 @@ def main():
     p.add_argument("--cases", type=int, default=8)
     p.add_argument("--formats", type=lambda s: s.split(","), default=formats())
     p.add_argument("--set", action="append", default=[])
+    p.add_argument("--kv-memory", default="1g")
+    p.add_argument("--batch", default="64")
     p.add_argument("--parallel", type=int, default=1)
     p.add_argument("--seconds", type=float, default=86400)
     p.add_argument("--tokenring",
