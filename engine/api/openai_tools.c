@@ -439,9 +439,10 @@ hold_tools(tr_openai_call_t *c, enum tr_dialect_hold_mode mode)
     tr_grammar_spec_t *spec = &c->r->grammar_spec;
     char *tree, *kept = NULL;
     size_t len;
-    tr_status_t rc = tr_dialect_hold(c->api->dialect, c->tools, &how, &tree,
-                                     &len, c->err);
+    tr_status_t rc;
 
+    how.json = spec->kind == TR_GRAMMAR_JSON || spec->kind == TR_GRAMMAR_SCHEMA;
+    rc = tr_dialect_hold(c->api->dialect, c->tools, &how, &tree, &len, c->err);
     if (rc == TR_OK) {
         kept = tr_arena_alloc(&c->r->arena, len + 1);
     }

@@ -123,6 +123,7 @@ typedef struct {
     const char *only; /* REQUIRED: this tool; NULL: any */
     bool inside;      /* the prompt opened the reasoning */
     bool single;      /* one call at most */
+    bool json;        /* FORMAT: content must be JSON */
 } tr_dialect_hold_t;
 
 /* Can answers be held?  The form that the template writes calls in was found. */

@@ -264,7 +264,28 @@ put_schema(hold_t *h, const json_t *schema, const char *property)
         put_json(h->f, name);
         json_decref(name);
     }
+    if (h->d->layout != NULL && h->d->layout->open != NULL) {
+        fprintf(h->f, ",\"bar\":[%s]", h->d->layout->json_bars);
+    }
     fputs("}]", h->f);
+}
+
+/* Arguments are an object: may they be one? */
+static bool
+allows_object(const json_t *schema)
+{
+    const json_t *type = json_object_get(schema, "type"), *one;
+    size_t i;
+
+    json_array_foreach ((json_t *) type, i, one) {
+        if (json_is_string(one)
+            && strcmp(json_string_value(one), "object") == 0) {
+            return true;
+        }
+    }
+    return type == NULL
+           || (json_is_string(type)
+               && strcmp(json_string_value(type), "object") == 0);
 }
 
 /* An object of JSON by the schema. */
@@ -273,12 +294,10 @@ put_object(hold_t *h, const json_t *schema)
 {
     json_t *whole = schema != NULL ? json_copy((json_t *) schema)
                                    : json_object();
-    const json_t *type = json_object_get(whole, "type");
-    const char *name = json_string_value(type);
 
-    if (type == NULL && !h->strict && json_object_size(whole) == 0) {
+    if (!h->strict && json_object_size(whole) == 0) {
         fputs("[\"json\"]", h->f);
-    } else if (name != NULL && strcmp(name, "object") != 0) {
+    } else if (!allows_object(whole)) {
         if (h->strict) {
             unsupported(h, "type", NULL);
         }
@@ -489,10 +508,19 @@ refuse_parameters(hold_t *h, const json_t *schema, const json_t *required)
                                            "minProperties",
                                            "maxProperties",
                                            "patternProperties",
-                                           "dependentRequired" };
+                                           "propertyNames",
+                                           "dependentRequired",
+                                           "dependentSchemas",
+                                           "dependencies",
+                                           "unevaluatedProperties",
+                                           "$dynamicRef",
+                                           "$recursiveRef" };
     json_t *properties = json_object_get(schema, "properties"), *one;
     const char *key;
 
+    if (!allows_object(schema)) {
+        unsupported(h, "type", NULL);
+    }
     for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++) {
         if (json_object_get(schema, refused[i]) != NULL) {
             unsupported(h, refused[i], NULL);
@@ -648,7 +676,8 @@ put_answer(hold_t *h, const json_t *tools)
         put_calls(h, tools);
         break;
     case TR_HOLD_FORMAT:
-        fprintf(h->f, "[\"or\",[\"inner\"],[\"seq\",%s,", l->head);
+        fprintf(h->f, "[\"or\",[\"inner\",[%s]],[\"seq\",%s,",
+                h->how->json ? l->json_bars : "", l->head);
         put_calls(h, tools);
         fputs("]]", h->f);
         break;

@@ -96,9 +96,10 @@ typedef struct {
     bool starts; /* a call may also be how the answer begins, without a mark */
     /* Arguments as marked-up text: open KEY is VALUE close for each. */
     char *open, *is_string, *is_other; /* open: NULL: one JSON object */
-    char *key_end, *value_end;         /* of "stop": [is_string], [close]*/
+    char *value_end;                   /* of "stop": [close] */
     char *close;
-    char *value_bars;
+    char *value_bars; /* of texts */
+    char *json_bars;  /* texts that strings of JSON must not hold; "": none */
 } layout_t;
 
 struct tr_dialect {

@@ -378,6 +378,57 @@ value_bars(piece_t open, piece_t close, piece_t end)
     return out;
 }
 
+/* The first mark of a pattern that the machine may find in a text; *len 0: a
+ * special token is part of the pattern, or it begins otherwise than all marks. */
+static const char *
+first_mark(const pattern_t *p, size_t *len)
+{
+    size_t from = 0, to;
+
+    while (from < p->len
+           && (p->bytes[from] == P_SPACE || p->bytes[from] == P_KEEP)) {
+        from++;
+    }
+    for (to = from;
+         to < p->len && p->bytes[to] != P_SPACE && p->bytes[to] != P_KEEP;
+         to++) {
+    }
+    *len = p->bytes[from] == '<' && memchr(p->bytes, 0xff, p->len) == NULL
+               ? to - from
+               : 0;
+    return p->bytes + from;
+}
+
+/* What ends a value that is JSON, wherever it stands in it, and (of content that
+ * is JSON) what begins a call.  The machine does not know the quotes of JSON. */
+static char *
+json_bars(const tr_dialect_t *d)
+{
+    char *out = NULL;
+    size_t size;
+    FILE *f = open_memstream(&out, &size);
+    bool any = false;
+
+    for (int pc = 0; f != NULL && pc < OPS; pc++) {
+        uint8_t kind = d->form->ops[pc].kind;
+
+        if (kind != OP_TEXT && kind != OP_VALUE && kind != OP_STRING
+            && kind != OP_BARE) {
+            continue;
+        }
+        for (int i = 0; i < ALTS && d->patterns[pc][i].len != 0; i++) {
+            size_t n;
+            const char *mark = first_mark(&d->patterns[pc][i], &n);
+
+            put_text(f, mark, n, &any);
+        }
+    }
+    if (f != NULL) {
+        fclose(f);
+    }
+    return out;
+}
+
 /* What stands behind the name of a call without arguments, what closes a value,
  * and what is behind the arguments and that. */
 typedef struct {
@@ -404,7 +455,6 @@ read_parameters(tr_dialect_t *d, const tr_tokenizer_t *t, piece_t in,
         return false;
     }
     l->is_string = nodes_of(t, between(rest.at, value.at));
-    l->key_end = stop_of(t, between(rest.at, value.at));
     /* the other key stands behind the same mark */
     n = first.len < 8 ? first.len : 8;
     memcpy(name, first.at + first.len - n, n);
@@ -524,9 +574,11 @@ read_first(tr_dialect_t *d, const tr_tokenizer_t *t, const char *one,
     }
     head = from_mark(d, head);
     l->head = nodes_of_json(t, head);
+    l->json_bars = json_bars(d);
     read_marks(d, t, head);
-    return l->after != NULL && l->tail != NULL && l->head != NULL
-           && l->stops != NULL && l->bars != NULL && l->stops[0] != '\0';
+    return l->json_bars != NULL && l->after != NULL && l->tail != NULL
+           && l->head != NULL && l->stops != NULL && l->bars != NULL
+           && l->stops[0] != '\0';
 }
 
 void
@@ -559,10 +611,10 @@ tr_dialect_free_layout(tr_dialect_t *d)
     free(l->open);
     free(l->is_string);
     free(l->is_other);
-    free(l->key_end);
     free(l->value_end);
     free(l->close);
     free(l->value_bars);
+    free(l->json_bars);
     free(l);
     d->layout = NULL;
 }

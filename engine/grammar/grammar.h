@@ -104,8 +104,11 @@ enum tr_grammar_kind {
  *   ["space"]             white space as between tokens of JSON
  *   ["json"]              any JSON object
  *   ["schema", {...}]     JSON: "schema", "property" (of this one alone), "flags"
- *                         (TR_GRAMMAR_*), "name", "param" (for errors)
- *   ["inner"]             what the spec says beside the tree (around) */
+ *                         (TR_GRAMMAR_*), "name", "param" (for errors), "bar"
+ *   ["inner"]             what the spec says beside the tree (around)
+ *   ["inner", BAR]        the same, where that is JSON
+ *     "bar" and BAR are lists of texts, in a tree always the same: none of them
+ *     stands in a string of the JSON.  They begin with "<", and have no quote. */
 
 /* Of a schema: what cannot be held is refused; else it is dropped and counted
  * (tr_grammar_dropped). */

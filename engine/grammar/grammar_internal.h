@@ -12,6 +12,8 @@
  *   grammar.c         from a spec to a grammar; its memory
  *   grammar_cache.c   grammars by their text
  *   tree.c            grammars as a tree of JSON: texts, special tokens, schemas
+ *   marks.c           automata that find the first of some texts
+ *   rules_barred.c    rules of JSON without some texts in its strings
  *   charset.c         sets of code points, and their bytes
  *   regex_parse.c     regular expressions to a tree
  *   regex.c           the tree to rules
@@ -168,6 +170,44 @@ int tr_text_order(const void *a, const void *b);
 int tr_number_order(const void *a, const void *b);
 void tr_rules_texts(tr_rules_t *b, uint32_t from, tr_text_t *texts, size_t n,
                     uint32_t to);
+
+/* ---- texts that are looked for (marks.c): Aho and Corasick's automaton */
+
+#define TR_NO_MARK (-1)
+
+typedef struct {
+    uint32_t next[256]; /* node after this byte; 0: the beginning */
+    uint32_t fail;
+    int mark; /* what ends here, as it was added, or TR_NO_MARK */
+    bool own; /* it is a mark of its own, and not the end of another text's */
+} tr_mark_node_t;
+
+/* Zeroed, and then texts are added; before use it is completed. */
+typedef struct {
+    tr_mark_node_t *nodes;
+    uint32_t n, cap;
+    bool failed; /* memory, or too many of them */
+} tr_marks_t;
+
+/* Nothing of len 0.  Of equal texts the first counts. */
+void tr_marks_add(tr_marks_t *m, const char *text, size_t len, int mark);
+/* Of two that end at one place the longer one counts.  false: failed. */
+bool tr_marks_complete(tr_marks_t *m);
+void tr_marks_free(tr_marks_t *m);
+
+/* ---- rules of JSON in whose strings none of some texts stands
+ * (rules_barred.c).  The texts begin with '<' and have no quote in them. */
+
+typedef struct tr_bars tr_bars_t;
+
+/* texts: completed; taken.  NULL: out of memory. */
+tr_bars_t *tr_bars_new(tr_marks_t *texts);
+void tr_bars_free(tr_bars_t *bars);
+/* A copy of the rule, and of all that it calls; copies that are there are used
+ * again.  A string may still spell the text with \u003c. */
+uint32_t tr_rules_barred(tr_rules_t *b, tr_bars_t *bars, uint32_t rule);
+/* Copies are forgotten: rules were taken back. */
+void tr_bars_reset(tr_bars_t *bars);
 
 /* ---- finished rules */
 

@@ -16,15 +16,16 @@
 #include "engine/config/log.h"
 
 #define DEPTH_MAX 32
-#define FREE_STATES 8192u
 #define NO_RULE UINT32_MAX
 
 typedef struct {
     tr_rules_t *b;
     tr_json_rules_t json; /* made when they are asked for */
     bool has_json;
-    uint32_t end;   /* of the whole */
-    uint32_t inner; /* rule of ["inner"], or NO_RULE */
+    uint32_t end;    /* of the whole */
+    uint32_t inner;  /* rule of ["inner"], or NO_RULE */
+    tr_bars_t *bars; /* of its JSON; NULL: not met yet */
+    json_t *barred;  /* the texts, borrowed: all parts have the same */
     uint32_t *dropped;
     tr_error_t *err;
     tr_status_t rc;
@@ -55,102 +56,13 @@ json_of(tree_t *t)
     return &t->json;
 }
 
-/* ---- free text: the automaton of Aho and Corasick over its marks */
+/* ---- free text: an automaton over its marks */
 
-typedef struct {
-    uint32_t next[256]; /* after this byte; 0: the beginning */
-    uint32_t fail;
-    int stop; /* the mark that ends here: NONE, BARRED, or which one */
-    bool own; /* it is a mark of its own, and not the end of another text's */
-} node_t;
-
-enum { BARRED = -2, NONE = -1 };
-
-typedef struct {
-    node_t *nodes;
-    uint32_t n, cap;
-    uint32_t *queue;
-} marks_t;
-
-static uint32_t
-node_new(tree_t *t, marks_t *m)
-{
-    if (m->n == m->cap) {
-        uint32_t cap = m->cap == 0 ? 64 : 2 * m->cap;
-        node_t *nodes = cap > FREE_STATES
-                            ? NULL
-                            : realloc(m->nodes, cap * sizeof(*nodes));
-
-        if (nodes == NULL) {
-            t->rc = TR_ERR_NOMEM;
-            return 0;
-        }
-        m->nodes = nodes;
-        m->cap = cap;
-    }
-    memset(&m->nodes[m->n], 0, sizeof(node_t));
-    m->nodes[m->n].stop = NONE;
-    return m->n++;
-}
-
-static void
-add_mark(tree_t *t, marks_t *m, const json_t *text, int stop)
-{
-    const char *p = json_string_value(text);
-    uint32_t at = 0;
-
-    for (size_t i = 0; going(t) && i < json_string_length(text); i++) {
-        uint8_t c = (uint8_t) p[i];
-
-        if (m->nodes[at].next[c] == 0) {
-            uint32_t made = node_new(t, m);
-
-            m->nodes[at].next[c] = made;
-        }
-        at = m->nodes[at].next[c];
-    }
-    if (at != 0 && !m->nodes[at].own) {
-        m->nodes[at].stop = stop;
-        m->nodes[at].own = true;
-    }
-}
-
-/* Completes the transitions, by breadth. */
-static void
-complete(tree_t *t, marks_t *m)
-{
-    uint32_t n = 0;
-
-    m->queue = malloc((m->n + 1) * sizeof(*m->queue));
-    if (m->queue == NULL) {
-        t->rc = TR_ERR_NOMEM;
-        return;
-    }
-    m->queue[n++] = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t at = m->queue[i];
-        node_t *node = &m->nodes[at];
-
-        if (!node->own && at != 0) {
-            node->stop = m->nodes[node->fail].stop;
-        }
-        for (uint32_t c = 0; c < 256; c++) {
-            uint32_t child = node->next[c];
-            uint32_t back = at == 0 ? 0 : m->nodes[node->fail].next[c];
-
-            if (child == 0) {
-                node->next[c] = back;
-            } else {
-                m->nodes[child].fail = back;
-                m->queue[n++] = child;
-            }
-        }
-    }
-}
+enum { BARRED = -2 };
 
 typedef struct {
     const json_t *said;
-    marks_t marks;
+    tr_marks_t marks;
     uint32_t *state; /* [marks.n] */
     uint32_t *stops; /* [n_stops] where the mark leads */
 } free_t;
@@ -159,14 +71,14 @@ static void compile(tree_t *t, const json_t *node, uint32_t from, uint32_t to,
                     int depth);
 
 static void
-free_bytes(tree_t *t, const free_t *f, const node_t *node, uint32_t from,
-           const char *barred)
+free_bytes(tree_t *t, const free_t *f, const tr_mark_node_t *node,
+           uint32_t from, const char *barred)
 {
     uint32_t lo = 0;
 
     while (lo < 256) {
         uint32_t next = node->next[lo], hi = lo;
-        int stop = f->marks.nodes[next].stop;
+        int stop = f->marks.nodes[next].mark;
         bool bar = lo != 0 && strchr(barred, (int) lo) != NULL;
 
         while (!bar && hi + 1 < 256 && node->next[hi + 1] == next
@@ -175,7 +87,8 @@ free_bytes(tree_t *t, const free_t *f, const node_t *node, uint32_t from,
         }
         if (!bar && stop != BARRED) {
             tr_rules_bytes(t->b, from, (uint8_t) lo, (uint8_t) hi,
-                           stop == NONE ? f->state[next] : f->stops[stop]);
+                           stop == TR_NO_MARK ? f->state[next]
+                                              : f->stops[stop]);
         }
         lo = hi + 1;
     }
@@ -228,6 +141,20 @@ free_start(tree_t *t, const free_t *f)
 }
 
 static void
+add_mark(tr_marks_t *m, const json_t *text, int stop)
+{
+    tr_marks_add(m, json_string_value(text), json_string_length(text), stop);
+}
+
+static void
+complete(tree_t *t, tr_marks_t *m)
+{
+    if (going(t) && !tr_marks_complete(m)) {
+        t->rc = TR_ERR_NOMEM;
+    }
+}
+
+static void
 bar_tokens(tree_t *t, const json_t *list)
 {
     uint32_t nowhere = tr_rules_state(t->b);
@@ -249,17 +176,14 @@ read_marks(tree_t *t, free_t *f)
     const json_t *bars = json_object_get(f->said, "bar"), *one;
     size_t i;
 
-    node_new(t, &f->marks);
     json_array_foreach ((json_t *) stops, i, one) {
-        add_mark(t, &f->marks, json_array_get(one, 0), (int) i);
+        add_mark(&f->marks, json_array_get(one, 0), (int) i);
     }
     json_array_foreach ((json_t *) bars, i, one) {
-        add_mark(t, &f->marks, one, BARRED);
+        add_mark(&f->marks, one, BARRED);
     }
     bar_tokens(t, bars);
-    if (going(t)) {
-        complete(t, &f->marks);
-    }
+    complete(t, &f->marks);
 }
 
 static void
@@ -287,17 +211,60 @@ compile_free(tree_t *t, const json_t *said, uint32_t from, uint32_t to,
         compile(t, json_array_get(one, 1), f.stops[i], to, depth + 1);
     }
     for (i = 0; going(t) && i < f.marks.n; i++) {
-        if (i == 0 || f.marks.nodes[i].stop == NONE) {
+        if (i == 0 || f.marks.nodes[i].mark == TR_NO_MARK) {
             free_edges(t, &f, (uint32_t) i);
         }
     }
     if (going(t)) {
         tr_rules_empty(t->b, from, free_start(t, &f));
     }
-    free(f.marks.nodes);
-    free(f.marks.queue);
+    tr_marks_free(&f.marks);
     free(f.state);
     free(f.stops);
+}
+
+/* ---- JSON whose strings have no marks in them */
+
+static void
+read_bars(tree_t *t, json_t *list)
+{
+    tr_marks_t texts = { 0 };
+    json_t *one;
+    size_t i;
+
+    json_array_foreach (list, i, one) {
+        const char *text = json_string_value(one);
+
+        if (text == NULL || *text != '<' || strchr(text, '"') != NULL) {
+            malformed(t);
+        }
+        add_mark(&texts, one, BARRED);
+    }
+    complete(t, &texts);
+    if (!going(t)) {
+        tr_marks_free(&texts);
+        return;
+    }
+    t->barred = list;
+    t->bars = tr_bars_new(&texts);
+    if (t->bars == NULL) {
+        t->rc = TR_ERR_NOMEM;
+    }
+}
+
+/* The rule, without the texts of the list in its strings. */
+static uint32_t
+without(tree_t *t, json_t *list, uint32_t rule)
+{
+    if (json_array_size(list) == 0 || !going(t)) {
+        return rule;
+    }
+    if (t->bars == NULL) {
+        read_bars(t, list);
+    } else if (!json_equal(list, t->barred)) {
+        malformed(t);
+    }
+    return going(t) ? tr_rules_barred(t->b, t->bars, rule) : rule;
 }
 
 /* ---- schemas */
@@ -310,8 +277,10 @@ anything(tree_t *t, const json_t *said, uint32_t from, uint32_t to)
 
     ++*t->dropped;
     tr_rules_call(t->b, from,
-                  json_object_get(said, "property") != NULL ? json->value
-                                                            : json->object,
+                  without(t, json_object_get(said, "bar"),
+                          json_object_get(said, "property") != NULL
+                              ? json->value
+                              : json->object),
                   to);
 }
 
@@ -348,18 +317,22 @@ compile_schema(tree_t *t, const json_t *said, uint32_t from, uint32_t to)
     /* one schema leaves work for those that follow */
     b->work_max = must ? most : b->work + (most - b->work) / 4;
     rc = tr_schema_rules(b, &spec, &part, &rule, t->dropped, &err);
+    rule = rc == TR_OK ? without(t, json_object_get(said, "bar"), rule) : 0;
     b->work_max = most;
     free(text);
     if (must || (rc == TR_OK && b->failed == TR_OK)) {
         tr_rules_call(b, from, rule, to);
-        t->rc = rc;
         if (rc != TR_OK) {
+            t->rc = rc;
             *t->err = err;
         }
     } else if (rc == TR_ERR_NOMEM) {
         t->rc = rc;
     } else {
         tr_rules_back(b, &mark);
+        if (t->bars != NULL) {
+            tr_bars_reset(t->bars);
+        }
         anything(t, said, from, to);
     }
 }
@@ -450,7 +423,7 @@ compile_array(tree_t *t, const json_t *node, uint32_t from, uint32_t to,
     } else if (strcmp(kind, "schema") == 0) {
         compile_schema(t, one, from, to);
     } else if (strcmp(kind, "inner") == 0 && t->inner != NO_RULE) {
-        tr_rules_call(t->b, from, t->inner, to);
+        tr_rules_call(t->b, from, without(t, (json_t *) one, t->inner), to);
     } else {
         malformed(t);
     }
@@ -511,6 +484,10 @@ tr_tree_rules(tr_rules_t *b, const char *text, size_t len, uint32_t *dropped,
     if (going(&t) && whole != 0) {
         make_first(b, whole);
     }
+    if (b->failed == TR_ERR_INTERNAL) {
+        t.rc = tr_error_set(err, TR_ERR_INTERNAL, "", "malformed grammar");
+    }
+    tr_bars_free(t.bars);
     json_decref(root);
     return t.rc;
 }

@@ -32,12 +32,20 @@ static const char tools_json[] =
     "\"any\":{\"description\":\"what you like\"}},\"required\":[\"unit\","
     "\"note\",\"pick\",\"both\"],\"$defs\":{\"unit\":{\"type\":\"string\","
     "\"enum\":[\"C\",\"F\"]}}}}},"
+    "{\"type\":\"function\",\"function\":{\"name\":\"mark\",\"strict\":true,"
+    "\"parameters\":{\"type\":\"object\",\"properties\":{"
+    "\"text\":{\"type\":\"string\"},"
+    "\"list\":{\"type\":\"array\",\"items\":{\"type\":\"string\"}},"
+    "\"some\":{\"type\":\"object\",\"properties\":{\"</p\":{\"enum\":["
+    "\"</parameter>\",\"b\"]},\"c\":{\"type\":\"string\",\"pattern\":"
+    "\"^[a-z<>/_]{3}.*$\",\"maxLength\":60}},\"additionalProperties\":{"
+    "\"type\":\"string\",\"maxLength\":60}}},\"required\":[\"list\"]}}},"
     "{\"type\":\"function\",\"function\":{\"name\":\"odd\",\"parameters\":{"
     "\"type\":\"object\",\"properties\":{\"q\":{\"type\":\"nonsense\"}}}}},"
     "{\"type\":\"function\",\"function\":{\"name\":\"open\"}}]";
 
-#define STRICT 3 /* the first so many of them */
-#define ALL 5
+#define STRICT 4 /* the first so many of them */
+#define ALL 6
 
 typedef struct {
     grammar_fixture_t *b;
@@ -47,10 +55,11 @@ typedef struct {
     tr_dialect_out_t out;
     char text[TEXT], arguments[TEXT];
     size_t len, n_arguments;
-    int tool; /* of the call that is read, -1: none */
-    bool cut; /* what is left of an answer that did not end */
+    int tool;   /* of the call that is read, -1: none */
+    bool cut;   /* what is left of an answer that did not end */
+    bool loose; /* calls may have any arguments */
     uint32_t calls, content;
-    uint32_t walks, ended, bars; /* of all templates: what was looked at */
+    uint32_t walks, ended, bars, marks; /* of all templates: looked at */
 } hold_fixture_t;
 
 static void *
@@ -127,7 +136,7 @@ end_call(hold_fixture_t *t, bool whole)
     if (t->tool < 0) {
         return;
     }
-    if (whole) {
+    if (whole && !t->loose) {
         json = json_loadb(t->arguments, t->n_arguments, JSON_ALLOW_NUL, NULL);
         if (!json_is_object(json)
             || (t->schemas[t->tool] != NULL
@@ -419,6 +428,185 @@ check_none(hold_fixture_t *t, const tr_dialect_t *d, const char *name)
     tr_grammar_unref(g);
 }
 
+/* ---- marks in strings of JSON ------------------------------------------------ */
+
+/* Texts of a list of nodes. */
+static void
+add_nodes(char *to, const char *nodes)
+{
+    char list[1024];
+    json_t *all, *one;
+    size_t i;
+
+    snprintf(list, sizeof(list), "[%s]", nodes);
+    all = json_loads(list, 0, NULL);
+    assert_non_null(all);
+    json_array_foreach (all, i, one) {
+        assert_true(json_is_string(one)); /* no tokenizer, no special tokens */
+        strcat(to, json_string_value(one));
+    }
+    json_decref(all);
+}
+
+/* A call of "mark" with this in its text, where it has one, and in the string of
+ * its list, as JSON has it. */
+static void
+write_marked(hold_fixture_t *t, const layout_t *l, const char *in_text,
+             const char *in_list)
+{
+    t->text[0] = '\0';
+    add_nodes(t->text, l->head);
+    strcat(t->text, "mark");
+    add_nodes(t->text, l->after);
+    if (in_text != NULL) {
+        add_nodes(t->text, l->open);
+        strcat(t->text, "text");
+        add_nodes(t->text, l->is_string);
+        sprintf(t->text + strlen(t->text), "x%sy", in_text);
+        add_nodes(t->text, l->close);
+    }
+    add_nodes(t->text, l->open);
+    strcat(t->text, "list");
+    add_nodes(t->text, l->is_other);
+    sprintf(t->text + strlen(t->text), "[\"x%sy\"]", in_list);
+    add_nodes(t->text, l->close);
+    add_nodes(t->text, l->tail);
+    t->len = strlen(t->text);
+}
+
+/* Is what was written read as one call with these arguments? */
+static bool
+reads_marked(hold_fixture_t *t, const tr_dialect_t *d, const char *in_text,
+             const char *in_list)
+{
+    tr_dialect_start_t start = { .tools = &t->list };
+    json_t *got, *want = json_object();
+    char text[256];
+    bool same;
+
+    if (in_text != NULL) {
+        snprintf(text, sizeof(text), "x%sy", in_text);
+        json_object_set_new(want, "text", json_string(text));
+    }
+    snprintf(text, sizeof(text), "x%sy", in_list);
+    json_object_set_new(want, "list", json_pack("[s]", text));
+    t->loose = true;
+    read_text(t, d, &start, true);
+    t->loose = false;
+    got = json_loads(t->arguments, 0, NULL);
+    same = t->calls == 1 && t->content == 0 && json_equal(got, want);
+    json_decref(got);
+    json_decref(want);
+    return same;
+}
+
+/* A pattern of the machine as a text, with this for its white space. */
+static void
+pattern_as_text(const char *pattern, const char *space, char *out)
+{
+    for (*out = '\0'; *pattern != '\0'; pattern++) {
+        char c[2] = { *pattern, '\0' };
+
+        strcat(out, *pattern == P_SPACE ? space : *pattern == P_KEEP ? "" : c);
+    }
+}
+
+/* What would end a value may not be written in it; in JSON it may with each "<"
+ * escaped.  A text that may have the mark is read with it. */
+static void
+check_mark(hold_fixture_t *t, const tr_dialect_t *d, tr_grammar_t *g,
+           const char *mark, const char *name)
+{
+    char escaped[256] = "";
+
+    write_marked(t, d->layout, NULL, mark);
+    if (accepts(t->b, g, t->text)) {
+        fail_msg("%s: JSON may have %s", name, mark);
+    }
+    if (reads_marked(t, d, NULL, mark)) {
+        fail_msg("%s: JSON with %s is read", name, mark);
+    }
+    for (const char *p = mark; *p != '\0'; p++) {
+        char c[2] = { *p, '\0' };
+
+        strcat(escaped, *p == '<' ? "\\u003c" : c);
+    }
+    write_marked(t, d->layout, NULL, escaped);
+    if (!accepts(t->b, g, t->text) || !reads_marked(t, d, NULL, mark)) {
+        fail_msg("%s: no escape of %s", name, mark);
+    }
+    write_marked(t, d->layout, mark, "");
+    if (accepts(t->b, g, t->text) && !reads_marked(t, d, mark, "")) {
+        fail_msg("%s: a text may have %s", name, mark);
+    }
+    t->marks++;
+}
+
+static void
+check_marks(hold_fixture_t *t, const tr_dialect_t *d, const char *name)
+{
+    static const char *const spaces[] = { "", " ", "   " };
+    tr_dialect_hold_t how = { .mode = TR_HOLD_REQUIRED, .only = "mark" };
+    tr_grammar_t *g = held(t, d, &how, name);
+
+    for (int pc = 0; pc < OPS; pc++) {
+        const op_t *op = &d->form->ops[pc];
+
+        for (int i = 0; i < ALTS && op->alts[i].pattern != NULL; i++) {
+            for (int k = 0; k < 3; k++) {
+                char mark[128];
+
+                pattern_as_text(op->alts[i].pattern, spaces[k], mark);
+                if ((op->kind == OP_VALUE || op->kind == OP_BARE)
+                    && strchr(mark, '"') == NULL) {
+                    check_mark(t, d, g, mark, name);
+                }
+            }
+        }
+    }
+    tr_grammar_unref(g);
+}
+
+/* Content that is JSON and has a call in one of its strings is no call. */
+static void
+check_call_in_json(hold_fixture_t *t, const tr_dialect_t *d, const char *name)
+{
+    tr_dialect_hold_t how = { .mode = TR_HOLD_FORMAT, .json = true };
+    tr_dialect_start_t start = { .tools = &t->list };
+    tr_grammar_spec_t spec = { .kind = TR_GRAMMAR_JSON,
+                               .param = "response_format" };
+    tr_grammar_t *g = NULL;
+    char call[512] = "", *tree;
+    tr_error_t err = { 0 };
+    size_t len;
+
+    add_nodes(call, d->layout->head);
+    strcat(call, "noop");
+    add_nodes(call, d->layout->after);
+    add_nodes(call, d->layout->tail);
+    for (char *p = call; *p != '\0'; p++) {
+        *p = *p == '\n' ? ' ' : *p;
+    }
+    if (strchr(call, '"') != NULL) {
+        return; /* a string of JSON cannot have it as it stands */
+    }
+    assert_int_equal(tr_dialect_hold(d, t->tools, &how, &tree, &len, &err),
+                     TR_OK);
+    spec.around = tree;
+    if (tr_grammar_compile(t->b->vocabulary, &spec, &g, &err) != TR_OK) {
+        fail_msg("%s: %s: %s", name, err.text, tree);
+    }
+    free(tree);
+    assert_true(accepts(t->b, g, "{\"a\": \"<b>\"}"));
+    t->len = (size_t) sprintf(t->text, "{\"a\": \"%s\"}", call);
+    read_text(t, d, &start, true);
+    if (t->calls != 1 || accepts(t->b, g, t->text)) {
+        fail_msg("%s: %s: %u calls", name, t->text, t->calls);
+    }
+    tr_grammar_unref(g);
+    t->marks++;
+}
+
 typedef struct {
     hold_fixture_t *fixture;
     uint32_t found, holds;
@@ -453,8 +641,13 @@ hold(const char *file, tr_dialect_t *d, void *arg)
     check_required(t, d, file, true, tr_dialect_reasons(d), "get");
     check_required(t, d, file, true, false, "opt");
     check_required(t, d, file, true, false, "open");
+    check_required(t, d, file, true, false, "mark");
     check_none(t, d, file);
     check_format(t, d, file);
+    if (l != NULL && l->open != NULL) {
+        check_marks(t, d, file);
+        check_call_in_json(t, d, file);
+    }
     if (l != NULL) {
         check_strict(t, d, file);
     }
@@ -468,11 +661,12 @@ test_real_templates(void **state)
 
     corpus_dialects(hold, &held);
     printf("%u of %u templates can be held; %u of %u walks came to an end; %u "
-           "bars\n",
-           held.holds, held.found, t->ended, t->walks, t->bars);
+           "bars, %u marks in JSON\n",
+           held.holds, held.found, t->ended, t->walks, t->bars, t->marks);
     assert_true(held.found >= 40);
     /* of each enough to mean something */
     assert_true(t->ended > held.holds && t->bars > held.holds);
+    assert_true(t->marks >= 3 * held.holds);
     /* one writes the arguments before the name */
     assert_int_equal(held.holds, held.found - 1);
 }

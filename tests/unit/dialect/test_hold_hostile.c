@@ -354,6 +354,11 @@ test_strict_texts(void **state)
         { "{\"properties\":{\"" LONG_KEY "\":" STRING "}}", "'properties' at" },
         { "{\"properties\":{\"\u00e9 \u4e2d\":" STRING "}}", NULL },
         { "{\"properties\":{},\"required\":[\"ghost\"]}", "'required' at /" },
+        /* arguments are an object, of which nothing else is said */
+        { "{\"type\":[\"object\",\"null\"],\"properties\":{}}", NULL },
+        { "{\"type\":\"number\",\"properties\":{}}", "'type' at /" },
+        { "{\"type\":[\"null\"],\"properties\":{}}", "'type' at /" },
+        { "{\"propertyNames\":{\"maxLength\":3}}", "'propertyNames' at /" },
     };
     tr_dialect_t *d = open_dialect(marked_up, "qwen_xml");
 

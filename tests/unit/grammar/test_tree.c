@@ -64,6 +64,24 @@ test_texts(void **state)
           "\"param\":\"tools\"}],\";\"]",
           { "1;", "-20;" },
           { "{};", "1.5;", "\"a\";" } },
+        /* no string of it has a text that is barred: not a free one, nor a
+         * name, one of a list, one with a pattern or a length */
+        { "[\"seq\",[\"schema\",{\"schema\":{\"type\":\"object\","
+          "\"properties\":{\"<b>\":{\"enum\":[\"<b>\",1]},\"p\":{\"type\":"
+          "\"string\",\"pattern\":\"^[<b>]*$\"},\"n\":{\"type\":\"string\","
+          "\"maxLength\":4},\"f\":{\"type\":\"string\"}},"
+          "\"additionalProperties\":{\"$ref\":\"#\"}},\"flags\":3,\"name\":"
+          "\"f\",\"param\":\"tools\",\"bar\":[\"<b>\",\"<<\"]}],\";\"]",
+          { "{\"\\u003cb>\":\"\\u003cb>\",\"p\":\"<bb\\u003cb>\"};",
+            "{\"n\":\"<\\u003c<b\",\"<bx\":{\"f\":\"<\xc3\xa9<b \\u003cb>\"}};",
+            "{\"<\":{}};", "{\"f\":\"<\",\"b>\":{\"n\":\"b><\"}};" },
+          { "{\"<b>\":1};", "{\"f\":\"a<b>\"};", "{\"p\":\"<b>\"};",
+            "{\"x\":{\"n\":\"<b>\"}};", "{\"x<b>\":{}};",
+            "{\"n\":\"<\\u003cab<\"};" } },
+        { "[\"many\",[\"schema\",{\"schema\":true,\"flags\":0,\"name\":\"f\","
+          "\"param\":\"tools\",\"bar\":[\"<b>\"]}],\",\"]",
+          { "\"<b\",[\"b>\",{\"<a\":\"\\u003cb>\"}]", "1,{},\"\"" },
+          { "\"<b>\"", "{\"<b>\":1}", "1,[[\"<<b>>\"]]" } },
         /* one that is none is any object, and nothing of it is left */
         { "[\"or\",[\"schema\",{\"schema\":{\"type\":\"object\",\"properties\":"
           "{\"a\":{\"type\":\"integer\"},\"b\":{\"type\":\"odd\"}}},"
@@ -185,6 +203,29 @@ test_around(void **state)
     }
 }
 
+/* What stands within a tree is JSON, and keeps the tree's marks out. */
+static void
+test_inner_barred(void **state)
+{
+    grammar_fixture_t *b = *state;
+    tr_grammar_spec_t spec = spec_of(TR_GRAMMAR_SCHEMA,
+                                     "{\"type\":\"array\",\"items\":{\"type\":"
+                                     "\"string\"}}");
+    tr_error_t err = { 0 };
+    tr_grammar_t *g;
+
+    spec.around = "[\"or\",[\"inner\",[\"<call>\"]],[\"seq\",\"<call>\","
+                  "[\"json\"]]]";
+    if (tr_grammar_compile(b->vocabulary, &spec, &g, &err) != TR_OK) {
+        fail_msg("%s", err.text);
+    }
+    assert_true(accepts(b, g, "<call>{\"a\":\"<call>\"}"));
+    assert_true(accepts(b, g, "[\"<calls\",\"\\u003ccall>\"]"));
+    assert_false(accepts(b, g, "[\"a <call>\"]"));
+    check_walk(b, g, 1, 8);
+    tr_grammar_unref(g);
+}
+
 /* A strict schema that is not held is named as its function's. */
 static void
 test_strict_schema(void **state)
@@ -239,6 +280,7 @@ main(void)
         cmocka_unit_test(test_texts),
         cmocka_unit_test(test_special_tokens),
         cmocka_unit_test(test_around),
+        cmocka_unit_test(test_inner_barred),
         cmocka_unit_test(test_strict_schema),
         cmocka_unit_test(test_memory_by_kind),
     };
