@@ -110,7 +110,7 @@ struct tr_executor {
      * asked of `kv` takes effect before the next batch and after those under
      * way. */
     uint32_t ahead;
-    uint64_t device_memory; /* bytes of a GPU that opening took */
+    uint64_t device_memory; /* bytes of a GPU that it has */
     uint32_t width;         /* of pooled; 0: items may not have it */
     /* Threads that others may use while none of the functions below runs. */
     tr_stream_t pool;

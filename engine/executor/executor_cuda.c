@@ -68,9 +68,7 @@ open_device(tr_executor_cuda_t *x, const tr_config_t *config, tr_error_t *err)
            config->device, x->info.name, x->info.major, x->info.minor,
            x->info.memory >> 20, x->info.free_memory >> 20,
            x->info.driver / 1000, x->info.driver % 1000 / 10);
-    rc = tr_executor_cuda_await(x, config, err);
-    x->free_before = x->info.free_memory;
-    return rc;
+    return tr_executor_cuda_await(x, config, err);
 }
 
 static tr_status_t
@@ -225,6 +223,7 @@ take_buffers(tr_executor_cuda_t *x, tr_error_t *err)
     size_t bytes = lay_memory(x, NULL);
     bool pinned = true;
 
+    x->memory_size = bytes;
     x->memory = x->cuda->alloc(bytes);
     if (x->memory == NULL) {
         return tr_model_cuda_no_memory(x->model, "uploads and results", bytes,
@@ -536,18 +535,14 @@ open_pool(tr_executor_cuda_t *x, const tr_config_t *config, tr_error_t *err)
                               pool->threads);
 }
 
-/* What all of it took, for who starts in its place after a kill. */
-static tr_status_t
-count_memory(tr_executor_cuda_t *x, tr_error_t *err)
+/* What all of it takes, for who starts in its place after a kill.  What the
+ * device has less than before is no measure of that: others come and go
+ * meanwhile. */
+static void
+count_memory(tr_executor_cuda_t *x, const tr_kv_config_t *kv)
 {
-    uint64_t now;
-
-    if (x->cuda->device_info(x->device.ordinal, &x->info) != 0) {
-        return device_error(x, "asking for free memory", err);
-    }
-    now = x->info.free_memory;
-    x->base.device_memory = x->free_before > now ? x->free_before - now : 0;
-    return TR_OK;
+    x->base.device_memory = x->model->weights_size + x->model->work_size
+                            + x->memory_size + kv->memory;
 }
 
 static tr_status_t
@@ -589,7 +584,10 @@ open_parts(tr_executor_cuda_t *x, const tr_config_t *config, tr_error_t *err)
     if (rc == TR_OK) {
         rc = open_graphs(x, err);
     }
-    return rc == TR_OK ? count_memory(x, err) : rc;
+    if (rc == TR_OK) {
+        count_memory(x, &kv);
+    }
+    return rc;
 }
 
 tr_status_t

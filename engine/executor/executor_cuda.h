@@ -88,7 +88,7 @@ typedef struct {
     tr_executor_t base;
     const tr_device_t *cuda;
     tr_cuda_device_info_t info;
-    uint64_t free_before; /* bytes of the device, before anything was taken */
+    size_t memory_size; /* bytes at `memory` */
     tr_device_props_t device;
     tr_cuda_stream_t stream;
     tr_model_cuda_t *model;

@@ -10,14 +10,12 @@
  */
 #include "executor_cuda.h"
 
-#include <dirent.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 
 #include "engine/config/log.h"
+#include "engine/model/safetensors.h"
 
 #define LOOK_MS 100
 
@@ -25,30 +23,13 @@
  * may have taken a little meanwhile. */
 #define TOLERANCE 50
 
-/* Bytes of the files; 0 where they are not read, or cannot be. */
+/* 0 where they are not read, or cannot be. */
 static uint64_t
 weights_size(const tr_config_t *config)
 {
-    static const char end[] = ".safetensors";
-    DIR *dir = strcmp(config->load_format, "dummy") != 0
-                   ? opendir(config->model)
-                   : NULL;
-    struct dirent *entry;
-    uint64_t size = 0;
-
-    while (dir != NULL && (entry = readdir(dir)) != NULL) {
-        size_t n = strlen(entry->d_name), tail = sizeof(end) - 1;
-        struct stat st;
-
-        if (n > tail && strcmp(entry->d_name + n - tail, end) == 0
-            && fstatat(dirfd(dir), entry->d_name, &st, 0) == 0) {
-            size += (uint64_t) st.st_size;
-        }
-    }
-    if (dir != NULL) {
-        closedir(dir);
-    }
-    return size;
+    return strcmp(config->load_format, "dummy") != 0
+               ? tr_safetensors_bytes(config->model)
+               : 0;
 }
 
 static uint64_t

@@ -565,6 +565,23 @@ tr_safetensors_add(tr_safetensors_t *st, tr_tensor_t *added, uint32_t n)
     st->n_added = n;
 }
 
+uint64_t
+tr_safetensors_bytes(const char *dir)
+{
+    tr_safetensors_t *st;
+    tr_error_t err = { 0 };
+    uint64_t bytes = 0;
+
+    if (tr_safetensors_open(dir, &st, &err) != TR_OK) {
+        return 0;
+    }
+    for (uint32_t i = 0; i < st->n_tensors; i++) {
+        bytes += st->tensors[i].size;
+    }
+    tr_safetensors_close(st);
+    return bytes;
+}
+
 uint32_t
 tr_safetensors_count(const tr_safetensors_t *st)
 {

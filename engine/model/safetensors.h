@@ -60,6 +60,11 @@ tr_status_t tr_safetensors_open(const char *dir, tr_safetensors_t **out,
                                 tr_error_t *err);
 void tr_safetensors_close(tr_safetensors_t *st);
 
+/* Bytes of all tensors that tr_safetensors_open(dir) finds; 0: it finds none.
+ * Other files that lie there are not counted: a directory often has its weights
+ * a second time, in another form. */
+uint64_t tr_safetensors_bytes(const char *dir);
+
 /* Adds tensors that stand for several; find() prefers them to those of the files.
  * The array is taken, with its names and what they are packed of, all from malloc.
  * At most once. */

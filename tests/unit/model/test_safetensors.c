@@ -20,7 +20,8 @@
 static char dir[64];
 static const char *const files[] = { "model.safetensors",
                                      "model.safetensors.index.json",
-                                     "a.safetensors", "b.safetensors" };
+                                     "a.safetensors", "b.safetensors",
+                                     "consolidated.safetensors" };
 
 static int
 make_dir(void **state)
@@ -181,6 +182,27 @@ test_shards(void **state)
     "{\"w\":{\"dtype\":" dtype ",\"shape\":" shape \
     ",\"data_offsets\":" offsets "}}"
 
+/* A directory that has its weights twice. */
+static void
+test_bytes(void **state)
+{
+    static const char other[] = "{\"x\":{\"dtype\":\"F32\",\"shape\":[100],"
+                                "\"data_offsets\":[0,400]}}";
+
+    (void) state;
+    assert_int_equal(tr_safetensors_bytes(dir), 0);
+    write_tensors("consolidated.safetensors", other, 400, 0);
+    assert_int_equal(tr_safetensors_bytes(dir), 0);
+    write_tensors("a.safetensors", "{\"w\":" F32_4 "}", 16, 0);
+    write_tensors("b.safetensors", "{\"v\":" F32_4 "}", 16, 0);
+    write_index("{\"weight_map\":{\"w\":\"a.safetensors\","
+                "\"v\":\"b.safetensors\"}}");
+    assert_int_equal(tr_safetensors_bytes(dir), 32);
+    write_tensors("model.safetensors", "{\"w\":" F32_4 "}", 16, 0);
+    assert_int_equal(tr_safetensors_bytes(dir), 16);
+    remove_files();
+}
+
 static void
 test_broken_files(void **state)
 {
@@ -322,6 +344,7 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_read),
         cmocka_unit_test(test_shards),
+        cmocka_unit_test(test_bytes),
         cmocka_unit_test(test_broken_files),
         cmocka_unit_test(test_broken_indexes),
         cmocka_unit_test(test_no_directory),
