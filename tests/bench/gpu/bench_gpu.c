@@ -1,6 +1,7 @@
 /*
  * bench_gpu: the engine's steps on a GPU, without transport.  Token ids are
- * random; a prompt is computed once, and forked.
+ * random; a prompt is computed once, and forked.  The forks go on with a token
+ * each of their own, or all would choose the same experts.
  *
  *   bench_gpu decode  [options]  --batch sequences at --context tokens
  *   bench_gpu fit     [options]  as many sequences as fit at --context tokens, and
@@ -40,6 +41,7 @@
  *                 peak, of the same run
  *   attention_ms  its attention alone; kv_ms: its pages at the speed of a copy
  *   rest_ms       device_ms without these two: norms, cache, sampling, ..
+ *   distinct      share of the last step's tokens that no other sequence before has
  *   limit         what takes most of the step: matrix_products, kv_bytes (kv_ms),
  *                 attention (what it takes beyond kv_ms), rest
  *   decode_ms     mix: a step without prompts; prefill_ms: what those with them
@@ -407,8 +409,34 @@ typedef struct {
     double products, attention;  /* ms of these alone */
     double kv_bytes, full_bytes; /* in use; at 16 bits */
     double speed;                /* bytes a second, of a copy */
+    double distinct;             /* share of the last tokens */
     uint64_t steps, graphs, stalls;
 } measured_t;
+
+static int
+by_token(const void *a, const void *b)
+{
+    const int32_t x = *(const int32_t *) a, y = *(const int32_t *) b;
+
+    return (x > y) - (x < y);
+}
+
+/* Of n sequences' last tokens, the share that are different ones. */
+static double
+distinct(uint32_t n)
+{
+    static int32_t token[FIXTURE_SEQS_MAX];
+    uint32_t found = 1;
+
+    for (uint32_t i = 0; i < n; i++) {
+        token[i] = fixture.seqs[i].out[(WARM_STEPS + o.steps) % 2].token;
+    }
+    qsort(token, n, sizeof(*token), by_token);
+    for (uint32_t i = 1; i < n; i++) {
+        found += token[i] != token[i - 1];
+    }
+    return (double) found / n;
+}
 
 /* False: there was no room for all. */
 static bool
@@ -420,6 +448,7 @@ measure(uint32_t n, measured_t *r)
         return false;
     }
     r->n = n;
+    r->distinct = distinct(n);
     r->attention = fixture_attention_ms(&fixture, n);
     r->products = fixture_products_ms(&fixture, n);
     fixture_settle(&fixture);
@@ -475,13 +504,14 @@ say_step(const char *what, const measured_t *r, double peak)
            " host_gap=%.4f"
            " tokens_s=%.0f kv_gib=%.3f kv_of_fp16=%.4f weights_gib=%.3f"
            " copy_gb_s=%.0f roofline_ms=%.3f over_roofline=%.3f stalls=%llu"
-           " graphs=%llu of=%llu",
+           " graphs=%llu of=%llu distinct=%.3f",
            r->n, o.steps, p->wall, p->first, p->device, 1 - p->device / p->wall,
            r->n / p->wall * 1e3, r->kv_bytes * 0x1p-30,
            r->kv_bytes / r->full_bytes,
            fixture_weight_bytes(&fixture, r->n) * 0x1p-30, r->speed * 1e-9,
            roof, p->wall / roof, (unsigned long long) r->stalls,
-           (unsigned long long) r->graphs, (unsigned long long) r->steps);
+           (unsigned long long) r->graphs, (unsigned long long) r->steps,
+           r->distinct);
     if (o.masks != 0) {
         printf(" mask_us=%u threads=%d", o.masks, fixture.e->pool.threads);
     }

@@ -175,7 +175,9 @@ fixture_add(fixture_t *b, fixture_seq_t *q, int32_t base, uint32_t len)
 const int32_t *
 fixture_token(const fixture_t *b, fixture_seq_t *q)
 {
-    const int32_t *token = q->given ? &b->prompt[q->len] : NULL;
+    /* each sequence another one, or all rows would go to the same experts */
+    const uint32_t at = (q->len + 1009u * (uint32_t) q->slot) % b->prompt_len;
+    const int32_t *token = q->given ? &b->prompt[at] : NULL;
 
     q->given = false;
     return token;

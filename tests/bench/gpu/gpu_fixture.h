@@ -17,7 +17,7 @@ typedef struct {
     int32_t slot;
     uint32_t len;    /* tokens cached */
     uint32_t number; /* tokens of the answer that are known */
-    bool given;      /* its next token is the prompt's at len */
+    bool given;      /* its next token is one of the prompt's */
     tr_sampled_t out[TR_CUDA_SLOTS];
 } fixture_seq_t;
 
