@@ -352,11 +352,22 @@ places(const tr_kv_policy_t *p)
     return p->window + tr_kv_rule_sinks(&p->rule, UINT32_MAX);
 }
 
+/* Thresholds by head are sent to a device when its cache is made. */
+static bool
+same_heads(const tr_kv_policy_t *a, const tr_kv_policy_t *b)
+{
+    size_t n = 2 * (size_t) b->layers_of * b->kv_heads_of;
+
+    return b->alpha_of == NULL
+           || (a->alpha_of != NULL
+               && memcmp(a->alpha_of, b->alpha_of, n * sizeof(double)) == 0);
+}
+
 /* Does a cache that was made for `a` take slots of `b`, too? */
 static bool
 covers(const tr_kv_policy_t *a, const tr_kv_policy_t *b)
 {
-    if (a->n_levels != b->n_levels || places(a) < places(b)
+    if (!same_heads(a, b) || a->n_levels != b->n_levels || places(a) < places(b)
         || a->scored < b->scored || a->minmax < b->minmax
         || b->row->begin != NULL) {
         return false;

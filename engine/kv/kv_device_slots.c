@@ -99,15 +99,17 @@ forget_need(tr_kv_gpu_t *g, int32_t slot)
 
 /* ---- open, close, prompt ------------------------------------------------ */
 
-/* Thresholds by head, where the device has them. */
+/* Thresholds by head, where the device has them: those of a policy at create,
+ * or of another one with the same. */
 static const double *
 device_alpha(const tr_kv_gpu_t *g, const double *alpha)
 {
     size_t heads = 2 * (size_t) g->kv.heads;
     uint32_t i;
 
-    for (i = 0; i < g->n_alpha; i++) {
-        if (g->alpha_host[i] == alpha) {
+    for (i = 0; alpha != NULL && i < g->n_alpha; i++) {
+        if (g->alpha_host[i] == alpha
+            || memcmp(g->alpha_host[i], alpha, heads * sizeof(*alpha)) == 0) {
             return g->alpha + i * heads;
         }
     }

@@ -258,6 +258,26 @@ test('eval: --kl compares predictions of a text', async () => {
   }
 });
 
+const SOFT = path.join(BUILD, 'tests/libtokenring_soft.so');
+
+test('eval: thresholds by head on a device, more than one file of them',
+  { skip: !fs.existsSync(SOFT) && 'no software device was built' }, async () => {
+    const text = file('heads.txt');
+    fs.writeFileSync(text, 'Words that are read one by one. '.repeat(40));
+    const specs = ['full', ...['0 0 2 0', '0 1 2 0'].map((line, i) => {
+      fs.writeFileSync(file(`${i}.alpha`), `${line}\n`);
+      return `diffkv:alpha_high=8,alpha_low=0,alpha_file=${file(`${i}.alpha`)}`;
+    })];
+    execFileSync(path.join(BUILD, 'bin/tokenring'), ['eval', '-m', POCKET,
+      '--perplexity', text, '--kl', '--window', '160', '--prefix', '128',
+      '--windows', '1', '--batch', '2', '--kv-memory', '128m', '--set',
+      'backend=cuda', '--set', `cuda_library=${SOFT}`, '--json',
+      file('heads.json'), ...specs.flatMap((p) => ['-p', p])]);
+    const [full, one, other] = json('heads.json').policies.map((p) => p.text);
+    assert.equal(full.kl, 0);
+    assert.ok(one.kl > 0 && other.kl > 0 && one.kl !== other.kl);
+  });
+
 test('calibrate: alpha_high first, then alpha_low', async () => {
   const conf = file('diffkv.conf');
   const search = async (tolerance, ...more) => {

@@ -28,6 +28,8 @@ typedef struct {
 
 typedef struct {
     fixture_t r;
+    tr_kv_policy_t twin; /* of the first: its thresholds by head elsewhere */
+    double twin_alpha[FIXTURE_LAYERS * FIXTURE_KV_HEADS * 2];
     who_t who[FIXTURE_SEQS];
     uint64_t lives;
     bool pressed; /* somebody finds no page */
@@ -118,13 +120,25 @@ finish(run_t *p, who_t *w)
     memset(w, 0, sizeof(*w));
 }
 
+static void
+make_twin(run_t *p)
+{
+    p->twin = *p->r.policy[0];
+    if (p->twin.alpha_of != NULL) {
+        memcpy(p->twin_alpha, p->twin.alpha_of, sizeof(p->twin_alpha));
+        p->twin.alpha_of = p->twin_alpha;
+    }
+}
+
 /* A slot for w with the beginning of its prompt. */
 static bool
 take_slot(run_t *p, who_t *w, uint32_t goal)
 {
     uint32_t policy = random_below(p->r.n_policies);
-    bool usual = policy == 0 && random_below(2);
-    int32_t slot = tr_kv_open(p->r.kv, usual ? NULL : p->r.policy[policy]);
+    uint32_t first = policy == 0 ? random_below(3) : 0; /* said in three ways */
+    int32_t slot = tr_kv_open(p->r.kv, first == 2   ? &p->twin
+                                       : first == 1 ? NULL
+                                                    : p->r.policy[policy]);
 
     if (slot < 0) {
         return false;
@@ -400,6 +414,7 @@ round_of(run_t *p, uint64_t seed)
         random_below(2);
     }
     fixture_create(&p->r, 4 * (12 + random_below(40)));
+    make_twin(p);
     for (uint32_t i = 0; i < TURNS; i++) {
         one_turn(p);
         if (random_below(12) == 0) {
