@@ -104,7 +104,9 @@ open_editor(tr_line_t *l, const char *program)
     el_set(l->el, EL_EDITOR, "emacs");
     el_set(l->el, EL_HIST, history, l->history);
     el_set(l->el, EL_SETTY, "-d", "-isig", NULL);
-    el_set(l->el, EL_ADDFN, "tokenring-cancel", "forget this line", on_cancel);
+    /* el_set copies both names, and nobody frees them. */
+    el_wset(l->el, EL_ADDFN, L"tokenring-cancel", L"forget this line",
+            on_cancel);
     el_set(l->el, EL_BIND, "^C", "tokenring-cancel", NULL);
     el_set(l->el, EL_BIND, "^R", "em-inc-search-prev", NULL);
     el_source(l->el, NULL);
