@@ -4,6 +4,7 @@
 #include "generic_fixture.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 static void
@@ -366,4 +367,59 @@ case_close(case_t *c)
         fixture_room_free(c->there[i]);
     }
     fixture_close(&c->fixture);
+}
+
+/* n sums at `at`. */
+static bool
+check_sums(const case_t *c, size_t at, uint32_t n, uint8_t *got, double most,
+           double *worst)
+{
+    for (uint32_t i = 0; i < n; i++, at += 4) {
+        float before, want, is;
+        double error;
+
+        memcpy(&before, c->before + at, 4);
+        memcpy(&want, c->fixture.host.pool + at, 4);
+        memcpy(&is, got + at, 4);
+        if (memcmp(&want, &is, 4) == 0) {
+            continue;
+        }
+        error = fabs((double) is - (double) want)
+                / ((double) want - (double) before + 0.02 * fabs((double) want)
+                   + 1e-6);
+        *worst = fmax(*worst, error);
+        if (!(error <= most)) {
+            printf("a score is %g, expected %g, was %g\n", (double) is,
+                   (double) want, (double) before);
+            return false;
+        }
+        memcpy(got + at, &want, 4);
+    }
+    return true;
+}
+
+bool
+case_check_pool(const case_t *c, uint8_t *got, double most, double *worst)
+{
+    const fixture_t *b = &c->fixture;
+    size_t bytes = b->host.page_bytes;
+
+    for (uint32_t i = 0; i < b->pages; i++) {
+        const tr_kv_layout_t *l = &b->plan.layout[b->layout_of[i]];
+
+        if ((l->score
+             && !check_sums(c, i * bytes + l->score, l->tokens, got, most,
+                            worst))
+            || (l->recent
+                && !check_sums(c, i * bytes + l->recent, l->tokens, got, most,
+                               worst))) {
+            printf("in page %u, of layout %u\n", i, b->layout_of[i]);
+            return false;
+        }
+    }
+    if (memcmp(got, b->host.pool, b->pages * bytes) != 0) {
+        printf("bytes of the pool changed that are no score\n");
+        return false;
+    }
+    return true;
 }

@@ -37,4 +37,9 @@ typedef struct {
 void case_open(case_t *c, const fixture_side_t *side, uint32_t max_rows);
 void case_close(case_t *c);
 
+/* The pool that one side left against the host's: scores are right within `most`
+ * of what they grew by, all other bytes equal.  got takes the host's scores on
+ * the way; *worst the largest error. */
+bool case_check_pool(const case_t *c, uint8_t *got, double most, double *worst);
+
 #endif

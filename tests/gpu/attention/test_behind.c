@@ -289,57 +289,6 @@ check_out(turn_t *t, const float *want, const uint8_t *got)
     return true;
 }
 
-/* n sums at `at`; `got` takes those of the host when they agree. */
-static bool
-check_sums(const case_t *c, size_t at, uint32_t n, uint8_t *got)
-{
-    for (uint32_t i = 0; i < n; i++, at += 4) {
-        float before, want, is;
-        double error;
-
-        memcpy(&before, c->before + at, 4);
-        memcpy(&want, c->fixture.host.pool + at, 4);
-        memcpy(&is, got + at, 4);
-        if (memcmp(&want, &is, 4) == 0) {
-            continue;
-        }
-        error = fabs((double) is - (double) want)
-                / ((double) want - (double) before + 0.02 * fabs((double) want)
-                   + 1e-6);
-        worst_score = fmax(worst_score, error / SCORE_MOST);
-        if (!(error <= SCORE_MOST)) {
-            printf("a score is %g, expected %g, was %g\n", (double) is,
-                   (double) want, (double) before);
-            return false;
-        }
-        memcpy(got + at, &want, 4);
-    }
-    return true;
-}
-
-static bool
-check_pool(const case_t *c, uint8_t *got)
-{
-    const fixture_t *b = &c->fixture;
-    size_t bytes = b->host.page_bytes;
-
-    for (uint32_t i = 0; i < b->pages; i++) {
-        const tr_kv_layout_t *l = &b->plan.layout[b->layout_of[i]];
-
-        if ((l->score && !check_sums(c, i * bytes + l->score, l->tokens, got))
-            || (l->recent
-                && !check_sums(c, i * bytes + l->recent, l->tokens, got))) {
-            printf("in page %u, of layout %u\n", i, b->layout_of[i]);
-            return false;
-        }
-    }
-    if (memcmp(got, b->host.pool, b->pages * bytes) != 0) {
-        printf("bytes of the pool changed that are no score\n");
-        return false;
-    }
-    return true;
-}
-
 /* ---- paths --------------------------------------------------------------- */
 
 /* Each sequence in two chunks. */
@@ -388,7 +337,8 @@ try_path(turn_t *t, tr_prompt_path_t path, const float *want)
     fixture_get(out, t->room[1], t->out_bytes);
     fixture_get(pool, b->other.pool, bytes);
     memcpy(copy, pool, bytes);
-    ok = ok && check_out(t, want, out) && check_pool(t->c, copy)
+    ok = ok && check_out(t, want, out)
+         && case_check_pool(t->c, copy, SCORE_MOST, &worst_score)
          && check_cut(t, out, pool);
     free(out);
     free(pool);
@@ -453,7 +403,7 @@ say_what(void)
 {
     printf("%u sequences attended; largest error %.2f of what is allowed, "
            "scores %.2f\n",
-           attended, worst_out, worst_score);
+           attended, worst_out, worst_score / SCORE_MOST);
 }
 
 int
