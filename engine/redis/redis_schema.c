@@ -423,7 +423,10 @@ weights_fields(const tr_status_page_t *page, tr_redis_command_t *c)
         return;
     }
     tr_status_weights_format(page, format);
-    field_text(c, "weights", format);
+    if (format[0] != '\0') {
+        tr_redis_text(c, "weights");
+        tr_redis_format(c, "%s", format); /* a copy: ours ends with us */
+    }
     field_number(c, "weights_file_bytes",
                  counter(&page->counters.weights_file_bytes));
     field_number(c, "weights_bytes", bytes);
