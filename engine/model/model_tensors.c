@@ -11,6 +11,7 @@
 #include "engine/config/log.h"
 
 #include "model_families.h"
+#include "model_stacked.h"
 #include "weights/packed.h"
 
 /* ---- the list ----------------------------------------------------------- */
@@ -318,13 +319,16 @@ may_stay(const tr_model_config_t *c, const tr_tensor_t *t)
            || layer_of(t->name) >= (long) c->recipe.layers;
 }
 
-/* The files' tensors behind one that was asked for, at most TR_PACKED_PARTS;
- * returns how many. */
+/* The files' tensors behind one that was asked for, at most TR_PACKED_PARTS, but
+ * for `last`; returns how many. */
 static uint32_t
-list_read(const tr_tensor_t *t, const tr_tensor_t **to)
+list_read(const tr_tensor_t *t, const tr_tensor_t *last, const tr_tensor_t **to)
 {
     uint32_t n = 0;
 
+    if (t != NULL && t->whole != NULL) {
+        t = t->whole != last ? t->whole : NULL; /* its parts come in a row */
+    }
     if (t != NULL && t->packed == NULL) {
         to[n++] = t;
     }
@@ -352,7 +356,7 @@ check_unread(const tr_model_config_t *c, const tr_safetensors_t *st,
     }
     while (found < n && tr_model_tensor_next(c, &at, &wanted)) {
         found += list_read(tr_model_tensor_named(st, wanted.name),
-                           read + found);
+                           found > 0 ? read[found - 1] : NULL, read + found);
     }
     qsort(read, found, sizeof(*read), by_address);
     for (uint32_t i = 0; i < n && rc == TR_OK; i++) {
@@ -370,17 +374,19 @@ check_unread(const tr_model_config_t *c, const tr_safetensors_t *st,
     return rc;
 }
 
-/* ---- quantised weights ---------------------------------------------------- */
+/* ---- weights that are no tensor of a file ---------------------------------- */
 
-/* What a checkpoint holds. */
+/* Quantised ones, and parts of others. */
 typedef struct {
     tr_tensor_t *tensors;
     uint32_t n, capacity;
-    uint64_t weights, bytes; /* of them, in the files */
-} packed_list_t;
+    const char *format;      /* of those that are quantised; NULL: none are */
+    uint32_t packed;         /* .. how many */
+    uint64_t weights, bytes; /* .. of them, in the files */
+} added_t;
 
 static void
-free_packed(packed_list_t *l)
+free_added(added_t *l)
 {
     for (uint32_t i = 0; i < l->n; i++) {
         free((char *) l->tensors[i].name);
@@ -390,7 +396,7 @@ free_packed(packed_list_t *l)
 }
 
 static bool
-make_room(packed_list_t *l)
+make_room(added_t *l)
 {
     uint32_t capacity = l->capacity ? 2 * l->capacity : 64;
     tr_tensor_t *grown;
@@ -409,7 +415,7 @@ make_room(packed_list_t *l)
 
 /* Takes p. */
 static tr_status_t
-add_packed(packed_list_t *l, tr_packed_t *p, tr_error_t *err)
+add_packed(added_t *l, tr_packed_t *p, tr_error_t *err)
 {
     char *name = strdup(p->name);
 
@@ -427,18 +433,42 @@ add_packed(packed_list_t *l, tr_packed_t *p, tr_error_t *err)
                                                 * tr_dtype_size(p->dtype),
                                         .file = p->part[TR_PACKED_CODES]->file,
                                         .packed = p };
+    l->format = p->format->name;
+    l->packed++;
     l->weights += (uint64_t) p->rows * p->columns;
     l->bytes += tr_packed_bytes(p);
     return TR_OK;
 }
 
+/* A part of a tensor, if that is how the file has it. */
+static tr_status_t
+add_part(added_t *l, const tr_model_config_t *c, const tr_safetensors_t *st,
+         const tr_model_tensor_t *wanted, tr_error_t *err)
+{
+    char *name;
+    tr_tensor_t part;
+    tr_status_t rc = tr_model_stacked_part(c, st, wanted, &part, err);
+
+    if (rc != TR_OK || part.whole == NULL) {
+        return rc;
+    }
+    name = strdup(wanted->name);
+    if (name == NULL || !make_room(l)) {
+        free(name);
+        return tr_error_set(err, TR_ERR_NOMEM, "model", "out of memory");
+    }
+    part.name = name;
+    l->tensors[l->n++] = part;
+    return TR_OK;
+}
+
 /* What the checkpoint holds and what it costs. */
 static void
-say_packed(const tr_model_config_t *c, const packed_list_t *l)
+say_packed(const tr_model_config_t *c, const added_t *l)
 {
     const double mib = 1 << 20;
 
-    if (l->n == 0) {
+    if (l->packed == 0) {
         tr_log(TR_LEVEL_WARN,
                "weights method=%s tensors=0 why=\"quantization_config is set, "
                "but all weights are plain\"",
@@ -448,19 +478,17 @@ say_packed(const tr_model_config_t *c, const packed_list_t *l)
     tr_log(TR_LEVEL_NOTICE,
            "weights method=%s format=\"%s\" tensors=%u bits_per_weight=%.2f "
            "in_files_mib=%.1f in_16_bits_mib=%.1f",
-           tr_quant_method_name(c->quantization.method),
-           l->tensors[0].packed->format->name, l->n,
+           tr_quant_method_name(c->quantization.method), l->format, l->packed,
            8 * (double) l->bytes / (double) l->weights, (double) l->bytes / mib,
            2 * (double) l->weights / mib);
 }
 
 static tr_status_t
-find_all_packed(const tr_model_config_t *c, tr_safetensors_t *st,
-                tr_error_t *err)
+find_added(const tr_model_config_t *c, tr_safetensors_t *st, tr_error_t *err)
 {
-    packed_list_t l = { 0 };
+    const bool quantised = c->quantization.method != TR_QUANT_NONE;
+    added_t l = { 0 };
     tr_model_tensor_t wanted;
-    tr_packed_t *p;
     tr_status_t rc = TR_OK;
     uint32_t at = 0;
 
@@ -468,16 +496,23 @@ find_all_packed(const tr_model_config_t *c, tr_safetensors_t *st,
         if (wanted.part >= TR_PART_MATRICES) {
             continue;
         }
-        rc = tr_packed_find(&c->quantization, st, &wanted, &p, err);
-        if (rc == TR_OK && p != NULL) {
-            rc = add_packed(&l, p, err);
+        tr_packed_t *p = NULL;
+
+        if (quantised) {
+            rc = tr_packed_find(&c->quantization, st, &wanted, &p, err);
+        }
+        if (rc == TR_OK) {
+            rc = p != NULL ? add_packed(&l, p, err)
+                           : add_part(&l, c, st, &wanted, err);
         }
     }
     if (rc != TR_OK) {
-        free_packed(&l);
+        free_added(&l);
         return rc;
     }
-    say_packed(c, &l);
+    if (quantised) {
+        say_packed(c, &l);
+    }
     tr_safetensors_add(st, l.tensors, l.n);
     return TR_OK;
 }
@@ -496,9 +531,7 @@ tr_model_tensors_open(const tr_model_config_t *c, const char *dir,
     if (rc != TR_OK) {
         return rc;
     }
-    if (c->quantization.method != TR_QUANT_NONE) {
-        rc = find_all_packed(c, *out, err);
-    }
+    rc = find_added(c, *out, err);
     while (rc == TR_OK && tr_model_tensor_next(c, &at, &wanted)) {
         rc = tr_model_tensor_find(*out, &wanted, &found, err);
     }

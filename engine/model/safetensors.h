@@ -11,7 +11,8 @@
  *
  * Quantised weights are several tensors of a file.  weights/packed.h adds one to
  * the reader that stands for all of them: it has no data of its own, and what is
- * read of it is made when it is read.
+ * read of it is made when it is read.  Experts in one tensor become one each
+ * (model_stacked.h).
  */
 #ifndef TR_SAFETENSORS_H
 #define TR_SAFETENSORS_H
@@ -38,7 +39,7 @@ typedef enum {
 
 struct tr_packed; /* weights/packed.h */
 
-typedef struct {
+typedef struct tr_tensor {
     const char *name; /* owned by the reader */
     tr_stored_t stored;
     tr_dtype_t dtype; /* of TR_STORED_FLOAT, and of what is made of packed */
@@ -50,6 +51,7 @@ typedef struct {
     uint64_t size;    /* bytes */
     const char *file; /* base name, for messages */
     const struct tr_packed *packed; /* what its elements are made of, or NULL */
+    const struct tr_tensor *whole;  /* of which it is a part, or NULL */
 } tr_tensor_t;
 
 typedef struct tr_safetensors tr_safetensors_t;
@@ -65,7 +67,7 @@ void tr_safetensors_close(tr_safetensors_t *st);
  * a second time, in another form. */
 uint64_t tr_safetensors_bytes(const char *dir);
 
-/* Adds tensors that stand for several; find() prefers them to those of the files.
+/* Adds tensors that stand for several, or are a part of one; find() prefers them to those of the files.
  * The array is taken, with its names and what they are packed of, all from malloc.
  * At most once. */
 void tr_safetensors_add(tr_safetensors_t *st, tr_tensor_t *added, uint32_t n);
