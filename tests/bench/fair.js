@@ -3,10 +3,11 @@
 // What others wait while one client floods an engine: the time to the first token
 // of an ordinary request beside each flood, over the same alone (p95 of both).
 // And what fairness costs: tokens a second of a full house with `scheduling fair`
-// over `fifo`, by turns.  The flood's own clients take processors, too, and so do
-// others on a machine that is shared.  So there is a second figure: how long the
-// engine's loop computed meanwhile, by its own CPU time; with `--engine threads=1`
-// that is all that is computed.
+// over `fifo`, by turns.  The flood's clients are a thread of their own, so that
+// who asks does not wait for them; they take processors, too, and so do others on
+// a machine that is shared.  So there is a second figure: how long the engine's
+// loop computed meanwhile, by its own CPU time; with `--engine threads=1` that is
+// all that is computed.
 //
 //   choices   two requests with n 128, of a tenant of their own, and of the same
 //   slow      257 readers with logprobs that read nothing
@@ -18,6 +19,7 @@
 
 const http = require('node:http');
 const net = require('node:net');
+const { Worker, isMainThread, workerData } = require('node:worker_threads');
 const lib = require('./lib.js');
 
 const usage = `Usage: node tests/bench/fair.js [options]
@@ -125,17 +127,16 @@ async function firsts(s, tenant) {
   return { ms: p95(ms), loop: p95(loop) };
 }
 
-// Does one thing after the other until it is destroyed.
-function again(what) {
-  const all = { request: { destroy: () => { all.stop = true; } } };
-  (async () => { while (!all.stop) await what(); })();
-  return all;
+// Does one thing after the other.
+async function again(what) {
+  for (;;) await what();
 }
 
 const fat = () => `{"prompt":"x","max_tokens":1,${Array.from({ length: 1100000 },
   (_, i) => `"k${i}":1`).join(',')}}`;
 
 const long = { max_tokens: 1900, ignore_eos: true };
+// Each goes on until its thread ends.
 const FLOODS = {
   choices: (s) => [0, 1].map(() => open(s, 'crowd', { prompt: ids(4), n: 128,
     ...long })),
@@ -158,24 +159,21 @@ const FLOODS = {
         'content-type': 'application/json', 'content-length': 100000 } });
     request.on('error', () => {});
     request.on('response', (res) => res.resume());
-    request.write(`{"prompt":"${'x'.repeat(70000)}`);
-    return { request };
+    return request.write(`{"prompt":"${'x'.repeat(70000)}`);
   }),
-  handshakes: (s) => Array.from({ length: 600 }, () => {
-    const request = net.connect(s.socket);
-    request.on('error', () => {});
-    return { request };
-  }),
+  handshakes: (s) => Array.from({ length: 600 }, () =>
+    net.connect(s.socket).on('error', () => {})),
 };
 
 async function flood(name) {
   const s = await stack({ scheduling: options.scheduling });
   const alone = await firsts(s, 'me');
-  const all = FLOODS[name](s);
+  const crowd = new Worker(__filename, { argv: process.argv.slice(2),
+    workerData: { name, at: { port: s.port, socket: s.socket } } });
   await lib.sleep(2000);
   const beside = await firsts(s, 'me');
   const running = await s.value('tokenring_num_requests_running');
-  all.forEach((one) => one.request.destroy());
+  await crowd.terminate();
   await s.stop();
   return { flood: name, alone, beside, ratio: beside.ms / alone.ms,
     computed: beside.loop / alone.loop, running };
@@ -244,4 +242,5 @@ async function main() {
   process.exit();
 }
 
-main();
+if (isMainThread) main();
+else FLOODS[workerData.name](workerData.at);
