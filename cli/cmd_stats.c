@@ -185,6 +185,17 @@ draw_prefixes(FILE *f, const tr_stats_sample_t *b)
             "reuse", 100 * share_of(b->prefix_hits, b->prefix_queries),
             (unsigned long long) b->prefix_tokens,
             (unsigned long long) b->prefilled);
+    if (b->shelf_stored != 0) {
+        fprintf(f,
+                "  %-12s%llu prefixes with %.1f MiB; %llu written, %llu came"
+                " back with %llu tokens, %llu evicted\n",
+                "host memory", (unsigned long long) b->shelf_items,
+                (double) b->shelf_bytes / (1 << 20),
+                (unsigned long long) b->shelf_stored,
+                (unsigned long long) b->shelf_loaded,
+                (unsigned long long) b->shelf_tokens,
+                (unsigned long long) b->shelf_evicted);
+    }
     if (b->store_files == 0 && b->store_stored == 0) {
         return;
     }
@@ -485,6 +496,14 @@ print_json(const tr_stats_sample_t *a, const tr_stats_sample_t *b)
                                   (json_int_t) b->store_loaded, "tokens",
                                   (json_int_t) b->store_tokens, "failed",
                                   (json_int_t) b->store_failed));
+    json_object_set_new(root, "prefix_host",
+                        json_pack("{s:I, s:I, s:I, s:I, s:I, s:I}", "prefixes",
+                                  (json_int_t) b->shelf_items, "bytes",
+                                  (json_int_t) b->shelf_bytes, "written",
+                                  (json_int_t) b->shelf_stored, "read",
+                                  (json_int_t) b->shelf_loaded, "tokens",
+                                  (json_int_t) b->shelf_tokens, "evicted",
+                                  (json_int_t) b->shelf_evicted));
     json_object_set_new(root, "prefixes",
                         json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
                                   "queries", (json_int_t) b->prefix_queries,

@@ -64,6 +64,12 @@ tr_stats_take(tr_ring_client_t *client, tr_stats_sample_t *s)
     s->store_failed = LOAD(c->store_failed);
     s->store_files = LOAD(c->store_files);
     s->store_bytes = LOAD(c->store_bytes);
+    s->shelf_stored = LOAD(c->shelf_stored);
+    s->shelf_loaded = LOAD(c->shelf_loaded);
+    s->shelf_tokens = LOAD(c->shelf_tokens);
+    s->shelf_evicted = LOAD(c->shelf_evicted);
+    s->shelf_items = LOAD(c->shelf_items);
+    s->shelf_bytes = LOAD(c->shelf_bytes);
     s->channels = LOAD(c->channels_opened) - LOAD(c->channels_closed);
     copy_histogram(&s->histogram[TR_STATS_TTFT], &c->ttft);
     copy_histogram(&s->histogram[TR_STATS_INTER_TOKEN], &c->inter_token);

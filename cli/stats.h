@@ -36,6 +36,8 @@ typedef struct {
     uint64_t prefix_cuts, prefix_evicted, prefix_blocks, cached_pages;
     uint64_t store_stored, store_loaded, store_tokens, store_failed;
     uint64_t store_files, store_bytes;
+    uint64_t shelf_stored, shelf_loaded, shelf_tokens, shelf_evicted;
+    uint64_t shelf_items, shelf_bytes;
     tr_stats_histogram_t histogram[TR_STATS_HISTOGRAMS];
 } tr_stats_sample_t;
 

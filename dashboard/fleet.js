@@ -40,6 +40,7 @@ function sample(raw) {
     kvSwapped: number(raw.kv_swapped),
     kvCached: number(raw.kv_cached),   // NaN: an older engine
     kvFiles: number(raw.kv_files_bytes),
+    kvHost: number(raw.kv_host_bytes),
     kvLoses: number(raw.kv_guard_warnings) > 0,
     kvTokens: number(raw.kv_tokens),
     kvFull: number(raw.kv_full_bytes),

@@ -211,6 +211,7 @@ export function engines(fleet, picked, model, onPick) {
     const used = s ? s.kvUsed.reduce((a, b) => a + b, 0) : NaN;
     setText(row.querySelector('.engine-kv'), s && e.pages > 0
       ? `${f.percent(used / e.pages)} of ${f.bytes(e.pages * e.pageBytes)}${
+        s.kvHost > 0 ? ` · ${f.bytes(s.kvHost)} of prefixes in host memory` : ''}${
         s.kvFiles > 0 ? ` · ${f.bytes(s.kvFiles)} of prefixes in files` : ''}${
         s.kvLoses ? ' · KV policy loses answers' : ''}` : '');
     setText(row.querySelector('.engine-weights'), e.alive ? weights(e.card) : '');

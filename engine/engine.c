@@ -271,9 +271,13 @@ open_store(tr_engine_t *e, const tr_status_card_t *card, tr_error_t *err)
 {
     uint8_t identity[TR_STORE_ID_BYTES];
     uint64_t stamp;
+    tr_status_t rc = TR_OK;
 
-    if (e->config.cache_dir[0] == '\0') {
-        return TR_OK;
+    if (e->config.cache_memory != 0) {
+        rc = tr_kv_shelf_open(e->executor->kv, e->config.cache_memory, err);
+    }
+    if (rc != TR_OK || e->config.cache_dir[0] == '\0') {
+        return rc;
     }
     if (card->exact_id == 0
         || tr_model_stamp(e->config.model, &stamp) != TR_OK) {

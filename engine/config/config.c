@@ -172,6 +172,9 @@ static const setting_t settings[] = {
     { "cache_ttl", KIND_DURATION, AT(cache_ttl_us), "0", 0, S(31536000), NULL,
       "how long a prefix is kept after its last use; 0: until its memory is"
       " needed" },
+    { "cache_memory", KIND_SIZE, AT(cache_memory), "0", 0, G(16384), NULL,
+      "backend cuda: pinned host memory where prefixes are also kept when the "
+      "GPU has no room for them; 0: none" },
     { "cache_dir", KIND_TEXT, AT(cache_dir), "", 0, 0, NULL,
       "directory, of mode 0700, where prefixes are also kept in files, so that "
       "conversations survive a restart; empty: none" },

@@ -69,6 +69,7 @@ typedef struct {
     bool kv_request_alpha;      /* requests may set thresholds */
     char kv_reuse[8];           /* auto | yes | no */
     uint64_t cache_ttl_us;      /* of a prefix, after its last use; 0: none */
+    uint64_t cache_memory;      /* pinned host memory with prefixes; 0: none */
     char cache_dir[TR_CONFIG_PATH]; /* of files with prefixes; "": none */
     uint64_t cache_disk;            /* bytes of these, at most */
     char kv_guard[16];              /* auto | off | a number of prompts */

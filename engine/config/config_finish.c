@@ -272,8 +272,8 @@ finish_redis(tr_config_t *c, tr_error_t *err)
 }
 
 /* A GPU's pool is known only when its weights are there. */
-static void
-finish_memory(tr_config_t *c)
+static tr_status_t
+finish_memory(tr_config_t *c, tr_error_t *err)
 {
     bool gpu = strcmp(c->backend, "cuda") == 0;
 
@@ -283,6 +283,14 @@ finish_memory(tr_config_t *c)
     if (c->swap_memory == TR_CONFIG_AS_OTHER) {
         c->swap_memory = c->kv_memory == 0 ? UINT64_C(4) << 30 : c->kv_memory;
     }
+    if (c->cache_memory != 0 && !gpu) {
+        return tr_error_set(err, TR_ERR_UNSUPPORTED, "cache_memory",
+                            "cache_memory %llu with backend %s, whose KV cache"
+                            " is in host memory already: raise kv_memory"
+                            " instead",
+                            (unsigned long long) c->cache_memory, c->backend);
+    }
+    return TR_OK;
 }
 
 /* "127.0.0.1:8000" and "unix:/path" would be names of files, too. */
@@ -394,8 +402,10 @@ tr_config_finish(tr_config_t *c, tr_error_t *err)
     if (rc != TR_OK) {
         return rc;
     }
-    finish_memory(c);
-    rc = finish_socket(c, err);
+    rc = finish_memory(c, err);
+    if (rc == TR_OK) {
+        rc = finish_socket(c, err);
+    }
     if (rc != TR_OK) {
         return rc;
     }

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "engine/config/log.h"
+#include "engine/kv/kv_store.h"
 #include "engine/model/rotate.h"
 #include "kernels/kv_manager/manager.h"
 
@@ -284,12 +285,19 @@ tr_executor_describe_cache(const tr_executor_t *e, const tr_config_t *config)
     }
 }
 
-/* Sequences that are swapped out keep their slots, and what comes from a file has
- * one: as far as a page manager has so many. */
+uint32_t
+tr_executor_load_slots(const tr_config_t *config)
+{
+    return (config->cache_dir[0] != '\0' ? TR_KV_FILE_GETS : 0)
+           + (config->cache_memory != 0 ? TR_KV_SHELF_GETS : 0);
+}
+
+/* Sequences that are swapped out keep their slots, and what comes from files or
+ * the shelf has some: as far as a page manager has so many. */
 static uint32_t
 slots(const tr_executor_t *e, const tr_config_t *config)
 {
-    uint32_t n = config->max_num_seqs + (config->cache_dir[0] != '\0'), i;
+    uint32_t n = config->max_num_seqs + tr_executor_load_slots(config), i;
     bool swaps = false;
 
     for (i = 0; i < e->n_policies; i++) {
@@ -348,6 +356,13 @@ tr_executor_check_files(const tr_executor_t *e, const tr_config_t *config,
 {
     bool null = strcmp(config->backend, "null") == 0;
 
+    if (config->cache_memory != 0 && !reusing(e)) {
+        return tr_error_set(err, TR_ERR_UNSUPPORTED, "cache_memory",
+                            "cache_memory %llu, but prefixes are not reused:"
+                            " the KV policy is %s, kv_reuse %s",
+                            (unsigned long long) config->cache_memory,
+                            e->policies[0].policy->name, config->kv_reuse);
+    }
     if (config->cache_dir[0] == '\0' || (!null && reusing(e))) {
         return TR_OK;
     }

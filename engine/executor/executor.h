@@ -190,12 +190,14 @@ tr_status_t tr_executor_open_cache(tr_executor_t *e, const tr_config_t *config,
  * there, a line in the log. */
 void tr_executor_cache_config(const tr_executor_t *e, const tr_config_t *config,
                               uint32_t max_len, tr_kv_config_t *out);
+/* Of these slots, those of what comes from files, or from the shelf. */
+uint32_t tr_executor_load_slots(const tr_config_t *config);
 /* Are compressed prefixes reused, under policies that allow it? */
 bool tr_executor_reuses_compressed(const tr_config_t *config);
 /* kv_reuse yes wants a policy that reuses. */
 tr_status_t tr_executor_check_reuse(const tr_executor_t *e,
                                     const tr_config_t *config, tr_error_t *err);
-/* cache_dir wants prefixes that are reused, too. */
+/* cache_dir and cache_memory want prefixes that are reused, too. */
 tr_status_t tr_executor_check_files(const tr_executor_t *e,
                                     const tr_config_t *config, tr_error_t *err);
 void tr_executor_describe_cache(const tr_executor_t *e,

@@ -277,7 +277,7 @@ configure_cache(const tr_executor_cuda_t *x, const tr_config_t *config,
     }
     tr_executor_cache_config(&x->base, config, x->base.max_model_len, kv);
     /* nobody is ever swapped out */
-    if (kv->slots <= config->max_num_seqs + (config->cache_dir[0] != '\0')) {
+    if (kv->slots <= config->max_num_seqs + tr_executor_load_slots(config)) {
         kv->swap_memory = 0;
     }
     return TR_OK;

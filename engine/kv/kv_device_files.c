@@ -1,10 +1,11 @@
 /*
- * Pages of a device's cache on their way to and from files (kv_store.c).
+ * Pages of a device's cache on their way to and from files and the shelf
+ * (kv_store.c), and how they do so beside steps.
  *
- * Each way has a stream of its own beside that of the batches, and a piece's room
- * on the device:
+ * Each lane has two ways, out and in, and each of these a stream of its own beside
+ * that of the batches, and a piece's room on the device:
  *
- *   out   pages -> room by a small kernel -> the store's piece, which is pinned
+ *   out   pages -> room by a small kernel -> the piece, which is pinned
  *   in    the piece -> room -> pages
  *
  * Launched by the step loop, which asks an event whether a piece has arrived, and
@@ -13,8 +14,8 @@
  *   - a way begins behind what the stream of the batches was given until then:
  *     what is kept is whole, pages of a new slot are its own;
  *   - who takes over what came sees that it has arrived first;
- *   - kept pages that go while they are read are read to no purpose: the store is
- *     told, and drops the file;
+ *   - kept pages that go while they are read are read to no purpose: who gets them
+ *     is told, and drops them;
  *   - a slot that goes while it is filled has its pages until the batches' stream
  *     has waited for what is under way.
  *
@@ -33,6 +34,8 @@
 #define AT_ONCE 8u
 /* One would be slower than a good disk. */
 #define READERS 4u
+/* Of the shelf: so long a copy hides what it takes to launch it. */
+#define CHUNK (8u << 20)
 
 typedef struct {
     tr_cuda_stream_t stream;
@@ -46,8 +49,9 @@ typedef struct {
 struct tr_kv_gpu_files {
     uint32_t piece_pages;
     way_t out, in;
-    /* pinned; what is asked for of a slot, and the tokens of one that comes */
-    uint8_t *pieces;
+    /* pinned: pieces, or the shelf; what is asked for of a slot, and the tokens of
+     * one that comes */
+    uint8_t *memory;
     uint32_t *counts;
     tr_kv_seq_t *seq;
     int32_t *tokens;
@@ -56,6 +60,8 @@ struct tr_kv_gpu_files {
     bool waits; /* for the commands of list `list` to be launched */
     uint64_t list;
 };
+
+typedef struct tr_kv_gpu_files lane_t;
 
 static size_t
 count_bytes(const tr_kv_gpu_t *g)
@@ -102,10 +108,10 @@ close_way(const tr_kv_gpu_t *g, way_t *w)
 }
 
 static void
-files_close(tr_kv_cache_t *kv)
+files_close(tr_kv_cache_t *kv, tr_kv_lane_t lane)
 {
     tr_kv_gpu_t *g = tr_kv_gpu(kv);
-    tr_kv_gpu_files_t *f = g->files;
+    lane_t *f = g->files[lane];
     const tr_device_t *cuda = g->device.cuda;
 
     if (f == NULL) {
@@ -114,43 +120,52 @@ files_close(tr_kv_cache_t *kv)
     close_way(g, &f->out);
     close_way(g, &f->in);
     cuda->event_close(f->seen);
-    cuda->unpin(f->pieces);
+    cuda->unpin(f->memory);
     cuda->unpin(f->counts);
     cuda->unpin(f->seq);
     cuda->unpin(f->tokens);
     free(f);
-    g->files = NULL;
+    g->files[lane] = NULL;
 }
 
 static tr_status_t
-files_open(tr_kv_cache_t *kv, uint8_t **memory, tr_error_t *err)
+no_memory(const tr_kv_gpu_t *g, const lane_t *f, tr_kv_lane_t lane,
+          uint64_t bytes, tr_error_t *err)
+{
+    const char *what = lane == TR_KV_FILES ? "cache_dir" : "cache_memory";
+    uint64_t room = 2ull * f->piece_pages * g->kv.plan.page_bytes;
+
+    return tr_error_set(err, TR_ERR_NOMEM, what,
+                        "%s takes %llu MiB of pinned host memory and %llu of"
+                        " the device: %s",
+                        what, (unsigned long long) (bytes >> 20) + 1,
+                        (unsigned long long) (room >> 20) + 1,
+                        g->device.cuda->reason());
+}
+
+static tr_status_t
+files_open(tr_kv_cache_t *kv, tr_kv_lane_t lane, uint32_t piece_pages,
+           uint64_t bytes, uint8_t **memory, tr_error_t *err)
 {
     tr_kv_gpu_t *g = tr_kv_gpu(kv);
     const tr_device_t *cuda = g->device.cuda;
-    uint32_t page = (uint32_t) kv->plan.page_bytes;
-    size_t pieces = 2 * BUFFERS * tr_store_piece_bytes(page);
-    tr_kv_gpu_files_t *f = g->files = calloc(1, sizeof(*f));
+    lane_t *f = g->files[lane] = calloc(1, sizeof(*f));
 
     if (f == NULL) {
         return tr_error_set(err, TR_ERR_NOMEM, "cache_dir", "no memory");
     }
-    f->piece_pages = tr_store_piece_pages(page);
-    f->pieces = cuda->pin(pieces);
+    f->piece_pages = piece_pages;
+    f->memory = cuda->pin(bytes);
     f->counts = cuda->pin(count_bytes(g));
     f->seq = cuda->pin(sizeof(*f->seq));
     f->tokens = cuda->pin(kv->config.max_len * sizeof(*f->tokens));
-    if (f->pieces == NULL || f->counts == NULL || f->seq == NULL
+    if (f->memory == NULL || f->counts == NULL || f->seq == NULL
         || f->tokens == NULL || cuda->event_open(&f->seen) != 0
         || !open_way(g, &f->out, f->piece_pages)
         || !open_way(g, &f->in, f->piece_pages)) {
-        return tr_error_set(err, TR_ERR_NOMEM, "cache_dir",
-                            "cache_dir takes %zu MiB of pinned host memory and"
-                            " %zu of the device: %s",
-                            (pieces >> 20) + 1,
-                            (2 * tr_store_piece_bytes(page) >> 20) + 1,
-                            cuda->reason());
+        return no_memory(g, f, lane, bytes, err);
     }
-    *memory = f->pieces;
+    *memory = f->memory;
     return TR_OK;
 }
 
@@ -185,10 +200,8 @@ files_launch(tr_kv_cache_t *kv)
 
 /* Was all that the list had launched since it was first asked? */
 static bool
-launched(const tr_kv_gpu_t *g, bool again)
+launched(const tr_kv_gpu_t *g, lane_t *f, bool again)
 {
-    tr_kv_gpu_files_t *f = g->files;
-
     if (!again) {
         f->waits = g->list.n_groups != 0;
         f->list = g->list.number;
@@ -198,10 +211,12 @@ launched(const tr_kv_gpu_t *g, bool again)
 
 /* A piece of the way has come, or will never be asked for. */
 static tr_status_t
-files_moved(const tr_kv_cache_t *kv, bool out, uint32_t buffer)
+files_moved(const tr_kv_cache_t *kv, tr_kv_lane_t lane, bool out,
+            uint32_t buffer)
 {
     const tr_kv_gpu_t *g = tr_kv_gpu(kv);
-    way_t *w = out ? &g->files->out : &g->files->in;
+    lane_t *f = g->files[lane];
+    way_t *w = out ? &f->out : &f->in;
     int passed;
 
     if (!w->flying[buffer]) {
@@ -218,10 +233,9 @@ files_moved(const tr_kv_cache_t *kv, bool out, uint32_t buffer)
 /* ---- out ------------------------------------------------------------------ */
 
 static int
-fetch_slot(const tr_kv_gpu_t *g, int32_t slot)
+fetch_slot(const tr_kv_gpu_t *g, const lane_t *f, int32_t slot)
 {
     const tr_device_t *cuda = g->device.cuda;
-    tr_kv_gpu_files_t *f = g->files;
     const tr_cuda_stream_t *s = &f->out.stream;
     int rc;
 
@@ -233,15 +247,15 @@ fetch_slot(const tr_kv_gpu_t *g, int32_t slot)
 }
 
 static tr_status_t
-files_see(tr_kv_cache_t *kv, int32_t slot, bool again, tr_kv_seq_t *seq,
-          uint32_t *counts)
+files_see(tr_kv_cache_t *kv, tr_kv_lane_t lane, int32_t slot, bool again,
+          tr_kv_seq_t *seq, uint32_t *counts)
 {
     tr_kv_gpu_t *g = tr_kv_gpu(kv);
-    tr_kv_gpu_files_t *f = g->files;
+    lane_t *f = g->files[lane];
     int rc;
 
     f->fetching = f->fetching && again;
-    if (!f->fetching && !launched(g, again)) {
+    if (!f->fetching && !launched(g, f, again)) {
         return TR_AGAIN;
     }
     if (!f->fetching) {
@@ -249,7 +263,7 @@ files_see(tr_kv_cache_t *kv, int32_t slot, bool again, tr_kv_seq_t *seq,
         if (rc != 0 || slot < 0) {
             return status_of(rc);
         }
-        rc = fetch_slot(g, slot);
+        rc = fetch_slot(g, f, slot);
         f->fetching = rc == 0;
         return rc == 0 ? TR_AGAIN : status_of(rc);
     }
@@ -265,10 +279,11 @@ files_see(tr_kv_cache_t *kv, int32_t slot, bool again, tr_kv_seq_t *seq,
 
 /* The kernel's part: between pages and the way's room. */
 static int
-launch_pages(const tr_kv_gpu_t *g, way_t *w, const tr_kv_piece_t *piece,
-             bool out)
+launch_pages(const tr_kv_gpu_t *g, const lane_t *f, bool out,
+             const tr_kv_piece_t *piece)
 {
-    uint32_t *ref = w->ref + (size_t) piece->buffer * g->files->piece_pages;
+    const way_t *w = out ? &f->out : &f->in;
+    uint32_t *ref = w->ref + (size_t) piece->buffer * f->piece_pages;
     const int32_t *rows = g->m.tables
                           + (size_t) (piece->slot < 0 ? 0 : piece->slot)
                                 * g->kv.heads * g->kv.view.table_len;
@@ -296,11 +311,12 @@ note_flight(const tr_kv_gpu_t *g, way_t *w, uint32_t buffer, int rc)
 }
 
 static tr_status_t
-files_out(tr_kv_cache_t *kv, const tr_kv_piece_t *piece)
+files_out(tr_kv_cache_t *kv, tr_kv_lane_t lane, const tr_kv_piece_t *piece)
 {
     const tr_kv_gpu_t *g = tr_kv_gpu(kv);
-    way_t *w = &g->files->out;
-    int rc = launch_pages(g, w, piece, true);
+    lane_t *f = g->files[lane];
+    way_t *w = &f->out;
+    int rc = launch_pages(g, f, true, piece);
 
     if (rc == 0) {
         rc = g->device.cuda->copy(&w->stream, piece->memory, w->room,
@@ -314,18 +330,19 @@ files_out(tr_kv_cache_t *kv, const tr_kv_piece_t *piece)
 /* The slot's commands have been launched, and nothing of the one before is read
  * any more. */
 static tr_status_t
-files_begin(tr_kv_cache_t *kv, int32_t slot, const int32_t *tokens, uint32_t n)
+files_begin(tr_kv_cache_t *kv, tr_kv_lane_t lane, int32_t slot,
+            const int32_t *tokens, uint32_t n)
 {
     tr_kv_gpu_t *g = tr_kv_gpu(kv);
     const tr_device_t *cuda = g->device.cuda;
     const tr_cuda_history_t *h = &g->device.history;
-    tr_kv_gpu_files_t *f = g->files;
+    lane_t *f = g->files[lane];
     way_t *w = &f->in;
     tr_status_t busy = TR_OK;
     int rc;
 
     for (uint32_t i = 0; i < BUFFERS && busy == TR_OK; i++) {
-        busy = files_moved(kv, false, i);
+        busy = files_moved(kv, lane, false, i);
     }
     if (busy != TR_OK || g->mirror[slot].list == g->list.number) {
         return busy != TR_OK ? busy : TR_AGAIN;
@@ -341,25 +358,26 @@ files_begin(tr_kv_cache_t *kv, int32_t slot, const int32_t *tokens, uint32_t n)
 }
 
 static tr_status_t
-files_in(tr_kv_cache_t *kv, const tr_kv_piece_t *piece)
+files_in(tr_kv_cache_t *kv, tr_kv_lane_t lane, const tr_kv_piece_t *piece)
 {
     const tr_kv_gpu_t *g = tr_kv_gpu(kv);
-    way_t *w = &g->files->in;
+    lane_t *f = g->files[lane];
+    way_t *w = &f->in;
     int rc = g->device.cuda->copy(&w->stream, w->room, piece->memory,
                                   piece->n * kv->plan.page_bytes);
 
     if (rc == 0) {
-        rc = launch_pages(g, w, piece, false);
+        rc = launch_pages(g, f, false, piece);
     }
     return note_flight(g, w, piece->buffer, rc);
 }
 
 static void
-files_stop(tr_kv_cache_t *kv)
+files_stop(tr_kv_cache_t *kv, tr_kv_lane_t lane)
 {
     tr_kv_gpu_t *g = tr_kv_gpu(kv);
     const tr_device_t *cuda = g->device.cuda;
-    way_t *w = &g->files->in;
+    way_t *w = &g->files[lane]->in;
 
     if (cuda->event_record(&w->stream, w->behind) != 0
         || cuda->event_follow(g->device.stream, w->behind) != 0) {
@@ -370,6 +388,7 @@ files_stop(tr_kv_cache_t *kv)
 const tr_kv_files_t tr_kv_gpu_files = { .buffers = BUFFERS,
                                         .at_once = AT_ONCE,
                                         .readers = READERS,
+                                        .chunk = CHUNK,
                                         .open = files_open,
                                         .close = files_close,
                                         .launch = files_launch,

@@ -6,7 +6,7 @@
  *   kv_device_slots.c   kv_cache.h's functions: grants pages, adds commands
  *   kv_device_share.c   blocks that are shared, and kept for later requests
  *   kv_device_cut.c     copies of what is kept compressed, room for what comes
- *   kv_device_files.c   pages to and from files
+ *   kv_device_files.c   pages to and from files and the shelf
  *   kv_device_settle.c  batches: what the device reports of each
  *   kv_device_usage.c   memory and tokens that slots hold
  *   kv_device_guard.c   the guard: how far compressing a prompt moves attention
@@ -225,7 +225,7 @@ typedef struct {
     const double *alpha_host[TR_KV_LAYOUTS_MAX * 4]; /* whose they are */
     uint32_t n_alpha;
 
-    tr_kv_gpu_files_t *files; /* NULL: there are none */
+    tr_kv_gpu_files_t *files[TR_KV_LANES]; /* NULL: there are none */
 
     /* pages of host memory: those of a slot, and the free ones, are chains */
     int32_t *id_next; /* [swap.n] */

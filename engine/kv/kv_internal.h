@@ -77,41 +77,53 @@ typedef struct {
     bool turn; /* whose turn it is to make room: the tree's */
 } tr_kv_reuse_t;
 
-/* A piece of a file, and its pages: each is the one whose id is entry ref[i] of
- * an array of the manager's, `tables` from the rows of `slot` on, or `kept`. */
+/* Where prefixes go, and come from: files, or the shelf. */
+typedef enum { TR_KV_FILES, TR_KV_SHELF, TR_KV_LANES } tr_kv_lane_t;
+
+/* A piece of what goes there, and its pages: each is the one whose id is entry
+ * ref[i] of an array of the manager's, `tables` from the rows of `slot` on, or
+ * `kept`. */
 typedef struct {
     int32_t slot; /* -1: kept */
     const uint32_t *ref;
     uint32_t n;
     uint8_t *memory; /* one page behind the other */
-    uint32_t buffer; /* which of the store's it is */
+    uint32_t buffer; /* which of those under way it is */
 } tr_kv_piece_t;
 
-/* How pages go to files and come from them (kv_store.c).  TR_AGAIN: not yet, it is
- * to be asked again; any other status but TR_OK: it cannot be. */
+/* How pages go there and come from there (kv_store.c), by lanes that know nothing
+ * of each other.  TR_AGAIN: not yet, it is to be asked again; any other status but
+ * TR_OK: it cannot be. */
 typedef struct {
     uint32_t buffers; /* pieces under way, each way, at most, */
     uint32_t at_once; /* and begun in a turn */
     uint32_t readers; /* threads that read a file */
-    /* *memory: of those pieces (tr_store_config_t), or NULL.  close: also where
-     * open has not been, or failed. */
-    tr_status_t (*open)(tr_kv_cache_t *kv, uint8_t **memory, tr_error_t *err);
-    void (*close)(tr_kv_cache_t *kv);
+    uint32_t chunk;   /* most bytes of a piece on the shelf */
+    /* For pieces of so many pages.  *memory: `bytes` of it, that pieces are copied
+     * from and to; or NULL: any will do.  close: also where open has not been, or
+     * failed. */
+    tr_status_t (*open)(tr_kv_cache_t *kv, tr_kv_lane_t lane,
+                        uint32_t piece_pages, uint64_t bytes, uint8_t **memory,
+                        tr_error_t *err);
+    void (*close)(tr_kv_cache_t *kv, tr_kv_lane_t lane);
     /* No batch follows: what was asked of the cache is done now. */
     void (*launch)(tr_kv_cache_t *kv);
     /* What a kept slot is, and its counts; slot -1: kept blocks.  `again`: as
      * asked before.  TR_OK: `out` gets what is kept. */
-    tr_status_t (*see)(tr_kv_cache_t *kv, int32_t slot, bool again,
-                       tr_kv_seq_t *seq, uint32_t *counts);
-    tr_status_t (*out)(tr_kv_cache_t *kv, const tr_kv_piece_t *piece);
+    tr_status_t (*see)(tr_kv_cache_t *kv, tr_kv_lane_t lane, int32_t slot,
+                       bool again, tr_kv_seq_t *seq, uint32_t *counts);
+    tr_status_t (*out)(tr_kv_cache_t *kv, tr_kv_lane_t lane,
+                       const tr_kv_piece_t *piece);
     /* A slot has its pages, which are to be filled: of these tokens. */
-    tr_status_t (*begin)(tr_kv_cache_t *kv, int32_t slot, const int32_t *tokens,
-                         uint32_t n);
-    tr_status_t (*in)(tr_kv_cache_t *kv, const tr_kv_piece_t *piece);
+    tr_status_t (*begin)(tr_kv_cache_t *kv, tr_kv_lane_t lane, int32_t slot,
+                         const int32_t *tokens, uint32_t n);
+    tr_status_t (*in)(tr_kv_cache_t *kv, tr_kv_lane_t lane,
+                      const tr_kv_piece_t *piece);
     /* Nothing that was begun that way last is in the buffer's way any more. */
-    tr_status_t (*moved)(const tr_kv_cache_t *kv, bool out, uint32_t buffer);
+    tr_status_t (*moved)(const tr_kv_cache_t *kv, tr_kv_lane_t lane, bool out,
+                         uint32_t buffer);
     /* The slot of `begin` is closed next, with pieces under way. */
-    void (*stop)(tr_kv_cache_t *kv);
+    void (*stop)(tr_kv_cache_t *kv, tr_kv_lane_t lane);
 } tr_kv_files_t;
 
 /* What differs between a cache that is here and one on a device; each entry is
@@ -191,8 +203,9 @@ struct tr_kv_cache {
     tr_kv_page_request_t *ask; /* [slots] */
     void *work, *kernel_work;
     int32_t *moved; /* [swap.n] pages of a slot that goes out or comes in */
-    tr_kv_reuse_t *reuse; /* NULL: nothing is kept for others */
-    tr_kv_store_t *store; /* NULL: nor in files */
+    uint8_t *shelf_memory; /* NULL: no shelf */
+    tr_kv_reuse_t *reuse;  /* NULL: nothing is kept for others */
+    tr_kv_store_t *store;  /* NULL: nor elsewhere */
 };
 
 /* Heads that slots of this policy have in layers that slide. */

@@ -138,19 +138,19 @@ tr_kv_reuse_idle(const tr_kv_cache_t *kv)
            + tr_kv_store_pages(kv);
 }
 
-/* What is being loaded; else in turns: something that is compressed, a leaf of
- * the tree. */
+/* In turns: something that is compressed, a leaf of the tree; else what is being
+ * loaded, which somebody waits for. */
 static bool
 evict_one(tr_kv_reuse_t *r, tr_kv_cache_t *kv, const tr_prefix_key_t *key)
 {
+    bool some;
+
     r->turn = !r->turn;
-    if (tr_kv_store_yield(kv)) {
-        return true;
-    }
-    return r->turn ? tr_kv_kept_evict(kv, UINT64_MAX)
+    some = r->turn ? tr_kv_kept_evict(kv, UINT64_MAX)
                          || tr_prefix_evict(r->tree, key)
                    : tr_prefix_evict(r->tree, key)
                          || tr_kv_kept_evict(kv, UINT64_MAX);
+    return some || tr_kv_store_yield(kv);
 }
 
 bool

@@ -1,6 +1,6 @@
 /*
- * Between the KV cache and the store of prefixes in files (kv_cache.h, "reuse";
- * engine/store/store.h): opened, asked and closed here; see kv_store_internal.h.
+ * Between the KV cache and what keeps prefixes outside of the pool (kv_store.h):
+ * opened, asked and closed here; see kv_store_internal.h.
  */
 #include "kv_store_internal.h"
 
@@ -26,32 +26,84 @@ map_refs(size_t size)
     return at == MAP_FAILED ? NULL : at;
 }
 
-static void
-release(tr_kv_cache_t *kv, tr_kv_store_t *s)
+bool
+kv_store_open_way(const tr_kv_store_t *s, kv_store_way_t *way,
+                  tr_kv_lane_t lane)
 {
-    if (s->out.ref != NULL) {
-        munmap(s->out.ref, s->refs_size);
-    }
-    if (s->in.ref != NULL) {
-        munmap(s->in.ref, s->refs_size);
-    }
-    kv->ops->files->close(kv);
-    free(s);
+    way->lane = lane;
+    way->ref = map_refs(s->refs_size);
+    return way->ref != NULL;
 }
 
-/* What ways need, here and where the pages are. */
+static void
+close_way(const tr_kv_store_t *s, kv_store_way_t *way)
+{
+    if (way->ref != NULL) {
+        munmap(way->ref, s->refs_size);
+    }
+    way->ref = NULL;
+}
+
+tr_kv_store_t *
+kv_store_made(tr_kv_cache_t *kv)
+{
+    tr_kv_store_t *s = kv->store;
+
+    if (s == NULL) {
+        s = kv->store = calloc(1, sizeof(*s));
+    }
+    if (s != NULL) {
+        s->get_slot = s->files == NULL ? -1 : s->get_slot;
+        s->refs_size = (size_t) kv->m.size.pages * sizeof(*s->in.ref);
+    }
+    return s;
+}
+
+static void
+close_files(tr_kv_cache_t *kv)
+{
+    tr_kv_store_t *s = kv->store;
+
+    tr_store_close(s->files);
+    s->files = NULL;
+    s->put[TR_KV_FILES].to = NULL;
+    close_way(s, &s->put[TR_KV_FILES].way);
+    close_way(s, &s->in);
+    kv->ops->files->close(kv, TR_KV_FILES);
+}
+
+/* Neither is there any more, or has been. */
+static void
+release(tr_kv_cache_t *kv)
+{
+    tr_kv_store_t *s = kv->store;
+
+    if (s->files != NULL || s->shelf != NULL) {
+        return;
+    }
+    close_way(s, &s->put[TR_KV_SHELF].way);
+    for (uint32_t i = 0; i < TR_KV_SHELF_GETS; i++) {
+        close_way(s, &s->get[i].way);
+    }
+    free(s);
+    kv->store = NULL;
+}
+
+/* What files need, here and where the pages are. */
 static tr_status_t
 make_ways(tr_kv_cache_t *kv, tr_kv_store_t *s, tr_error_t *err)
 {
-    s->get_slot = -1;
-    s->refs_size = (size_t) kv->m.size.pages * sizeof(*s->out.ref);
-    s->out.ref = map_refs(s->refs_size);
-    s->in.ref = map_refs(s->refs_size);
-    s->buffers = kv->ops->files->buffers;
-    if (s->out.ref == NULL || s->in.ref == NULL) {
+    uint32_t page = (uint32_t) kv->plan.page_bytes;
+
+    s->piece_pages[TR_KV_FILES] = tr_store_piece_pages(page);
+    if (!kv_store_open_way(s, &s->put[TR_KV_FILES].way, TR_KV_FILES)
+        || !kv_store_open_way(s, &s->in, TR_KV_FILES)) {
         return tr_error_set(err, TR_ERR_NOMEM, "cache_dir", "no memory");
     }
-    return kv->ops->files->open(kv, &s->memory, err);
+    return kv->ops->files->open(kv, TR_KV_FILES, s->piece_pages[TR_KV_FILES],
+                                2ull * kv->ops->files->buffers
+                                    * tr_store_piece_bytes(page),
+                                &s->memory, err);
 }
 
 /* Layouts change with the policies that are served. */
@@ -90,14 +142,14 @@ tr_kv_store_open(tr_kv_cache_t *kv, const char *dir, uint64_t limit,
                             .counts = kv->heads * TR_KV_TIERS_MAX,
                             .max_len = kv->config.max_len,
                             .max_pages = kv->m.size.pages };
-    tr_kv_store_t *s = calloc(1, sizeof(*s));
+    tr_kv_store_t *s = kv_store_made(kv);
     tr_status_t rc;
 
     if (s == NULL) {
         return tr_error_set(err, TR_ERR_NOMEM, "cache_dir", "no memory");
     }
     rc = make_ways(kv, s, err);
-    c.buffers = s->buffers;
+    c.buffers = kv->ops->files->buffers;
     c.memory = s->memory;
     c.readers = kv->ops->files->readers;
     memcpy(c.identity, identity, sizeof(c.identity));
@@ -106,17 +158,18 @@ tr_kv_store_open(tr_kv_cache_t *kv, const char *dir, uint64_t limit,
         rc = tr_store_open(&c, &s->files, err);
     }
     if (rc != TR_OK) {
-        release(kv, s);
+        close_files(kv);
+        release(kv);
         return rc;
     }
-    kv->store = s;
+    s->put[TR_KV_FILES].to = &kv_store_to_files;
     return TR_OK;
 }
 
 void
 tr_kv_store_wakes(tr_kv_cache_t *kv, void (*wake)(void *arg), void *arg)
 {
-    if (kv->store != NULL) {
+    if (kv->store != NULL && kv->store->files != NULL) {
         tr_store_wakes(kv->store->files, wake, arg);
     }
 }
@@ -130,14 +183,23 @@ now_us(void)
     return (uint64_t) t.tv_sec * 1000000u + (uint64_t) t.tv_nsec / 1000u;
 }
 
+static bool
+is_putting(const tr_kv_store_t *s)
+{
+    bool is = s->files != NULL && !tr_store_put_idle(s->files);
+
+    for (uint32_t i = 0; i < TR_KV_LANES; i++) {
+        is = is || s->put[i].putting || s->put[i].n_queue != 0;
+    }
+    return is;
+}
+
 void
 tr_kv_store_flush(tr_kv_cache_t *kv, uint64_t us)
 {
-    tr_kv_store_t *s = kv->store;
     uint64_t begun = now_us();
 
-    while (s != NULL
-           && (s->putting || s->n_queue != 0 || !tr_store_put_idle(s->files))
+    while (kv->store != NULL && is_putting(kv->store)
            && now_us() - begun < us) {
         kv->ops->files->launch(kv);
         if (!tr_kv_store_turn(kv)) {
@@ -154,11 +216,11 @@ tr_kv_store_close(tr_kv_cache_t *kv)
     if (s == NULL) {
         return;
     }
+    kv_shelf_close(kv); /* what is there ends with the engine */
     tr_kv_store_flush(kv, FLUSH_US);
     (void) tr_kv_store_yield(kv);
-    tr_store_close(s->files);
-    kv->store = NULL;
-    release(kv, s);
+    close_files(kv);
+    release(kv);
 }
 
 /* ---- what both ways share ------------------------------------------------ */
@@ -194,27 +256,31 @@ bool
 kv_store_next(const tr_kv_cache_t *kv, const kv_store_way_t *way, bool out,
               tr_kv_piece_t *piece)
 {
-    uint32_t most = tr_store_piece_pages((uint32_t) kv->plan.page_bytes);
+    uint32_t most = kv->store->piece_pages[way->lane];
     uint32_t left = way->n - way->at;
 
     piece->slot = way->slot;
     piece->ref = way->ref + way->at;
     piece->n = left < most ? left : most;
-    piece->buffer = way->begun % kv->store->buffers;
-    return left != 0 && kv->ops->files->moved(kv, out, piece->buffer) == TR_OK;
+    piece->buffer = way->begun % kv->ops->files->buffers;
+    return left != 0
+           && kv->ops->files->moved(kv, way->lane, out, piece->buffer) == TR_OK;
 }
 
 tr_status_t
 kv_store_arrived(tr_kv_cache_t *kv, kv_store_way_t *way, bool out,
-                 void (*each)(tr_store_t *files))
+                 void (*each)(tr_kv_store_t *s))
 {
+    const tr_kv_files_t *f = kv->ops->files;
     tr_status_t rc = TR_OK;
 
     while (way->over < way->begun && rc == TR_OK) {
-        rc = kv->ops->files->moved(kv, out, way->over % kv->store->buffers);
+        rc = f->moved(kv, way->lane, out, way->over % f->buffers);
         if (rc == TR_OK) {
             way->over++;
-            each(kv->store->files);
+            if (each != NULL) {
+                each(kv->store);
+            }
         }
     }
     return rc;
@@ -260,18 +326,14 @@ is_for(const tr_kv_store_t *s, const tr_prefix_key_t *key,
                   >= from + TR_STORE_BLOCK;
 }
 
-tr_kv_look_t
-tr_kv_store_look(tr_kv_cache_t *kv, const void *owner,
-                 const tr_kv_policy_t *policy, const tr_prefix_key_t *key,
-                 const int32_t *tokens, uint32_t n, uint32_t from)
+static tr_kv_look_t
+look_in_files(tr_kv_cache_t *kv, const void *owner,
+              const tr_kv_policy_t *policy, const tr_prefix_key_t *key,
+              const int32_t *tokens, uint32_t n, uint32_t from)
 {
     tr_kv_store_t *s = kv->store;
     uint8_t id[TR_STORE_ID_BYTES];
 
-    if (s == NULL || n / TR_STORE_BLOCK * TR_STORE_BLOCK <= from) {
-        return TR_KV_LOOK_NOTHING;
-    }
-    policy = policy != NULL ? policy : kv->usual;
     kv_store_identify(policy, id);
     switch (tr_store_get_state(s->files)) {
     case TR_STORE_IDLE:
@@ -296,10 +358,32 @@ tr_kv_store_look(tr_kv_cache_t *kv, const void *owner,
     }
 }
 
+tr_kv_look_t
+tr_kv_store_look(tr_kv_cache_t *kv, const void *owner,
+                 const tr_kv_policy_t *policy, const tr_prefix_key_t *key,
+                 const int32_t *tokens, uint32_t n, uint32_t from)
+{
+    const tr_kv_store_t *s = kv->store;
+    tr_kv_look_t look;
+
+    if (s == NULL || n / TR_STORE_BLOCK * TR_STORE_BLOCK <= from) {
+        return TR_KV_LOOK_NOTHING;
+    }
+    policy = policy != NULL ? policy : kv->usual;
+    if (s->shelf != NULL
+        && kv_shelf_look(kv, owner, policy, key, tokens, n, from, &look)) {
+        return look;
+    }
+    return s->files == NULL
+               ? TR_KV_LOOK_NOTHING
+               : look_in_files(kv, owner, policy, key, tokens, n, from);
+}
+
 bool
 tr_kv_store_looks(const tr_kv_cache_t *kv, const void *owner)
 {
-    return kv->store != NULL && kv->store->owner == owner;
+    return kv->store != NULL
+           && (kv->store->owner == owner || kv_shelf_looks(kv->store, owner));
 }
 
 /* ---- turns -------------------------------------------------------------- */
@@ -307,20 +391,26 @@ tr_kv_store_looks(const tr_kv_cache_t *kv, const void *owner)
 bool
 tr_kv_store_turn(tr_kv_cache_t *kv)
 {
-    bool busy;
+    tr_kv_store_t *s = kv->store;
+    bool busy = false;
 
-    if (kv->store == NULL) {
-        return false;
+    for (uint32_t i = 0; s != NULL && i < TR_KV_LANES; i++) {
+        busy |= s->put[i].to != NULL && kv_store_put(kv, &s->put[i]);
     }
-    busy = kv_store_put(kv);
-    return kv_store_get(kv) || busy;
+    if (s != NULL && s->files != NULL) {
+        busy |= kv_store_get(kv);
+    }
+    if (s != NULL && s->shelf != NULL) {
+        busy |= kv_shelf_get(kv);
+    }
+    return busy;
 }
 
 void
 tr_kv_store_stats(const tr_kv_cache_t *kv, tr_store_stats_t *out)
 {
     memset(out, 0, sizeof(*out));
-    if (kv->store != NULL) {
+    if (kv->store != NULL && kv->store->files != NULL) {
         tr_store_stats(kv->store->files, out);
     }
 }

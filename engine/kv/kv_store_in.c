@@ -19,34 +19,60 @@
 static const tr_prefix_match_t no_match = { .node = TR_PREFIX_NONE,
                                             .part = TR_PREFIX_NONE };
 
-/* A slot with the item's pages, not filled; false: there is no room. */
-static bool
-take_pages(tr_kv_cache_t *kv, const tr_store_item_t *item)
+static tr_status_t
+take(tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
+     const tr_store_item_t *item, kv_store_way_t *way, int32_t *slot)
 {
-    tr_kv_store_t *s = kv->store;
     tr_kv_found_t none = { .match = no_match };
-    int32_t slot = tr_kv_open(kv, &s->policy);
+    int32_t to = tr_kv_open(kv, policy);
     tr_status_t rc;
 
-    if (slot < 0) {
-        return false;
+    if (to < 0) {
+        return TR_AGAIN;
     }
-    rc = tr_kv_adopt(kv, slot, &item->key, &none);
-    if (rc == TR_OK && kv->m.seq[slot].n_tiers != 0) {
-        rc = tr_kv_kept_restore(kv, slot, item->n_tokens, item->number,
+    rc = tr_kv_adopt(kv, to, &item->key, &none);
+    if (rc == TR_OK && kv->m.seq[to].n_tiers != 0) {
+        rc = tr_kv_kept_restore(kv, to, item->n_tokens, item->number,
                                 item->counts);
     } else if (rc == TR_OK) {
-        rc = tr_kv_reserve(kv, slot, item->n_tokens);
+        rc = tr_kv_reserve(kv, to, item->n_tokens);
     }
-    if (rc == TR_OK && kv->m.slot[slot].pages == item->n_pages) {
-        s->in.n = kv_store_list(kv, &kv->m.seq[slot], item->counts,
-                                kv->m.slot[slot].uncompressed_pages, s->in.ref);
-        s->in.at = s->in.begun = s->in.over = 0;
-        s->get_slot = s->in.slot = slot;
-        return true;
+    if (rc == TR_OK && kv->m.slot[to].pages != item->n_pages) {
+        rc = TR_ERR_INVALID;
+    }
+    if (rc != TR_OK) {
+        tr_kv_close(kv, to);
+        return rc;
+    }
+    way->n = kv_store_list(kv, &kv->m.seq[to], item->counts,
+                           kv->m.slot[to].uncompressed_pages, way->ref);
+    way->at = way->begun = way->over = 0;
+    *slot = way->slot = to;
+    return TR_OK;
+}
+
+tr_status_t
+kv_store_take(tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
+              const tr_store_item_t *item, kv_store_way_t *way, int32_t *slot)
+{
+    tr_status_t rc;
+
+    kv->store->taking = true;
+    rc = take(kv, policy, item, way, slot);
+    kv->store->taking = false;
+    return rc;
+}
+
+void
+kv_store_filled(tr_kv_cache_t *kv, int32_t slot, const tr_store_item_t *item)
+{
+    if (kv->m.seq[slot].n_tiers != 0) {
+        tr_kv_kept_restored(kv, slot, item->tokens, item->n_tokens);
+    } else {
+        kv->reuse->slot[slot].loaded = true;
+        tr_kv_keep(kv, slot, item->tokens, item->n_tokens, true);
     }
     tr_kv_close(kv, slot);
-    return false;
 }
 
 /* What was loaded is kept, or goes. */
@@ -59,16 +85,12 @@ get_over(tr_kv_cache_t *kv, bool whole)
 
     if (slot >= 0) {
         s->get_slot = -1;
-        if (!whole) {
-            kv->ops->files->stop(kv);
+        if (whole) {
+            kv_store_filled(kv, slot, item);
+        } else {
+            kv->ops->files->stop(kv, TR_KV_FILES);
+            tr_kv_close(kv, slot);
         }
-        if (whole && kv->m.seq[slot].n_tiers != 0) {
-            tr_kv_kept_restored(kv, slot, item->tokens, item->n_tokens);
-        } else if (whole) {
-            kv->reuse->slot[slot].loaded = true;
-            tr_kv_keep(kv, slot, item->tokens, item->n_tokens, true);
-        }
-        tr_kv_close(kv, slot);
     }
     s->owner = NULL;
     tr_store_get_over(s->files);
@@ -86,7 +108,7 @@ give_up(tr_kv_cache_t *kv)
     s->stopping = true;
     tr_store_get_stop(s->files);
     if (slot >= 0) {
-        kv->ops->files->stop(kv);
+        kv->ops->files->stop(kv, TR_KV_FILES);
         tr_kv_close(kv, slot);
     }
 }
@@ -94,22 +116,35 @@ give_up(tr_kv_cache_t *kv)
 bool
 tr_kv_store_yield(tr_kv_cache_t *kv)
 {
-    if (kv->store == NULL || kv->store->get_slot < 0) {
+    if (kv->store == NULL || kv->store->taking) {
         return false;
     }
-    give_up(kv);
-    return true;
+    if (kv->store->files != NULL && kv->store->get_slot >= 0) {
+        give_up(kv);
+        return true;
+    }
+    return kv_shelf_yield(kv);
 }
 
 uint64_t
 tr_kv_store_pages(const tr_kv_cache_t *kv)
 {
-    return kv->store != NULL && kv->store->get_slot >= 0
-               ? kv->m.slot[kv->store->get_slot].pages
-               : 0;
+    const tr_kv_store_t *s = kv->store;
+
+    if (s == NULL || s->taking) {
+        return 0;
+    }
+    return kv_shelf_pages(kv)
+           + (s->get_slot >= 0 ? kv->m.slot[s->get_slot].pages : 0);
 }
 
 /* ---- pages --------------------------------------------------------------- */
+
+static void
+taken(tr_kv_store_t *s)
+{
+    tr_store_get_taken(s->files);
+}
 
 static bool
 get_pieces(tr_kv_cache_t *kv)
@@ -119,7 +154,7 @@ get_pieces(tr_kv_cache_t *kv)
     kv_store_way_t *way = &s->in;
     uint32_t over = way->over, begun = way->begun;
     tr_kv_piece_t piece;
-    tr_status_t rc = kv_store_arrived(kv, way, false, tr_store_get_taken);
+    tr_status_t rc = kv_store_arrived(kv, way, false, taken);
 
     for (uint32_t i = 0; i < f->at_once && (rc == TR_OK || rc == TR_AGAIN)
                          && kv_store_next(kv, way, false, &piece);
@@ -129,12 +164,12 @@ get_pieces(tr_kv_cache_t *kv)
         if (piece.memory == NULL) {
             break;
         }
-        rc = f->in(kv, &piece);
+        rc = f->in(kv, TR_KV_FILES, &piece);
         way->at += piece.n;
         way->begun++;
     }
     if (rc == TR_OK) { /* as in kv_store_out.c */
-        rc = kv_store_arrived(kv, way, false, tr_store_get_taken);
+        rc = kv_store_arrived(kv, way, false, taken);
     }
     if (rc != TR_OK && rc != TR_AGAIN) {
         give_up(kv);
@@ -157,12 +192,14 @@ get_found(tr_kv_cache_t *kv)
 
     if (s->get_slot < 0) {
         s->since = kv->reuse->now;
-        if (!take_pages(kv, item)) {
+        if (kv_store_take(kv, &s->policy, item, &s->in, &s->get_slot)
+            != TR_OK) {
             give_up(kv);
             return true;
         }
     }
-    rc = kv->ops->files->begin(kv, s->get_slot, item->tokens, item->n_tokens);
+    rc = kv->ops->files->begin(kv, TR_KV_FILES, s->get_slot, item->tokens,
+                               item->n_tokens);
     if (rc == TR_OK) {
         tr_store_get_go(s->files);
     } else if (rc != TR_AGAIN) {

@@ -559,6 +559,7 @@ tr_redis_schema_sample(const tr_redis_schema_t *w, tr_redis_command_t *c,
     gpu_fields(c, s);
     page_fields(c, &w->status->card, &a, counter(&s->kv_cached_pages));
     field_number(c, "kv_files_bytes", counter(&s->store_bytes));
+    field_number(c, "kv_host_bytes", counter(&s->shelf_bytes));
     field_number(c, "kv_guard_warnings", counter(&s->kv_guard_over));
     histogram(c, "ttft", &s->ttft);
     histogram(c, "inter_token", &s->inter_token);

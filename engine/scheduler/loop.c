@@ -174,14 +174,19 @@ tr_loop_expire(tr_loop_t *l, uint64_t now)
 {
     tr_kv_cache_t *kv = l->executor->kv;
     tr_prefix_stats_t p;
+    tr_shelf_stats_t shelf;
 
     if (l->cache_ttl_us == 0 || now < l->next_expiry_us) {
         return;
     }
     tr_kv_time(kv, now);
     tr_kv_expire(kv, now > l->cache_ttl_us ? now - l->cache_ttl_us : 0);
+    tr_kv_shelf_expire(kv, now > l->cache_ttl_us ? now - l->cache_ttl_us : 0);
     tr_kv_prefixes(kv, &p);
-    l->next_expiry_us = p.nodes == 0 ? 0 : now + l->cache_ttl_us / 16 + 1000;
+    tr_kv_shelf_stats(kv, &shelf);
+    l->next_expiry_us = p.nodes + shelf.items == 0
+                            ? 0
+                            : now + l->cache_ttl_us / 16 + 1000;
 }
 
 /* What files have, and what became of them. */
@@ -202,6 +207,24 @@ tr_loop_show_store(tr_loop_t *l)
     atomic_store_explicit(&c->store_bytes, s.bytes, memory_order_relaxed);
 }
 
+/* The same of host memory. */
+static void
+tr_loop_show_shelf(tr_loop_t *l)
+{
+    tr_status_counters_t *c = l->counters;
+    tr_shelf_stats_t s;
+
+    tr_kv_shelf_stats(l->executor->kv, &s);
+    atomic_store_explicit(&c->shelf_stored, s.stored, memory_order_relaxed);
+    atomic_store_explicit(&c->shelf_loaded, s.loaded, memory_order_relaxed);
+    atomic_store_explicit(&c->shelf_tokens, s.loaded_tokens,
+                          memory_order_relaxed);
+    atomic_store_explicit(&c->shelf_evicted, s.evicted, memory_order_relaxed);
+    atomic_store_explicit(&c->shelf_skipped, s.skipped, memory_order_relaxed);
+    atomic_store_explicit(&c->shelf_items, s.items, memory_order_relaxed);
+    atomic_store_explicit(&c->shelf_bytes, s.bytes, memory_order_relaxed);
+}
+
 /* What the scheduler counted in a turn, and what is kept now. */
 static void
 tr_loop_count_prefixes(tr_loop_t *l, const tr_scheduler_counts_t *before)
@@ -219,6 +242,7 @@ tr_loop_count_prefixes(tr_loop_t *l, const tr_scheduler_counts_t *before)
     tr_kv_prefixes(l->executor->kv, &p);
     tr_kv_totals(l->executor->kv, &t);
     tr_loop_show_store(l);
+    tr_loop_show_shelf(l);
     atomic_store_explicit(&c->prefix_evicted, p.evicted, memory_order_relaxed);
     atomic_store_explicit(&c->prefix_expired, p.expired, memory_order_relaxed);
     atomic_store_explicit(&c->prefix_blocks, p.nodes, memory_order_relaxed);

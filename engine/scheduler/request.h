@@ -71,8 +71,9 @@ typedef struct tr_sequence {
     /* Tokens of another engine that are computed one by one, as they were there:
      * those in front of this one, behind the prompt.  0: all at once. */
     uint32_t step_to;
-    bool found;  /* what its prompt shares was counted */
-    bool looked; /* it has asked for files with its prompt, or gave up */
+    bool found;     /* what its prompt shares was counted */
+    bool looked;    /* it has asked for its prompt elsewhere, or gave up */
+    bool look_full; /* the shelf has it, and reads for others */
     uint64_t look_until_us; /* when it gives up asking; 0: it was not put off */
     uint64_t offered;       /* scheduler turn in which siblings could copy it */
     uint64_t charge, copy;  /* pages (scheduler.h: prompt_pages, promised) */

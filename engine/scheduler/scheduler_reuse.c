@@ -163,6 +163,9 @@ tr_scheduler_looks(tr_scheduler_t *s, tr_sequence_t *q, uint32_t found)
     if (q->looked) {
         return tr_kv_store_looks(s->kv, q);
     }
+    if (q->look_full && tr_kv_store_full(s->kv)) {
+        return true;
+    }
     key = tr_scheduler_key(s, q);
     look = tr_kv_store_look(s->kv, q, q->request->kv_policy, &key, q->tokens,
                             tr_scheduler_first_len(s, q) - 1, found);
@@ -170,6 +173,7 @@ tr_scheduler_looks(tr_scheduler_t *s, tr_sequence_t *q, uint32_t found)
         return tr_scheduler_asks_again(s, q);
     }
     q->looked = look == TR_KV_LOOK_ASKED;
+    q->look_full = look == TR_KV_LOOK_FULL;
     return look != TR_KV_LOOK_NOTHING;
 }
 

@@ -177,6 +177,11 @@ typedef struct {
                                             * tr_status_weights_format */
     /* masks of grammars; of these, with one token alone */
     _Atomic uint64_t masks, masks_single;
+    /* prefixes in host memory (cache_memory): copied there, back, tokens of
+     * these, that went for want of room, that left the pool before they were
+     * copied; and there are now, with so many bytes */
+    _Atomic uint64_t shelf_stored, shelf_loaded, shelf_tokens;
+    _Atomic uint64_t shelf_evicted, shelf_skipped, shelf_items, shelf_bytes;
 } tr_status_counters_t;
 
 #define TR_STATUS_FRESH_TOKENS 16u

@@ -170,6 +170,41 @@ static ngx_http_tokenring_family_t  ngx_http_tokenring_families[] = {
       ngx_http_tokenring_sample_counter,
       ngx_http_tokenring_counter(store_skipped) },
 
+    { "tokenring_prefix_host", "gauge",
+      "Prefixes in host memory (cache_memory).",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(shelf_items) },
+
+    { "tokenring_prefix_host_bytes", "gauge",
+      "Bytes of the prefixes in host memory.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(shelf_bytes) },
+
+    { "tokenring_prefix_host_written_total", "counter",
+      "Prefixes that were copied to host memory.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(shelf_stored) },
+
+    { "tokenring_prefix_host_read_total", "counter",
+      "Prefixes that came back from host memory.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(shelf_loaded) },
+
+    { "tokenring_prefix_host_tokens_total", "counter",
+      "Tokens of the prefixes that came back from host memory.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(shelf_tokens) },
+
+    { "tokenring_prefix_host_evicted_total", "counter",
+      "Prefixes that left host memory: no room, or too old.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(shelf_evicted) },
+
+    { "tokenring_prefix_host_skipped_total", "counter",
+      "Prefixes that found no room in host memory, or were evicted first.",
+      ngx_http_tokenring_sample_counter,
+      ngx_http_tokenring_counter(shelf_skipped) },
+
     { "tokenring_kv_guard_prompts_total", "counter",
       "Prompts that were compared while they were compressed (kv_guard).",
       ngx_http_tokenring_sample_counter,

@@ -44,7 +44,8 @@ static ngx_str_t  ngx_http_tokenring_sample_fields[] = {
     ngx_string("kv_request_bytes"), ngx_string("kv_request_full_bytes"),
     ngx_string("kv_free"), ngx_string("kv_used"),
     ngx_string("kv_swapped"), ngx_string("kv_cached"),
-    ngx_string("kv_files_bytes"), ngx_string("kv_guard_warnings"),
+    ngx_string("kv_files_bytes"), ngx_string("kv_host_bytes"),
+    ngx_string("kv_guard_warnings"),
     ngx_string("kv_tokens"), ngx_string("kv_full_bytes"),
     ngx_string("ttft"), ngx_string("inter_token"), ngx_string("e2e")
 };

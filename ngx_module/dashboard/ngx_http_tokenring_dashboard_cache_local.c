@@ -263,6 +263,7 @@ ngx_http_tokenring_cache_numbers(ngx_http_tokenring_text_t *t,
         { "kv_swapped", a->kv_swapped_pages },
         { "kv_cached", c->kv_cached_pages },
         { "kv_files_bytes", c->store_bytes },
+        { "kv_host_bytes", c->shelf_bytes },
         { "kv_guard_warnings", c->kv_guard_over },
         { "kv_tokens", a->kv_tokens },
         { "kv_full_bytes", a->kv_full_bytes }

@@ -21,6 +21,7 @@
  *                   many microseconds for each mask (a quarter of the vocabulary), on
  *                   the engine's threads, behind the token before
  *   --files DIR     turn: also from a file, in DIR, which is made and removed
+ *   --from host     turn: also from pinned host memory (cache_memory, 8g)
  *   --set KEY=VALUE  an engine setting, may be repeated
  *
  * One line of key=value a run, of fit two.  Weights are random (load_format
@@ -48,6 +49,9 @@
  *                 add to the mean step
  *   anew_ms, turn_ms, again_ms  turn: to the next token behind prompt and new tokens
  *                 without reuse, with it, and of the prompt alone
+ *   host_ms       turn: as turn_ms, when what was kept is in host memory; host_again_ms:
+ *                 of the prompt alone; host_load_ms: until its pages are back;
+ *                 host_write_ms: until they were copied there
  *   file_ms, page_cache_ms  turn: as turn_ms, when what was kept is in a file, on the
  *                 disk or in the page cache; disk_ms: to read that file, no more;
  *                 write_ms: until it was written
@@ -140,6 +144,11 @@ read_option(const char *name, char *value)
         o.masks = number(value, 1u << 20);
     } else if (strcmp(name, "--files") == 0) {
         set("cache_dir", value);
+    } else if (strcmp(name, "--from") == 0) {
+        if (strcmp(value, "host") != 0) {
+            fixture_die("--from expects host", value);
+        }
+        set("cache_memory", "8g");
     } else if (strcmp(name, "--set") == 0) {
         set_pair(value);
     } else {

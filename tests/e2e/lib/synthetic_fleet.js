@@ -184,7 +184,7 @@ class SyntheticEngine {
       kv_free: this.pool - used.reduce((a, b) => a + b, 0),
       kv_used: used.join(' '), kv_swapped: 0,
       kv_cached: this.prefixes(used), kv_tokens: kv.tokens,
-      kv_full_bytes: kv.tokens * FULL, kv_files_bytes: 3 * 2 ** 30,
+      kv_full_bytes: kv.tokens * FULL, kv_files_bytes: 3 * 2 ** 30, kv_host_bytes: 2 ** 31,
       ...Object.fromEntries(Object.entries(this.h).map(([k, v]) => [k, `${v}`])) };
   }
 

@@ -37,7 +37,7 @@ test('the page in a browser', with_fleet({ workers: 2 },
       assert.match(await page.locator('.engine-load').first().textContent(),
         / · GPU \d+%, [\d,]+ W$/);
       assert.match(await page.locator('.engine-kv').first().textContent(),
-        /^[\d.]+% of [\d.]+ GiB · 3(\.0+)? GiB of prefixes in files$/);
+        /^[\d.]+% of [\d.]+ GiB · 2(\.0+)? GiB of prefixes in host memory · 3(\.0+)? GiB of prefixes in files$/);
       assert.deepEqual(await page.locator('.engine-weights').allTextContents(), [
         'Weights 5.35 GiB (16 bits: 15.0 GiB) · AWQ 4.16 bits',
         'Weights 5.35 GiB (16 bits: 15.0 GiB) · AWQ 4.16 bits',

@@ -148,6 +148,34 @@ test_memory(void **state)
     }
 }
 
+/* A tier below the pool is of use where that is a GPU's. */
+static void
+test_cache_memory(void **state)
+{
+    static const char *const backends[] = { "cpu", "null", "cuda" };
+
+    (void) state;
+    for (size_t i = 0; i < 3; i++) {
+        tr_config_t c;
+        tr_error_t err;
+
+        tr_config_defaults(&c);
+        assert_int_equal(c.cache_memory, 0);
+        assert_int_equal(tr_config_set(&c, "", "model", "m", &err), TR_OK);
+        assert_int_equal(tr_config_set(&c, "", "backend", backends[i], &err),
+                         TR_OK);
+        assert_int_equal(tr_config_set(&c, "", "cache_memory", "1g", &err),
+                         TR_OK);
+        if (i == 2) {
+            assert_int_equal(tr_config_finish(&c, &err), TR_OK);
+            continue;
+        }
+        assert_int_equal(tr_config_finish(&c, &err), TR_ERR_UNSUPPORTED);
+        assert_string_equal(err.param, "cache_memory");
+        assert_non_null(strstr(err.text, backends[i]));
+    }
+}
+
 /* The shipped file says that its values are the defaults, but for the policy. */
 static void
 test_shipped_file(void **state)
@@ -551,6 +579,7 @@ main(void)
         cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_file),
         cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_cache_memory),
         cmocka_unit_test(test_shipped_file),
         cmocka_unit_test(test_places),
         cmocka_unit_test(test_command_line),

@@ -9,7 +9,7 @@
  * sequences, which share nothing, or find and cut what others of them left
  * (kv_kept.c): of a head's numbers, which are all the same, the zero of a token's
  * codes says which it is.  Some worlds have files, in which more is found than the
- * pool can keep, also by the world behind them.  The books are sound after each
+ * pool can keep, also by the world behind them, or a shelf in pinned memory.  The books are sound after each
  * turn, no row is refused a page that was granted, and at the end none is missing.
  *
  *   TR_PREFIX_OPS=N   turns (default 4,000)
@@ -67,9 +67,18 @@ typedef struct {
     uint64_t lives, now, found, n_cuts, forks, ends, aborts, verified;
     uint64_t copies, kept, tight_verified;
     const char *dir; /* of files; NULL: none */
+    uint32_t shelf;  /* blocks of it, 0: none */
     uint8_t *ballast;
     tr_store_stats_t files;
+    tr_shelf_stats_t on_shelf;
 } world_t;
+
+/* Is more found than the pool can keep? */
+static bool
+elsewhere(const world_t *w)
+{
+    return w->dir != NULL || w->shelf != 0;
+}
 
 /* ---- the device --------------------------------------------------------- */
 
@@ -107,7 +116,8 @@ make_cache(world_t *w, uint32_t blocks)
     tr_kv_config_t c = { .layers = LAYERS,
                          .kv_heads = KV_HEADS,
                          .head_dim = DIM,
-                         .slots = SLOTS + (w->dir != NULL),
+                         .slots = SLOTS + (w->dir != NULL)
+                                  + (w->shelf != 0 ? TR_KV_SHELF_GETS : 0),
                          .max_len = LONGEST,
                          .memory = 8u << 20,
                          .policies = policies,
@@ -139,6 +149,11 @@ make_cache(world_t *w, uint32_t blocks)
     assert_true(tr_kv_reuses(w->kv, w->tight) == w->cuts);
     w->page_tokens = w->kv->view.layout[0].tokens;
     make_seen(w);
+    if (w->shelf != 0
+        && tr_kv_shelf_open(w->kv, (uint64_t) w->shelf * HEADS * page, &err)
+               != TR_OK) {
+        fail_msg("%s", err.text);
+    }
     if (w->dir != NULL
         && tr_kv_store_open(w->kv, w->dir, 4 << 20, 0, identity, &err)
                != TR_OK) {
@@ -412,7 +427,7 @@ submit(world_t *w, flight_t *f)
     for (uint32_t i = 0; i < f->n; i++) {
         rows[i] = f->item[i].row;
     }
-    for (uint32_t i = w->dir != NULL ? random_below(4) : 0; i != 0; i--) {
+    for (uint32_t i = elsewhere(w) ? random_below(4) : 0; i != 0; i--) {
         cuda->fill(s, w->ballast, 0, BALLAST); /* other streams are ahead */
     }
     assert_int_equal(tr_kv_device_begin(w->kv, rows, f->n), 0);
@@ -487,8 +502,8 @@ do_start(world_t *w, actor_t *r)
 
     make_prompt(w, r);
     policy = r->dense ? w->full : w->tight;
-    if (r->reuse && w->dir != NULL) {
-        actor_ask_files(w->kv, r, policy, now_and_then, w);
+    if (r->reuse && elsewhere(w)) {
+        actor_ask_more(w->kv, r, policy, now_and_then, w);
     }
     r->life = ++w->lives;
     r->slot = tr_kv_open(w->kv, policy);
@@ -619,7 +634,7 @@ turn(world_t *w)
         }
     }
     submit(w, f);
-    REQUIRE(tr_kv_sound(w->kv));
+    REQUIRE(tr_kv_sound(w->kv) && tr_kv_shelf_sound(w->kv));
     if (random_below(8) == 0) {
         drain(w);
         REQUIRE(tr_kv_sound(w->kv));
@@ -635,6 +650,7 @@ check_end(world_t *w)
 
     tr_kv_store_flush(w->kv, UINT64_MAX);
     tr_kv_store_stats(w->kv, &w->files);
+    tr_kv_shelf_stats(w->kv, &w->on_shelf);
     tr_kv_store_close(w->kv);
     REQUIRE(w->files.failed == 0);
 
@@ -662,20 +678,27 @@ static bool
 few_files(world_t *w)
 {
     tr_kv_store_stats(w->kv, &w->files);
-    return w->dir != NULL && (w->files.stored < 10 || w->files.loaded < 10);
+    tr_kv_shelf_stats(w->kv, &w->on_shelf);
+    return (w->dir != NULL
+            && (w->files.stored < 10
+                || (w->files.loaded < 10 && w->shelf == 0)))
+           || (w->shelf != 0
+               && (w->on_shelf.stored < 10 || w->on_shelf.loaded < 10));
 }
 
 static void
-play_in(const char *dir, uint32_t blocks, bool overflow, const char *spec)
+play_in(const char *dir, uint32_t shelf, uint32_t blocks, bool overflow,
+        const char *spec)
 {
     uint64_t n = given("TR_PREFIX_OPS", 4000);
     world_t *w = calloc(1, sizeof(*w));
 
     assert_non_null(w);
-    n = dir != NULL    ? n / 12 /* there are ten of these, */
-        : spec != NULL ? n / 4  /* and four of those */
-                       : n;
+    n = dir != NULL || shelf != 0 ? n / 12 /* there are many of these, */
+        : spec != NULL            ? n / 4  /* and four of those */
+                                  : n;
     w->dir = dir;
+    w->shelf = shelf;
     seed = given("TR_PREFIX_SEED", (uint64_t) time(NULL));
     fixture_state = seed * 0x9e3779b97f4a7c15u + 1;
     create(w, blocks, spec);
@@ -698,7 +721,7 @@ play_in(const char *dir, uint32_t blocks, bool overflow, const char *spec)
                   (unsigned long long) w->ends, (unsigned long long) w->aborts,
                   (unsigned long long) w->verified);
     REQUIRE(w->found != 0 && w->n_cuts != 0 && w->ends != 0
-            && (w->forks != 0 || spec != NULL || dir != NULL) && w->aborts != 0
+            && (w->forks != 0 || spec != NULL || elsewhere(w)) && w->aborts != 0
             && w->verified != 0);
     if (spec != NULL) {
         print_message("%s: %llu copies taken, %llu kept, %llu tokens "
@@ -713,7 +736,17 @@ play_in(const char *dir, uint32_t blocks, bool overflow, const char *spec)
                       (unsigned long long) w->files.stored,
                       (unsigned long long) w->files.loaded,
                       (unsigned long long) w->files.skipped);
-        REQUIRE(w->files.stored >= 10 && w->files.loaded >= 10);
+        REQUIRE(w->files.stored >= 10
+                && (w->files.loaded >= 10 || w->shelf != 0));
+    }
+    if (shelf != 0) {
+        print_message("shelf: %llu stored, %llu read, %llu evicted, %llu"
+                      " skipped\n",
+                      (unsigned long long) w->on_shelf.stored,
+                      (unsigned long long) w->on_shelf.loaded,
+                      (unsigned long long) w->on_shelf.evicted,
+                      (unsigned long long) w->on_shelf.skipped);
+        REQUIRE(w->on_shelf.stored >= 10 && w->on_shelf.loaded >= 10);
     }
     destroy(w);
     free(w);
@@ -722,7 +755,7 @@ play_in(const char *dir, uint32_t blocks, bool overflow, const char *spec)
 static void
 play(uint32_t blocks, bool overflow, const char *spec)
 {
-    play_in(NULL, blocks, overflow, spec);
+    play_in(NULL, 0, blocks, overflow, spec);
 }
 
 static void
@@ -760,13 +793,13 @@ compressed(void **unused)
 
 /* Twice in a directory: the second one finds what the first has left. */
 static void
-files_of(uint32_t blocks, bool overflow, const char *spec)
+files_of(uint32_t shelf, uint32_t blocks, bool overflow, const char *spec)
 {
     char dir[] = "/tmp/tokenring-device-XXXXXX";
 
     assert_non_null(mkdtemp(dir));
-    play_in(dir, blocks, overflow, spec);
-    play_in(dir, blocks, overflow, spec);
+    play_in(dir, shelf, blocks, overflow, spec);
+    play_in(dir, shelf, blocks, overflow, spec);
     remove_files(dir);
 }
 
@@ -774,11 +807,24 @@ static void
 with_files(void **unused)
 {
     (void) unused;
-    files_of(14, false, NULL);
-    files_of(30, true, NULL);
-    files_of(40, false, "uniform:levels=8/4,window=9");
-    files_of(50, true, "int4");
-    files_of(40, false, "diffkv:alpha_high=1,alpha_low=0,window=16,sinks=3");
+    files_of(0, 14, false, NULL);
+    files_of(0, 30, true, NULL);
+    files_of(0, 40, false, "uniform:levels=8/4,window=9");
+    files_of(0, 50, true, "int4");
+    files_of(0, 40, false, "diffkv:alpha_high=1,alpha_low=0,window=16,sinks=3");
+}
+
+static void
+with_a_shelf(void **unused)
+{
+    (void) unused;
+    play_in(NULL, 300, 14, false, NULL);
+    play_in(NULL, 120, 30, true, NULL);
+    play_in(NULL, 120, 40, false, "uniform:levels=8/4,window=9");
+    play_in(NULL, 60, 50, true, "int4");
+    play_in(NULL, 120, 40, false,
+            "diffkv:alpha_high=1,alpha_low=0,window=16,sinks=3");
+    files_of(60, 30, false, "uniform:levels=8/8");
 }
 
 /* However many blocks a prompt has, they are lent by one launch, and kept by
@@ -837,7 +883,8 @@ main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_launch_each), cmocka_unit_test(tiny_pool),
         cmocka_unit_test(roomy_pool),      cmocka_unit_test(short_list),
-        cmocka_unit_test(compressed),      cmocka_unit_test(with_files)
+        cmocka_unit_test(compressed),      cmocka_unit_test(with_files),
+        cmocka_unit_test(with_a_shelf)
     };
 
     cmocka_set_test_filter(argc > 1 ? argv[1] : "*");

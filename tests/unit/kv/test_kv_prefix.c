@@ -4,9 +4,9 @@
  * forked or computed twice must be there when it looks, in every head, whatever
  * was evicted for others meanwhile.  Beside them run compressed sequences that
  * take and give pages, go out and come in.  The cache is sound after each
- * operation, and at the end no page is missing.  With files what was evicted also
- * comes back from there, after a restart too, or is given up on the way when its
- * pages are wanted.
+ * operation, and at the end no page is missing.  With files, with a shelf, or with
+ * both what was evicted also comes back from there, out of files after a restart
+ * too, or is given up on the way when its pages are wanted.
  *
  *   TR_PREFIX_OPS=N   operations (default 20,000)
  *   TR_PREFIX_SEED=N  the seed that a failure printed
@@ -28,8 +28,8 @@
 #define DIM 32u
 #define SLOTS 8u
 #define TEXTS 6u
-#define WRITER_WAITS \
-    40u /* operations from one wait for the writer to the next */
+/* operations from one wait for what is being stored to the next */
+#define WRITER_WAITS(w) ((w)->shelf != 0 ? 8u : 40u)
 
 typedef struct {
     tr_kv_cache_t *kv;
@@ -40,7 +40,9 @@ typedef struct {
     int32_t text[TEXTS][LONGEST]; /* what prompts begin with */
     uint64_t now, found, cuts, forks;
     const char *dir; /* of files; NULL: none */
+    uint32_t shelf;  /* blocks of it, 0: none */
     tr_store_stats_t files;
+    tr_shelf_stats_t on_shelf;
 } world_t;
 
 static void
@@ -49,6 +51,13 @@ open_files(world_t *w)
     const uint8_t identity[TR_STORE_ID_BYTES] = "a model";
     tr_error_t err;
 
+    if (w->shelf != 0) {
+        assert_int_equal(tr_kv_shelf_open(w->kv,
+                                          tr_kv_page_bytes(w->kv) * w->shelf
+                                              * HEADS,
+                                          &err),
+                         TR_OK);
+    }
     if (w->dir != NULL) {
         assert_int_equal(tr_kv_store_open(w->kv, w->dir, 1 << 20, 0, identity,
                                           &err),
@@ -63,7 +72,8 @@ create(world_t *w, uint32_t blocks, bool reuse)
     tr_kv_config_t c = { .layers = LAYERS,
                          .kv_heads = KV_HEADS,
                          .head_dim = DIM,
-                         .slots = SLOTS + (w->dir != NULL),
+                         .slots = SLOTS + (w->dir != NULL)
+                                  + (w->shelf != 0 ? TR_KV_SHELF_GETS : 0),
                          .max_len = LONGEST + 1,
                          .memory = 1 << 20,
                          .policies = policies,
@@ -157,8 +167,8 @@ do_start(world_t *w, actor_t *r)
     if (!r->reuse) {
         return;
     }
-    if (w->dir != NULL) {
-        actor_ask_files(w->kv, r, w->full, NULL, NULL);
+    if (w->dir != NULL || w->shelf != 0) {
+        actor_ask_more(w->kv, r, w->full, NULL, NULL);
     }
     actor_find(w->kv, r, NULL, &found);
     w->found += found.tokens;
@@ -255,6 +265,9 @@ step(world_t *w)
     w->now += random_below(3);
     tr_kv_time(w->kv, w->now);
     tr_kv_store_turn(w->kv);
+    if (w->shelf != 0 && random_below(1000) == 0) {
+        tr_kv_shelf_expire(w->kv, w->now > 60 ? w->now - 60 : 0);
+    }
     if (random_below(30) == 0) {
         tr_kv_expire(w->kv, w->now > 60 ? w->now - random_below(60) : 0);
     } else if (r->slot < 0) {
@@ -276,8 +289,8 @@ play_on(world_t *w, uint64_t n)
 
     for (uint64_t i = 0; i < n; i++) {
         step(w);
-        REQUIRE(tr_kv_sound(w->kv));
-        if (i % WRITER_WAITS == 0) { /* or a slow one would write nothing */
+        REQUIRE(tr_kv_sound(w->kv) && tr_kv_shelf_sound(w->kv));
+        if (i % WRITER_WAITS(w) == 0) { /* or a slow one would write nothing */
             tr_kv_store_flush(w->kv, UINT64_MAX);
         }
         verify(w, &w->run[random_below(SLOTS)]);
@@ -291,6 +304,7 @@ play_on(world_t *w, uint64_t n)
     tr_kv_store_stats(w->kv, &files);
     w->files.stored += files.stored;
     w->files.loaded += files.loaded;
+    tr_kv_shelf_stats(w->kv, &w->on_shelf);
     REQUIRE(files.failed == 0);
     tr_kv_store_close(w->kv);
     tr_kv_prefixes(w->kv, &s);
@@ -319,7 +333,7 @@ play(uint32_t blocks)
 
 /* With files, and a restart in the middle. */
 static void
-play_files(uint32_t blocks)
+play_files(uint32_t blocks, uint32_t shelf)
 {
     world_t *w = calloc(1, sizeof(*w));
     char dir[] = "/tmp/tokenring-prefix-XXXXXX";
@@ -327,6 +341,7 @@ play_files(uint32_t blocks)
     assert_non_null(w);
     assert_non_null(mkdtemp(dir));
     w->dir = dir;
+    w->shelf = shelf;
     actor_texts(w->text, TEXTS);
     for (uint32_t i = 0; i < 2; i++) {
         create(w, blocks, true);
@@ -338,6 +353,29 @@ play_files(uint32_t blocks)
                   (unsigned long long) w->files.loaded);
     REQUIRE(w->files.stored > 20 && w->files.loaded > 20);
     remove_files(dir);
+    free(w);
+}
+
+/* With a shelf, which what is evicted comes back from. */
+static void
+play_shelf(uint32_t blocks)
+{
+    world_t *w = calloc(1, sizeof(*w));
+
+    assert_non_null(w);
+    w->shelf = 200;
+    create(w, blocks, true);
+    actor_texts(w->text, TEXTS);
+    play_on(w, given("TR_PREFIX_OPS", 20000) / 4);
+    print_message("%llu to the shelf, %llu came back, %llu evicted there,"
+                  " %llu skipped\n",
+                  (unsigned long long) w->on_shelf.stored,
+                  (unsigned long long) w->on_shelf.loaded,
+                  (unsigned long long) w->on_shelf.evicted,
+                  (unsigned long long) w->on_shelf.skipped);
+    REQUIRE(w->on_shelf.stored > 20 && w->on_shelf.loaded > 10);
+    REQUIRE(w->on_shelf.evicted > 20);
+    destroy(w);
     free(w);
 }
 
@@ -365,8 +403,19 @@ operations_with_files(void **unused)
     (void) unused;
     seed = given("TR_PREFIX_SEED", 9);
     random_state = seed;
-    play_files(14);
-    play_files(24);
+    play_files(14, 0);
+    play_files(24, 0);
+}
+
+static void
+operations_with_a_shelf(void **unused)
+{
+    (void) unused;
+    seed = given("TR_PREFIX_SEED", 10);
+    random_state = seed;
+    play_shelf(14);
+    play_shelf(24);
+    play_files(14, 30); /* what the shelf has lost is in files */
 }
 
 /* ---- by hand ------------------------------------------------------------ */
@@ -450,11 +499,13 @@ counts_once(void **unused)
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(only_where_it_can_be), cmocka_unit_test(counts_once),
-        cmocka_unit_test(random_operations), cmocka_unit_test(roomy_operations),
-        cmocka_unit_test(operations_with_files)
-    };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(only_where_it_can_be),
+                                        cmocka_unit_test(counts_once),
+                                        cmocka_unit_test(random_operations),
+                                        cmocka_unit_test(roomy_operations),
+                                        cmocka_unit_test(operations_with_files),
+                                        cmocka_unit_test(
+                                            operations_with_a_shelf) };
 
     return cmocka_run_group_tests_name("kv_prefix", tests, NULL, NULL);
 }

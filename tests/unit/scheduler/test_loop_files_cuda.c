@@ -264,13 +264,6 @@ ask_new(const char *spec, const char *dir, uint32_t i, tr_store_stats_t *files)
     return n;
 }
 
-static bool
-same_answer(const answer_t *a, const answer_t *b)
-{
-    return a->len == b->len && memcmp(a->text, b->text, a->len) == 0
-           && a->logprobs == b->logprobs;
-}
-
 static struct {
     ino_t of[100];
     uint32_t n;
