@@ -10,12 +10,14 @@
  *   bench_gpu mix     [options]  as many sequences as fit, at all ages, with a
  *                                prompt of --context and an --answer: who ends
  *                                makes way for the next (gpu_mix.c)
+ *   bench_gpu moves   [options]  --batch sequences while one of --move tokens goes
+ *                                to host memory and comes back (gpu_moves.c)
  *   bench_gpu turn    [options]  a kept prompt of --context tokens that comes back
  *                                with --answer new ones (gpu_turn.c)
  *
  *   --model DIR   (tests/bench/shapes/llama-3-8b)   --policy SPEC   (full)
  *   --batch N (64; fit, mix: at most, 2047)  --context N (4096; mix: 2048)
- *   --answer N (2048; turn: 512)  --steps N (64; mix: 400)
+ *   --answer N (2048; turn: 512)  --steps N (64; mix, moves: 400)  --move N (8192)
  *   --side N (8192) of the square product that the matrix peak is taken from
  *   --masks US      decode: every sequence is constrained, and the host needs so
  *                   many microseconds for each mask (a quarter of the vocabulary), on
@@ -49,6 +51,11 @@
  *                 add to the mean step
  *   anew_ms, turn_ms, again_ms  turn: to the next token behind prompt and new tokens
  *                 without reuse, with it, and of the prompt alone
+ *   alone_p50_ms, alone_p99_ms, alone_max_ms  moves: from a step to the next while
+ *                 nothing moves; swap_: while one is preempted and returns, every
+ *                 16 steps; host_: while a prefix goes to cache_memory and comes
+ *                 back, all the time; swap_over, host_over: p99 over that alone;
+ *                 host_out_ms, host_in_ms: one way, beside the steps
  *   host_ms       turn: as turn_ms, when what was kept is in host memory; host_again_ms:
  *                 of the prompt alone; host_load_ms: until its pages are back;
  *                 host_write_ms: until they were copied there
@@ -76,8 +83,8 @@
 
 static struct {
     const char *mode;
-    uint32_t batch, context, answer, steps, side, masks;
-} o = { .answer = 2048, .side = 8192 };
+    uint32_t batch, context, answer, steps, side, masks, move;
+} o = { .answer = 2048, .side = 8192, .move = 8192 };
 
 static fixture_t fixture;
 static uint64_t stalls;
@@ -142,6 +149,8 @@ read_option(const char *name, char *value)
         o.side = number(value, 1u << 15);
     } else if (strcmp(name, "--masks") == 0) {
         o.masks = number(value, 1u << 20);
+    } else if (strcmp(name, "--move") == 0) {
+        o.move = number(value, 1u << 20);
     } else if (strcmp(name, "--files") == 0) {
         set("cache_dir", value);
     } else if (strcmp(name, "--from") == 0) {
@@ -161,15 +170,16 @@ read_options(int argc, char **argv)
 {
     char text[32];
 
-    bool mix, turn;
+    bool mix, turn, moves;
 
     o.mode = argc > 1 ? argv[1] : "";
     mix = strcmp(o.mode, "mix") == 0;
     turn = strcmp(o.mode, "turn") == 0;
+    moves = strcmp(o.mode, "moves") == 0;
     o.batch = mix || strcmp(o.mode, "fit") == 0 ? 2047 : turn ? 3 : 64;
     o.answer = turn ? 512 : o.answer;
     o.context = mix ? 2048 : 4096;
-    o.steps = mix ? 400 : 64;
+    o.steps = mix || moves ? 400 : 64;
     tr_config_defaults(&fixture.config);
     set("backend", "cuda");
     set("load_format", "dummy");
@@ -177,8 +187,9 @@ read_options(int argc, char **argv)
     set("max_batch_tokens", strcmp(o.mode, "prefill") == 0 ? "8192"
                             : mix                          ? "4096"
                                                            : "2048");
-    set("kv_reuse", turn ? "yes" : "auto");
-    set("swap_memory", "0");
+    set("kv_reuse", turn || moves ? "yes" : "auto");
+    set("swap_memory", moves ? "8g" : "0");
+    set("cache_memory", moves ? "8g" : "0");
     for (int i = 2; i < argc; i += 2) {
         if (i + 1 == argc) {
             fixture_die("an option without its value", argv[i]);
@@ -254,33 +265,11 @@ missing(uint32_t n)
 static bool
 compose(uint32_t n, uint32_t step, tr_batch_item_t *item)
 {
-    static int32_t slot[FIXTURE_SEQS_MAX];
-    static uint32_t len[FIXTURE_SEQS_MAX];
-    static tr_status_t rc[FIXTURE_SEQS_MAX];
-
-    for (uint32_t i = 0; i < n; i++) {
-        slot[i] = fixture.seqs[i].slot;
-        len[i] = fixture.seqs[i].len + 1;
-    }
-    tr_kv_reserve_batch(fixture.e->kv, slot, len, n, rc);
-    for (uint32_t i = 0; i < n; i++) {
-        if (rc[i] != TR_OK) {
-            return false;
-        }
+    if (!fixture_compose(&fixture, n, step, item)) {
+        return false;
     }
     for (uint32_t i = 0; i < n; i++) {
-        fixture_seq_t *q = &fixture.seqs[i];
-        const int32_t *token = fixture_token(&fixture, q);
-
-        item[i] = (tr_batch_item_t){ .kv_slot = q->slot,
-                                     .pos = q->len++,
-                                     .n = 1,
-                                     .tokens = token,
-                                     .sample = true,
-                                     .sampler = &fixture.sampler,
-                                     .number = q->number++,
-                                     .late = o.masks != 0,
-                                     .out = &q->out[step % 2] };
+        item[i].late = o.masks != 0;
     }
     return true;
 }
@@ -659,14 +648,20 @@ run_turn(void)
     fixture_turn(&fixture, o.context, o.answer);
 }
 
+static void
+run_moves(void)
+{
+    fill(o.batch);
+    say_run("moves");
+    fixture_moves(&fixture, o.batch, o.move, o.steps);
+}
+
 static const struct {
     const char *name;
     void (*run)(void);
-} modes[] = { { "decode", run_decode },
-              { "fit", run_fit },
-              { "prefill", run_prefill },
-              { "mix", run_mix },
-              { "turn", run_turn } };
+} modes[] = { { "decode", run_decode },   { "fit", run_fit },
+              { "prefill", run_prefill }, { "mix", run_mix },
+              { "moves", run_moves },     { "turn", run_turn } };
 
 /* Of the longest sequence. */
 static uint32_t
@@ -674,6 +669,11 @@ longest(void)
 {
     if (strcmp(o.mode, "prefill") == 0) {
         return o.context + 1;
+    }
+    if (strcmp(o.mode, "moves") == 0) {
+        uint32_t others = o.context + 3 * (o.steps + 1);
+
+        return others > o.move ? others : o.move + 1;
     }
     return o.context
            + (strcmp(o.mode, "mix") == 0 || strcmp(o.mode, "turn") == 0
@@ -693,7 +693,8 @@ main(int argc, char **argv)
     }
     if (i == n) {
         fixture_die("usage",
-                    "bench_gpu decode|fit|prefill|mix|turn [options]; see its "
+                    "bench_gpu decode|fit|prefill|mix|moves|turn [options]; see"
+                    " its "
                     "file");
     }
     fixture_open(&fixture, longest());

@@ -172,6 +172,39 @@ fixture_add(fixture_t *b, fixture_seq_t *q, int32_t base, uint32_t len)
     return false;
 }
 
+bool
+fixture_compose(fixture_t *b, uint32_t n, uint32_t step, tr_batch_item_t *item)
+{
+    static int32_t slot[FIXTURE_SEQS_MAX];
+    static uint32_t len[FIXTURE_SEQS_MAX];
+    static tr_status_t rc[FIXTURE_SEQS_MAX];
+
+    for (uint32_t i = 0; i < n; i++) {
+        slot[i] = b->seqs[i].slot;
+        len[i] = b->seqs[i].len + 1;
+    }
+    tr_kv_reserve_batch(b->e->kv, slot, len, n, rc);
+    for (uint32_t i = 0; i < n; i++) {
+        if (rc[i] != TR_OK) {
+            return false;
+        }
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        fixture_seq_t *q = &b->seqs[i];
+        const int32_t *token = fixture_token(b, q);
+
+        item[i] = (tr_batch_item_t){ .kv_slot = q->slot,
+                                     .pos = q->len++,
+                                     .n = 1,
+                                     .tokens = token,
+                                     .sample = true,
+                                     .sampler = &b->sampler,
+                                     .number = q->number++,
+                                     .out = &q->out[step % 2] };
+    }
+    return true;
+}
+
 const int32_t *
 fixture_token(const fixture_t *b, fixture_seq_t *q)
 {

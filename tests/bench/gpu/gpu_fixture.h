@@ -56,6 +56,15 @@ bool fixture_add(fixture_t *b, fixture_seq_t *q, int32_t base, uint32_t len);
 /* Its next token, before len counts it; NULL: the device knows it. */
 const int32_t *fixture_token(const fixture_t *b, fixture_seq_t *q);
 
+/* The next step of the first n sequences.  False: the pool is full. */
+bool fixture_compose(fixture_t *b, uint32_t n, uint32_t step,
+                     tr_batch_item_t *item);
+
+/* ---- gpu_moves.c ---------------------------------------------------------- */
+
+/* n sequences decode while one of so many tokens moves: the rest of the line. */
+void fixture_moves(fixture_t *b, uint32_t n, uint32_t tokens, uint32_t steps);
+
 /* ---- gpu_mix.c ---------------------------------------------------------- */
 
 typedef struct {
