@@ -626,8 +626,10 @@ ngx_http_tokenring_move_block(ngx_http_tokenring_ctx_t *ctx)
     }
 
     for (i = first; i < 2; i++) {
-        b->last = ngx_cpymem(b->last, ctx->late[i].pos,
-                             ngx_http_tokenring_text_len(&ctx->late[i]));
+        if (ctx->late[i].pos) {
+            b->last = ngx_cpymem(b->last, ctx->late[i].pos,
+                                 ngx_http_tokenring_text_len(&ctx->late[i]));
+        }
     }
 
     ctx->replay = b;
