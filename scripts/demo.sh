@@ -86,7 +86,7 @@ cat <<END
 ${BOLD}It is running.${PLAIN}
   page      $URL/   (a chat, and the KV cache of its conversation)
   dashboard $URL/dashboard/
-  API       $URL/v1   (OpenAI: chat/completions, completions, models)
+  API       $URL/v1   (OpenAI's and Anthropic's: chat/completions, responses, messages, ..)
   health    $URL/health
   metrics   $URL/metrics
   logs      ${RUN#"$ROOT"/}/
