@@ -60,9 +60,9 @@ typedef struct {
 
 /* tr_kernels_t.attention for sequences of one row, as far as `out` goes, with
  * sinks, and with a reach where uncompressed pages without scores are the only
- * layout. Head
- * sizes 64 and 128, up to 8 query heads a KV head, levels with one metadata
- * group by token (all bits), positions of one width; anything else is
+ * layout.  Head sizes 64 and 128, up to 8 query heads a KV head, and where that
+ * is the only layout, also 256, and up to 16 with 64 and 128; levels with one
+ * metadata group by token (all bits), positions of one width; anything else is
  * TR_KERNEL_BADARG.  All pages are read (read_pages is not looked at).  Queries
  * are rounded to 15 bits, relative to a head's largest; their products with
  * codes are exact, all other sums FP32.  q and out are 16-byte aligned.  The
@@ -147,8 +147,9 @@ tr_cuda_context_rows(uint32_t tokens)
 size_t tr_cuda_prompt_work(const tr_cuda_prompt_size_t *size);
 
 /* out, and the scores of scored sequences; none of layers with a reach.  Head
- * sizes 64 and 128, up to 8 query heads a KV head, a positive scale; anything
- * else is TR_KERNEL_BADARG.
+ * sizes 64 and 128, up to 8 query heads a KV head, and where uncompressed pages
+ * without scores are the only layout up to 16, and on 9.0 head size 256 with up to
+ * 8; a positive scale; anything else is TR_KERNEL_BADARG.
  * Sequences with seq_slot < 0, with one row, or with base > 0 are left out:
  * their outputs and scores are not touched.  Queries are rounded to FP16,
  * relative to a head's largest, weights to FP16; sums are in FP32.  A row's

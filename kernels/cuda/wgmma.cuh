@@ -186,6 +186,7 @@ wgmma_operand(uint32_t at, uint32_t atom, uint32_t column)
 #define WGMMA_SUMS16(c, i) WGMMA_SUMS8(c, i), WGMMA_SUMS8(c, (i) + 8)
 #define WGMMA_SUMS32(c, i) WGMMA_SUMS16(c, i), WGMMA_SUMS16(c, (i) + 16)
 #define WGMMA_SUMS64(c, i) WGMMA_SUMS32(c, i), WGMMA_SUMS32(c, (i) + 32)
+#define WGMMA_SUMS128(c, i) WGMMA_SUMS64(c, i), WGMMA_SUMS64(c, (i) + 64)
 
 #define WGMMA_NAMES4 "%0,%1,%2,%3"
 #define WGMMA_NAMES8 WGMMA_NAMES4 ",%4,%5,%6,%7"
@@ -197,6 +198,14 @@ wgmma_operand(uint32_t at, uint32_t atom, uint32_t column)
     WGMMA_NAMES32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41" \
                   ",%42,%43,%44,%45,%46,%47,%48,%49,%50,%51" \
                   ",%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define WGMMA_NAMES128                                                 \
+    WGMMA_NAMES64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73"           \
+                  ",%74,%75,%76,%77,%78,%79,%80,%81,%82,%83"           \
+                  ",%84,%85,%86,%87,%88,%89,%90,%91,%92,%93"           \
+                  ",%94,%95,%96,%97,%98,%99,%100,%101,%102,%103"       \
+                  ",%104,%105,%106,%107,%108,%109,%110,%111,%112,%113" \
+                  ",%114,%115,%116,%117,%118,%119,%120,%121,%122,%123" \
+                  ",%124,%125,%126,%127"
 
 /* c = a b (+ c when `add`), 64 x N x 16, a from shared memory; the
  * accumulator is that of mma(), warp w having rows 16 w .. 16 w + 15. */
@@ -249,6 +258,21 @@ wgmma_rs(float (&c)[64], const uint32_t (&a)[4], uint64_t b, int add)
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
                  "{" WGMMA_NAMES64 "}, {%64,%65,%66,%67}, %68, p, 1, 1, %70; }"
                  : WGMMA_SUMS64(c, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add),
+                   "n"(TRANSPOSED));
+#endif
+}
+
+template <int TRANSPOSED>
+static __device__ __forceinline__ void
+wgmma_rs(float (&c)[128], const uint32_t (&a)[4], uint64_t b, int add)
+{
+#if TR_WGMMA
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %133, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 "
+                 "{" WGMMA_NAMES128
+                 "}, {%128,%129,%130,%131}, %132, p, 1, 1, %134; }"
+                 : WGMMA_SUMS128(c, 0)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add),
                    "n"(TRANSPOSED));
 #endif

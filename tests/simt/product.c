@@ -98,7 +98,7 @@ operand_columns(const operand_t *o, uint32_t row, bool bf16, float (*to)[16])
     }
 }
 
-#define N_MAX 128u
+#define N_MAX 256u
 #define KEPT \
     64u /* products of a warpgroup whose B is kept; more than are on
                   * their way */

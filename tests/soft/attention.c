@@ -305,13 +305,18 @@ allowed(const tr_kv_view_t *kv, uint32_t layer, const tr_cuda_queries_t *q,
            && kv->head_dim % 16 == 0 && aligned(work, 256);
 }
 
-/* .. and the fast ones. */
+/* .. and the fast ones: some only uncompressed tokens without scores. */
 static bool
 fast(const tr_kv_view_t *kv, const tr_cuda_queries_t *q)
 {
-    return (kv->head_dim == 64 || kv->head_dim == 128)
-           && q->heads / kv->kv_heads <= 8 && aligned(q->q, 16)
-           && aligned(q->out, 16) && q->ldq % 8 == 0 && q->ldo % 8 == 0;
+    const bool plain = kv->n_layouts == 1 && !kv->layout[0].level.scored;
+    const uint32_t group = q->heads / kv->kv_heads;
+
+    return (kv->head_dim == 256 ? plain && group <= 8
+                                : (kv->head_dim == 64 || kv->head_dim == 128)
+                                      && group <= (plain ? 16u : 8u))
+           && aligned(q->q, 16) && aligned(q->out, 16) && q->ldq % 8 == 0
+           && q->ldo % 8 == 0;
 }
 
 static int

@@ -42,15 +42,16 @@ generic_bytes(const tr_model_cuda_t *m, uint32_t seqs)
 
 /* Rows of scratch for what is compressed. */
 static uint32_t
-context_rows(const tr_recipe_t *c, const tr_model_cuda_limits_t *limits)
+context_rows(const tr_model_cuda_t *m, const tr_model_cuda_limits_t *limits)
 {
+    const tr_recipe_t *c = &m->config.recipe;
     uint32_t seqs = limits->max_seqs < CONTEXT_SEQS ? limits->max_seqs
                                                     : CONTEXT_SEQS;
     uint64_t head = tr_cuda_context_rows(limits->max_len);
     uint64_t all = head * c->kv_heads * seqs;
     uint64_t fit = CONTEXT_BYTES / (4 * c->head_dim);
 
-    if (!limits->compresses || !tr_model_cuda_fast(c)) {
+    if (!limits->compresses || !m->fast) {
         return 0;
     }
     fit = fit < head ? head : fit;
@@ -83,7 +84,7 @@ size_attention(tr_model_cuda_t *m, const tr_model_cuda_limits_t *limits)
                                               .max_seqs = limits->max_seqs,
                                               .max_len = limits->max_len,
                                               .path = TR_PROMPT_BEST,
-                                              .context = context_rows(c,
+                                              .context = context_rows(m,
                                                                       limits) };
     m->generic_size = (tr_cuda_generic_size_t){ .kv_heads = c->kv_heads,
                                                 .head_dim = c->head_dim,
@@ -183,11 +184,10 @@ layout_logits(tr_model_cuda_t *m, uint8_t *base, size_t *at)
 static void
 layout_kernels(tr_model_cuda_t *m, uint8_t *base, size_t *at)
 {
-    bool fast = tr_model_cuda_fast(&m->config.recipe);
-
     TAKE(decode_work,
-         fast ? m->cuda->decode_work(m->stream->device, &m->decode_size) : 0);
-    TAKE(prompt_work, fast ? m->cuda->prompt_work(&m->prompt_size) : 0);
+         m->fast ? m->cuda->decode_work(m->stream->device, &m->decode_size)
+                 : 0);
+    TAKE(prompt_work, m->fast ? m->cuda->prompt_work(&m->prompt_size) : 0);
     TAKE(generic_work, m->cuda->attention_work(&m->generic_size));
     TAKE(sample_work, m->cuda->sample_work(m->stream->device, m->logit_rows,
                                            m->config.recipe.vocab));
@@ -331,12 +331,33 @@ close_side(tr_model_cuda_t *m)
     m->cuda->stream_close(&m->side.stream);
 }
 
+/* Which kernels of attention there are; says so where they are slow. */
+static void
+choose_attention(tr_model_cuda_t *m, bool compresses)
+{
+    const tr_recipe_t *r = &m->config.recipe;
+    const bool hopper = m->stream->device->code / 10 == 9;
+
+    m->fast = tr_model_cuda_fast(r, !compresses, hopper);
+    if (!m->fast) {
+        tr_log(TR_LEVEL_WARN,
+               "attention of this model is slow on a GPU: the fast kernels "
+               "have head sizes 64 and 128 and up to 8 query heads on a KV "
+               "head; where no policy compresses up to 16, and on compute "
+               "capability 9.0 also head size 256 with up to 8 head_dim=%u "
+               "group=%u compresses=%s",
+               r->head_dim, r->query_heads / r->kv_heads,
+               compresses ? "yes" : "no");
+    }
+}
+
 tr_status_t
 tr_model_cuda_prepare(tr_model_cuda_t *m, const tr_model_cuda_limits_t *limits,
                       tr_error_t *err)
 {
     tr_status_t status;
 
+    choose_attention(m, limits->compresses);
     m->max_rows = limits->max_rows;
     m->max_seqs = limits->max_seqs;
     m->max_len = limits->max_len;
@@ -420,18 +441,6 @@ tr_model_cuda_check(const tr_recipe_t *r, uint32_t rotate, tr_error_t *err)
     return rc == TR_OK ? check_shape(r, err) : rc;
 }
 
-static void
-warn_if_slow(const tr_recipe_t *r)
-{
-    if (!tr_model_cuda_fast(r)) {
-        tr_log(TR_LEVEL_WARN,
-               "attention of this model is slow on a GPU: the fast kernels "
-               "have head sizes 64 and 128 and up to 8 query heads on a KV "
-               "head head_dim=%u group=%u",
-               r->head_dim, r->query_heads / r->kv_heads);
-    }
-}
-
 tr_status_t
 tr_model_cuda_open(const tr_model_cuda_options_t *options,
                    tr_model_cuda_t **out, tr_error_t *err)
@@ -452,7 +461,6 @@ tr_model_cuda_open(const tr_model_cuda_options_t *options,
         rc = tr_model_cuda_check(&m->config.recipe, m->rotate, err);
     }
     if (rc == TR_OK) {
-        warn_if_slow(&m->config.recipe);
         rc = tr_model_cuda_load(m, options, err);
     }
     if (rc != TR_OK) {

@@ -114,6 +114,7 @@ typedef struct {
     int32_t *seq_slot[TR_ATTENTION_PATHS]; /* [max_seqs], where they differ */
     tr_cuda_matmul_t *products, *head_products;
     void *decode_work, *prompt_work, *generic_work, *sample_work;
+    bool fast; /* attention has fast kernels (tr_model_cuda_fast) */
     tr_cuda_decode_size_t decode_size;
     tr_cuda_prompt_size_t prompt_size;
     tr_cuda_generic_size_t generic_size; /* max_seqs: of one launch */
@@ -229,12 +230,16 @@ tr_attention_path_t tr_model_cuda_path(const tr_model_cuda_t *m,
                                        const tr_kv_policy_t *policy,
                                        uint32_t base, uint32_t n_rows);
 
-/* Do the fast kernels of attention have its head size and groups? */
+/* Do the fast kernels of attention have its head size and groups?  plain: for
+ * uncompressed tokens without scores alone; hopper: compute capability 9. */
 static inline bool
-tr_model_cuda_fast(const tr_recipe_t *c)
+tr_model_cuda_fast(const tr_recipe_t *c, bool plain, bool hopper)
 {
-    return (c->head_dim == 64 || c->head_dim == 128)
-           && c->query_heads / c->kv_heads <= 8;
+    uint32_t group = c->query_heads / c->kv_heads;
+
+    return c->head_dim == 256 ? plain && hopper && group <= 8
+                              : (c->head_dim == 64 || c->head_dim == 128)
+                                    && group <= (plain ? 16u : 8u);
 }
 
 /* The first layer that has a part; 0 of the model's. */

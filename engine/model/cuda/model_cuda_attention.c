@@ -24,7 +24,7 @@ tr_attention_path_t
 tr_model_cuda_path(const tr_model_cuda_t *m, const tr_kv_policy_t *policy,
                    uint32_t base, uint32_t n_rows)
 {
-    bool fast = tr_model_cuda_fast(&m->config.recipe);
+    bool fast = m->fast;
 
     if (n_rows > 1) {
         return !fast       ? TR_ATTENTION_GENERIC

@@ -24,12 +24,24 @@
 
 #include <cuda_runtime.h>
 
-#define WARPS 12u /* of a block, as far as they fit */
+/* Warps of a block, as far as they fit: fewer of more registers, where a lane has 96
+ * words of queries and outputs or more. */
+static __host__ __device__ constexpr uint32_t
+warps_of(int dim, int quads)
+{
+    return dim > 128 || dim * quads > 256 ? 8 : 12;
+}
 
 /* Slots of a ring, as far as they fit: one of them is attended while the others
  * are on their way.  With two, all warps together have nearly as much under way
- * as memory needs; with four, whatever else is read waits in a longer queue. */
-#define SLOTS 3u
+ * as memory needs; with four, whatever else is read waits in a longer queue.  Of
+ * fewer warps each has more under way. */
+static __host__ __device__ constexpr uint32_t
+slots_of(int dim, int quads)
+{
+    return warps_of(dim, quads) == 12 || dim > 128 ? 3 : 4;
+}
+
 #define SLOTS_LEAST 2u
 #define ENDED 16u /* bytes behind the rings: how many warps left their parts */
 
@@ -87,6 +99,27 @@ attend_run(const decode_args_t &a, ring_t &ring, cursor_t &c, const run_t &run,
     CASE(2, 2)             \
     CASE(16, 16)
 
+/* A run of any level. */
+template <int D, int Q>
+static __device__ __forceinline__ void
+attend_any(const decode_args_t &a, ring_t &ring, cursor_t &c, const run_t &run,
+           bytes_t<D, Q> &bytes, state_t<D, Q> &s)
+{
+    const decode_layout_t &l = a.layouts.of[run.layout()];
+
+    if (l.key_bits != 16) {
+        load_bytes(a, run, bytes);
+    }
+#define ATTEND(KEY, VALUE)                                              \
+    case KEY << 8 | VALUE:                                              \
+        attend_run<D, Q, KEY, VALUE, false>(a, ring, c, run, bytes, s); \
+        break;
+    switch (l.key_bits << 8 | l.value_bits) {
+        FOR_ALL_BITS(ATTEND)
+    }
+#undef ATTEND
+}
+
 static __device__ __forceinline__ void
 open_ring(uint32_t at, uint32_t bytes, uint32_t slots, ring_t &ring)
 {
@@ -124,7 +157,9 @@ raise_scores(const decode_args_t &a)
     if (a.layer == 0 || !a.scored) {
         return;
     }
-    if constexpr (Q == 1) {
+    if constexpr (Q > 2) {
+        return;
+    } else if constexpr (Q == 1) {
         switch (a.group) {
         case 1:
             score_rows<1>(a, a.before);
@@ -202,29 +237,17 @@ attend_range(const decode_args_t &a, uint8_t *shared)
             any = true;
             state_init<D, Q>(s);
         }
-        if constexpr (MODE != DECODE_ALL) {
+        if constexpr (MODE == DECODE_ALL) {
+            attend_any<D, Q>(a, ring, c, run, bytes, s);
+        } else {
             attend_run<D, Q, 16, 16, MODE == DECODE_REACH>(a, ring, c, run,
                                                            bytes, s);
-            continue;
         }
-        const decode_layout_t &l = a.layouts.of[run.layout()];
-
-        if (l.key_bits != 16) {
-            load_bytes(a, run, bytes);
-        }
-#define ATTEND(KEY, VALUE)                                              \
-    case KEY << 8 | VALUE:                                              \
-        attend_run<D, Q, KEY, VALUE, false>(a, ring, c, run, bytes, s); \
-        break;
-        switch (l.key_bits << 8 | l.value_bits) {
-            FOR_ALL_BITS(ATTEND)
-        }
-#undef ATTEND
     }
 }
 
 template <int D, int Q, decode_mode_t MODE>
-static __global__ void __launch_bounds__(WARPS * 32, 1)
+static __global__ void __launch_bounds__(warps_of(D, Q) * 32, 1)
     attend_kernel(const __grid_constant__ decode_args_t a)
 {
     extern __shared__ __align__(128) uint8_t shared[];
@@ -239,7 +262,7 @@ static __global__ void __launch_bounds__(WARPS * 32, 1)
     if (a.ended != NULL) {
         tell_ended(a, ended);
     }
-    if constexpr (MODE != DECODE_UNCOMPRESSED) {
+    if constexpr (MODE != DECODE_UNCOMPRESSED && has_scores(D, Q)) {
         raise_scores<Q>(a);
     }
 }
@@ -248,57 +271,92 @@ static __global__ void __launch_bounds__(WARPS * 32, 1)
 
 typedef void (*attend_t)(const decode_args_t);
 
-template <decode_mode_t MODE>
-static attend_t
-attend_of(uint32_t dim, uint32_t group)
+/* Quads of a warp. */
+static uint32_t
+quads_of(uint32_t group)
 {
-    if (dim == 64) {
-        return group <= QUAD ? attend_kernel<64, 1, MODE>
-                             : attend_kernel<64, 2, MODE>;
-    }
-    return group <= QUAD ? attend_kernel<128, 1, MODE>
-                         : attend_kernel<128, 2, MODE>;
+    return group <= QUAD ? 1 : group <= 2 * QUAD ? 2 : 4;
 }
 
+template <int D, decode_mode_t MODE>
 static attend_t
-attend_with(decode_mode_t mode, uint32_t dim, uint32_t group)
+attend_of(uint32_t quads)
 {
-    return mode == DECODE_ALL ? attend_of<DECODE_ALL>(dim, group)
-           : mode == DECODE_UNCOMPRESSED
-               ? attend_of<DECODE_UNCOMPRESSED>(dim, group)
-               : attend_of<DECODE_REACH>(dim, group);
+    if constexpr (MODE == DECODE_ALL || D == 256) {
+        return quads == 1 ? attend_kernel<D, 1, MODE>
+                          : attend_kernel<D, 2, MODE>;
+    } else {
+        return quads == 1   ? attend_kernel<D, 1, MODE>
+               : quads == 2 ? attend_kernel<D, 2, MODE>
+                            : attend_kernel<D, 4, MODE>;
+    }
+}
+
+template <int D>
+static attend_t
+attend_with(decode_mode_t mode, uint32_t quads)
+{
+    return mode == DECODE_UNCOMPRESSED
+               ? attend_of<D, DECODE_UNCOMPRESSED>(quads)
+               : attend_of<D, DECODE_REACH>(quads);
+}
+
+/* The kernel of a mode, a head size and a group that decode_has allows. */
+static attend_t
+attend_for(decode_mode_t mode, uint32_t dim, uint32_t group)
+{
+    const uint32_t quads = quads_of(group);
+
+    if (mode == DECODE_ALL) {
+        return dim == 64 ? attend_of<64, DECODE_ALL>(quads)
+                         : attend_of<128, DECODE_ALL>(quads);
+    }
+    return dim == 64    ? attend_with<64>(mode, quads)
+           : dim == 128 ? attend_with<128>(mode, quads)
+                        : attend_with<256>(mode, quads);
 }
 
 /* Of a ring: as many as all warps can have. */
 static uint32_t
-attend_slots(const tr_device_props_t *d, uint32_t dim)
+attend_slots(const tr_device_props_t *d, uint32_t dim, uint32_t group)
 {
-    return WARPS * ring_bytes(dim, SLOTS) + ENDED <= d->shared ? SLOTS
-                                                               : SLOTS_LEAST;
+    const int quads = (int) quads_of(group);
+    const uint32_t most = slots_of((int) dim, quads);
+
+    return warps_of((int) dim, quads) * ring_bytes(dim, most) + ENDED
+                   <= d->shared
+               ? most
+               : SLOTS_LEAST;
 }
 
 /* Warps of the attend kernel's blocks, of which each multiprocessor has one. */
 static uint32_t
-attend_warps(const tr_device_props_t *d, uint32_t dim)
+attend_warps(const tr_device_props_t *d, uint32_t dim, uint32_t group)
 {
-    uint32_t fit = (d->shared - ENDED) / ring_bytes(dim, attend_slots(d, dim));
+    const uint32_t slots = attend_slots(d, dim, group);
+    const uint32_t most = warps_of((int) dim, (int) quads_of(group));
+    const uint32_t fit = (d->shared - ENDED) / ring_bytes(dim, slots);
 
-    return fit < 1 ? 1 : fit < WARPS ? fit : WARPS;
+    return fit < 1 ? 1 : fit < most ? fit : most;
 }
 
 uint32_t
-decode_warps(const tr_device_props_t *d, uint32_t head_dim)
+decode_warps(const tr_device_props_t *d, uint32_t head_dim, uint32_t group)
 {
-    return d->blocks * attend_warps(d, head_dim);
+    return d->blocks * attend_warps(d, head_dim, group);
 }
 
 void
 decode_open(const tr_device_props_t *d)
 {
-    for (uint32_t i = 0; i < 12; i++) {
-        uint32_t dim = i & 1 ? 64 : 128, group = i & 2 ? 8 : 4;
-        const void *kernel = (const void *) attend_with((decode_mode_t) (i / 4),
-                                                        dim, group);
+    for (uint32_t i = 0; i < 27; i++) {
+        const decode_mode_t mode = (decode_mode_t) (i / 9);
+        const uint32_t dim = 64u << i % 3, group = 4u << i / 3 % 3;
+
+        if (!decode_has(dim, group, mode != DECODE_ALL)) {
+            continue;
+        }
+        const void *kernel = (const void *) attend_for(mode, dim, group);
 
         cudaFuncSetAttribute(kernel,
                              cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -307,6 +365,13 @@ decode_open(const tr_device_props_t *d)
                              cudaFuncAttributePreferredSharedMemoryCarveout,
                              cudaSharedmemCarveoutMaxShared);
     }
+}
+
+/* Are uncompressed tokens without scores all there is? */
+static bool
+decode_plain(const tr_kv_view_t *kv)
+{
+    return kv->n_layouts == 1 && !kv->layout[0].level.scored;
 }
 
 static bool
@@ -337,8 +402,9 @@ decode_args(const tr_device_props_t *d, const tr_kv_view_t *kv, uint32_t layer,
 
     if (layer >= kv->layers || rows->n_seqs > size->max_seqs
         || kv->kv_heads != size->kv_heads || kv->kv_heads == 0
-        || size->heads % kv->kv_heads != 0 || size->heads / kv->kv_heads > GROUP
-        || size->heads == 0 || (kv->head_dim != 64 && kv->head_dim != 128)
+        || size->heads % kv->kv_heads != 0 || size->heads == 0
+        || !decode_has(kv->head_dim, size->heads / kv->kv_heads,
+                       decode_plain(kv))
         || kv->head_dim != size->head_dim
         || decode_layouts(kv, &out->layouts) != TR_KERNEL_OK) {
         return false;
@@ -364,7 +430,7 @@ decode_args(const tr_device_props_t *d, const tr_kv_view_t *kv, uint32_t layer,
     out->before = layer > 0 ? left_by(&out->work, layer - 1) : out->left;
     out->raised = layer > 1 ? left_by(&out->work, layer - 2) : out->left;
     out->blocks = d->blocks;
-    out->slots = attend_slots(d, kv->head_dim);
+    out->slots = attend_slots(d, kv->head_dim, size->heads / kv->kv_heads);
     out->ended = NULL;
     if (kv->layers > 1) {
         out->ended = out->work.ended + layer;
@@ -394,7 +460,7 @@ tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     if (rows->n_seqs == 0) {
         return TR_KERNEL_OK;
     }
-    uncompressed = kv->n_layouts == 1 && !kv->layout[0].level.scored;
+    uncompressed = decode_plain(kv);
     mode = kv->reach != NULL && (uncompressed || tr_kv_slides(kv, layer))
                ? DECODE_REACH
            : uncompressed ? DECODE_UNCOMPRESSED
@@ -413,9 +479,9 @@ tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     a.q_type = queries->q_type;
     a.out_type = queries->out_type;
     a.scale = queries->scale * 1.4426950408889634f;
-    warps = attend_warps(s->device, kv->head_dim);
+    warps = attend_warps(s->device, kv->head_dim, a.group);
     rc = launch_with(s, true, warps * ring_bytes(kv->head_dim, a.slots) + ENDED,
-                     attend_with(mode, kv->head_dim, a.group),
+                     attend_for(mode, kv->head_dim, a.group),
                      dim3(s->device->blocks), warps * 32, a);
     if (rc != TR_KERNEL_OK || s->device->unfinished) {
         return rc;

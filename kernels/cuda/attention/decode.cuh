@@ -46,7 +46,8 @@
 #define SEGMENTS 6u
 #define SEG_WINDOW 4u
 #define SEG_UNCOMPRESSED 5u
-#define GROUP 8u      /* query heads of a KV head, at most */
+#define GROUP 16u       /* query heads of a KV head, at most */
+#define SCORED_GROUP 8u /* .. of one whose tokens have scores */
 #define QUAD 4u       /* query heads that a lane of attention can have one of */
 #define ROW_TILES 16u /* whose scores one warp raises at a time */
 #define INDEX_ROWS 32u /* of a layer, from one whose job is known to the next */
@@ -186,8 +187,19 @@ typedef struct {
     size_t bytes;
 } decode_work_t;
 
+/* Is there code for heads of so many dimensions, in groups of so many?  plain:
+ * for uncompressed tokens without scores alone. */
+static inline bool
+decode_has(uint32_t head_dim, uint32_t group, bool plain)
+{
+    return plain ? (head_dim == 64 || head_dim == 128 || head_dim == 256)
+                       && group * head_dim <= 2048 && group <= GROUP
+                 : (head_dim == 64 || head_dim == 128) && group <= SCORED_GROUP;
+}
+
 /* Warps of the attend kernel: as many ranges there are at most. */
-uint32_t decode_warps(const tr_device_props_t *d, uint32_t head_dim);
+uint32_t decode_warps(const tr_device_props_t *d, uint32_t head_dim,
+                      uint32_t group);
 decode_work_t decode_work(const tr_device_props_t *d,
                           const tr_cuda_decode_size_t *size, void *at);
 int decode_layouts(const tr_kv_view_t *kv, decode_layouts_t *out);

@@ -15,13 +15,20 @@
 #define RAISED 7.0f /* weights are 2^7 * exp2(logit - max) */
 #define SLACK 15.0f /* and at most 2^15 */
 
+/* Outputs that a warp of Q quads has: of two quads each. */
+static __host__ __device__ constexpr int
+pairs_of(int quads)
+{
+    return (quads + 1) / 2;
+}
+
 /* A warp's softmax and output. */
 template <int D, int Q> struct state_t {
     float max[Q]; /* of head t, less RAISED */
     float sum[Q], zero[Q];
     float shrink; /* values are multiplied by this power of two */
     float per[2]; /* 1 / what o's rows g, g + 8 are counted in */
-    float o[D / 16][4];
+    float o[pairs_of(Q)][D / 16][4];
     uint32_t trace; /* of the layer: the next one */
 };
 
@@ -37,9 +44,18 @@ state_init(state_t<D, Q> &s)
     s.shrink = 0x1p40f;
     s.per[0] = s.per[1] = 1;
 #pragma unroll
-    for (int i = 0; i < D / 16; i++) {
-        s.o[i][0] = s.o[i][1] = s.o[i][2] = s.o[i][3] = 0;
+    for (int i = 0; i < pairs_of(Q) * (D / 16); i++) {
+        float(&o)[4] = s.o[i / (D / 16)][i % (D / 16)];
+
+        o[0] = o[1] = o[2] = o[3] = 0;
     }
+}
+
+/* Is there code for scores? (decode_has) */
+static __host__ __device__ constexpr bool
+has_scores(int dim, int quads)
+{
+    return dim <= 128 && quads <= 2;
 }
 
 /* Of a power of two. */
@@ -72,12 +88,15 @@ static __device__ __forceinline__ void
 multiply(state_t<D, Q> &s, const float (&a)[Q], const float (&b)[Q])
 {
 #pragma unroll
-    for (int i = 0; i < D / 16; i++) {
-        s.o[i][0] *= a[0];
-        s.o[i][2] *= b[0];
-        if (Q == 2) {
-            s.o[i][1] *= a[Q - 1];
-            s.o[i][3] *= b[Q - 1];
+    for (int i = 0; i < pairs_of(Q) * (D / 16); i++) {
+        const int q = i / (D / 16) * 2;
+        float(&o)[4] = s.o[q / 2][i % (D / 16)];
+
+        o[0] *= a[q];
+        o[2] *= b[q];
+        if (q + 1 < Q) {
+            o[1] *= a[(q + 1) % Q];
+            o[3] *= b[(q + 1) % Q];
         }
     }
 }
@@ -257,7 +276,7 @@ attend_unit(const decode_args_t &a, const query_t<D, Q, KEY> &query,
     }
 #pragma unroll
     for (int n = 0; n < U; n++) {
-        uint32_t w[2];
+        uint32_t w[pairs_of(Q)][2];
 
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
@@ -270,16 +289,21 @@ attend_unit(const decode_args_t &a, const query_t<D, Q, KEY> &query,
                 s.sum[q] += y[n][q][r];
                 s.zero[q] += y[n][q][r] * vz[n][r];
             }
-            w[r] = transpose(
-                half2_bits(y[n][0][r] * v, Q == 2 ? y[n][Q - 1][r] * v : 0));
+#pragma unroll
+            for (int q = 0; q < Q; q += 2) {
+                w[q / 2][r] = transpose(
+                    half2_bits(y[n][q][r] * v,
+                               q + 1 < Q ? y[n][(q + 1) % Q][r] * v : 0));
+            }
         }
-        if (VALUE == 16) {
-            add_values16<D>(s.o, slot + n * TILE + TO_VALUE, keep, w[0]);
+        if constexpr (VALUE == 16) {
+            add_values16<D, pairs_of(Q)>(s.o, slot + n * TILE + TO_VALUE, keep,
+                                         w);
         } else {
-            add_values<D, VALUE>(s.o, values[n], w[0], w[1]);
+            add_values<D, VALUE>(s.o[0], values[n], w[0][0], w[0][1]);
         }
     }
-    if (traced) {
+    if (has_scores(D, Q) && traced) {
         const uint32_t tiles = u.tiles, group = a.group;
         uint32_t *weights = a.left.weights + (size_t) s.trace * group * 4;
         float *maxima = a.left.maxima
@@ -332,10 +356,12 @@ store_part(const decode_args_t &a, uint32_t head, uint32_t range,
         }
 #pragma unroll
         for (int i = 0; i < D / 16; i++) {
+            const float(&o)[4] = s.o[q / 2][i];
+
             store_hinted(to + 16 * i,
-                         __float_as_uint(fmaf(s.o[i][q], by0, zero)), policy);
+                         __float_as_uint(fmaf(o[q % 2], by0, zero)), policy);
             store_hinted(to + 16 * i + 8,
-                         __float_as_uint(fmaf(s.o[i][2 + q], by1, zero)),
+                         __float_as_uint(fmaf(o[2 + q % 2], by1, zero)),
                          policy);
         }
         if (g == 0) {

@@ -251,9 +251,9 @@ ask_queries(const decode_args_t &a, const run_t &r)
                    lane = threadIdx.x % 32;
     const size_t n = (size_t) a.group * a.kv.head_dim;
 
-    if (lane * 128 < n * size) { /* group <= 8: a line a lane */
+    for (size_t o = lane * 128; o < n * size; o += 32 * 128) {
         prefetch_l2((const uint8_t *) a.q
-                    + (r.row * a.ldq + r.kv_head * n) * size + lane * 128);
+                    + (r.row * a.ldq + r.kv_head * n) * size + o);
     }
 }
 

@@ -38,7 +38,7 @@ decode_work(const tr_device_props_t *d, const tr_cuda_decode_size_t *size,
     size_t heads = (size_t) size->max_seqs * size->kv_heads, end = 0;
     size_t layers = size->layers, all = heads * layers;
     uint32_t group = size->kv_heads == 0 ? 1 : size->heads / size->kv_heads;
-    uint32_t warps = decode_warps(d, size->head_dim);
+    uint32_t warps = decode_warps(d, size->head_dim, group);
     size_t places = heads + warps;
     size_t traces, jobs = heads * SEGMENTS, rows;
     uint8_t *base = (uint8_t *) at;

@@ -40,7 +40,7 @@ end_reduce(void)
 
 template <int D>
 static __global__ void __launch_bounds__(MANY_THREADS)
-    reduce_warps(const __grid_constant__ decode_args_t a, uint32_t heads,
+    reduce_warps(const __grid_constant__ decode_args_t a, uint32_t shares,
                  uint32_t blocks)
 {
     uint32_t i = (blockIdx.x * MANY_THREADS + threadIdx.x) / 32;
@@ -53,15 +53,16 @@ static __global__ void __launch_bounds__(MANY_THREADS)
                        (gridDim.x - blocks) * warps);
         end_scores(a, at);
     } else {
-        reduce_by_warp<D>(a, i, heads);
+        reduce_by_warp<D>(a, i, shares);
     }
     end_reduce();
 }
 
 /* Each block E elements of a query head. */
 template <int D, int E>
-static __global__ void __launch_bounds__(REDUCE_THREADS,
-                                         E == D ? HEAD_BLOCKS : SHARE_BLOCKS)
+static __global__ void __launch_bounds__(REDUCE_THREADS, E == warp_share(D)
+                                                             ? HEAD_BLOCKS
+                                                             : SHARE_BLOCKS)
     reduce_blocks(const __grid_constant__ decode_args_t a, uint32_t blocks)
 {
     launch_next();
@@ -90,33 +91,40 @@ candidate_blocks(const decode_args_t *a, uint32_t warps)
 }
 
 /* As many blocks for a query head as leave room for all at once on an idle
- * device: those of a second wave begin 2 us later. Else a warp a head. */
+ * device: those of a second wave begin 2 us later.  Else a warp a head, or half
+ * of one. */
+template <int D>
+static int
+reduce(const tr_cuda_stream_t *s, const decode_args_t *a, uint32_t heads)
+{
+    constexpr int E = warp_share(D);
+    const uint32_t shares = heads * (D / REDUCE_SHARE), few = heads * (D / E);
+    const uint32_t more = candidate_blocks(a, REDUCE_WARPS);
+
+    if (shares + more <= s->device->blocks * SHARE_BLOCKS) {
+        return launch_small(s, reduce_blocks<D, REDUCE_SHARE>,
+                            dim3(shares + more), REDUCE_THREADS, *a, shares);
+    }
+    if (few + more <= s->device->blocks * HEAD_BLOCKS) {
+        return launch_small(s, reduce_blocks<D, E>, dim3(few + more),
+                            REDUCE_THREADS, *a, few);
+    }
+
+    const uint32_t warps = MANY_THREADS / 32;
+    const uint32_t blocks = (few + warps - 1) / warps;
+
+    return launch_small(s, reduce_warps<D>,
+                        dim3(blocks + candidate_blocks(a, warps)), MANY_THREADS,
+                        *a, few, blocks);
+}
+
 int
 decode_reduce(const tr_cuda_stream_t *s, const decode_args_t *a,
               uint32_t n_seqs)
 {
     const uint32_t heads = n_seqs * a->kv.kv_heads * a->group;
-    const uint32_t shares = heads * (a->kv.head_dim / REDUCE_SHARE);
-    const uint32_t more = candidate_blocks(a, REDUCE_WARPS);
-    const bool wide = a->kv.head_dim == 128;
 
-    if (shares + more <= s->device->blocks * SHARE_BLOCKS) {
-        return launch_small(s,
-                            wide ? reduce_blocks<128, REDUCE_SHARE>
-                                 : reduce_blocks<64, REDUCE_SHARE>,
-                            dim3(shares + more), REDUCE_THREADS, *a, shares);
-    }
-    if (heads + more <= s->device->blocks * HEAD_BLOCKS) {
-        return launch_small(s,
-                            wide ? reduce_blocks<128, 128>
-                                 : reduce_blocks<64, 64>,
-                            dim3(heads + more), REDUCE_THREADS, *a, heads);
-    }
-
-    const uint32_t warps = MANY_THREADS / 32;
-    const uint32_t blocks = (heads + warps - 1) / warps;
-
-    return launch_small(s, wide ? reduce_warps<128> : reduce_warps<64>,
-                        dim3(blocks + candidate_blocks(a, warps)), MANY_THREADS,
-                        *a, heads, blocks);
+    return a->kv.head_dim == 64    ? reduce<64>(s, a, heads)
+           : a->kv.head_dim == 128 ? reduce<128>(s, a, heads)
+                                   : reduce<256>(s, a, heads);
 }

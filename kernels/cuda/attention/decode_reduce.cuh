@@ -246,21 +246,30 @@ store_reduced(const decode_args_t &a, const parts_t &j, const found_t &f,
     }
 }
 
-/* Query head `at`, if there is one; all warps of the block wait in one
+/* Elements of a query head that a warp can have: four a lane. */
+static __host__ __device__ constexpr int
+warp_share(int dim)
+{
+    return dim < 128 ? dim : 128;
+}
+
+/* Share `at` of a query head, if there is one; all warps of the block wait in one
  * place. */
 template <int D>
 static __device__ __forceinline__ void
-reduce_by_warp(const decode_args_t &a, uint32_t at, uint32_t heads)
+reduce_by_warp(const decode_args_t &a, uint32_t at, uint32_t shares)
 {
-    const uint32_t lane = threadIdx.x % 32;
-    const parts_t j = find_parts<D>(a, min(at, heads - 1), lane % (D / 4) * 4);
+    constexpr int E = warp_share(D);
+    const uint32_t lane = threadIdx.x % 32, i = min(at, shares - 1);
+    const uint32_t first = i % (D / E) * E;
+    const parts_t j = find_parts<D>(a, i / (D / E), first + lane % (E / 4) * 4);
 
     await_parts(a);
-    if (at < heads && j.n > 0) {
-        const found_t f = reduce_parts<D, WARP_PARTS, WARP_PARTS, 1>(j, 0);
+    if (at < shares && j.n > 0) {
+        const found_t f = reduce_parts<E, WARP_PARTS, WARP_PARTS, 1>(j, 0);
 
-        if (lane < D / 4) {
-            store_reduced(a, j, f, lane == 0);
+        if (lane < E / 4) {
+            store_reduced(a, j, f, first == 0 && lane == 0);
         }
     }
 }
@@ -282,8 +291,9 @@ reduce_by_block(const decode_args_t &a, uint32_t at)
     if (j.n == 0) {
         return;
     }
-    f = E == D ? reduce_parts<E, HEAD_PARTS, HEAD_PARTS, REDUCE_WARPS>(j, warp)
-               : reduce_parts<E, SHARE_FEW, SHARE_PARTS, REDUCE_WARPS>(j, warp);
+    f = E == warp_share(D)
+            ? reduce_parts<E, HEAD_PARTS, HEAD_PARTS, REDUCE_WARPS>(j, warp)
+            : reduce_parts<E, SHARE_FEW, SHARE_PARTS, REDUCE_WARPS>(j, warp);
     if (lane < E / 4) {
         out[warp][lane] = make_float4(f.x[0], f.x[1], f.x[2], f.x[3]);
     }

@@ -39,7 +39,7 @@ static __global__ void __launch_bounds__(CANDIDATE_THREADS)
 
 typedef void (*score_t)(const decode_args_t);
 
-static const score_t kernels[GROUP] = {
+static const score_t kernels[SCORED_GROUP] = {
     score_kernel<1>, score_kernel<2>, score_kernel<3>, score_kernel<4>,
     score_kernel<5>, score_kernel<6>, score_kernel<7>, score_kernel<8>,
 };

@@ -483,7 +483,7 @@ load_totals(const decode_left_t &left, const work_t &w, float (&most)[K])
     const float4 *from = (const float4 *) (left.total
                                            + (size_t) w.index * GROUP);
     float4 x = from[0], y = K > 4 ? from[1] : x;
-    const float all[GROUP] = { x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w };
+    const float all[SCORED_GROUP] = { x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w };
 
 #pragma unroll
     for (int k = 0; k < K; k++) {

@@ -15,7 +15,8 @@
  * of a number without exponent, a subnormal, which tensor cores multiply
  * exactly and at full speed.  What a code counts then depends on its place in
  * the word; that factor is taken off at the end.  In O^T, column 2h has head
- * h of the first quad, column 2h + 1 head h of the second.
+ * h of the first quad, column 2h + 1 head h of the second; two further quads
+ * have an O^T of their own.
  *
  * The scale and zero of a token are applied to its logits and its weights.
  */
@@ -500,11 +501,12 @@ add_values(float (&o)[D / 16][4], const uint4 (&r)[value_words(D, VALUE)],
     }
 }
 
-/* Eight tokens; keep: bits of tokens 2t, 2t + 1 that exist, since a weight of 0
- * does not make a NaN vanish. */
-template <int D>
+/* Eight tokens, two quads a product; keep: bits of tokens 2t, 2t + 1 that exist,
+ * since a weight of 0 does not make a NaN vanish. */
+template <int D, int P>
 static __device__ __forceinline__ void
-add_values16(float (&o)[D / 16][4], uint32_t values, uint32_t keep, uint32_t p)
+add_values16(float (&o)[P][D / 16][4], uint32_t values, uint32_t keep,
+             const uint32_t (&w)[P][2])
 {
     const uint32_t lane = threadIdx.x % 32;
 
@@ -514,8 +516,11 @@ add_values16(float (&o)[D / 16][4], uint32_t values, uint32_t keep, uint32_t p)
 
         load_matrices<true>(r,
                             values + row_chunk<D>(lane % 8, 4 * s + lane / 8));
-        mma_short(o[2 * s], r[0] & keep, r[1] & keep, p);
-        mma_short(o[2 * s + 1], r[2] & keep, r[3] & keep, p);
+#pragma unroll
+        for (int p = 0; p < P; p++) {
+            mma_short(o[p][2 * s], r[0] & keep, r[1] & keep, w[p][0]);
+            mma_short(o[p][2 * s + 1], r[2] & keep, r[3] & keep, w[p][0]);
+        }
     }
 }
 

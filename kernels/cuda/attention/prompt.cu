@@ -151,12 +151,14 @@ image_exponent(float most)
     return e < -120 ? -120 : e > 120 ? 120 : e;
 }
 
-/* One image: a block; D / 4 lanes a row. */
+/* One image: a block; up to a warp a row, of which a lane has four elements, or
+ * four and the four 128 further on. */
 template <int D>
 static __global__ void __launch_bounds__(IMAGE_THREADS)
     image_kernel(const __grid_constant__ prompt_args_t a)
 {
-    const uint32_t LANES = D / 4, STEP = IMAGE_THREADS / LANES;
+    constexpr uint32_t LANES = D / 4 < 32 ? D / 4 : 32, FOURS = D / 4 / LANES;
+    constexpr uint32_t STEP = IMAGE_THREADS / LANES;
     uint32_t head = blockIdx.x, half = blockIdx.y;
     uint32_t lane = threadIdx.x % LANES;
 
@@ -167,39 +169,50 @@ static __global__ void __launch_bounds__(IMAGE_THREADS)
     uint8_t *image = (uint8_t *) image_at(a, half, head);
     prompt_row_t *info = image_info(a, half, head);
 
-    float4 x[HALF / STEP];
+    float4 x[HALF / STEP][FOURS];
 
 #pragma unroll
     for (uint32_t i = 0; i < HALF / STEP; i++) {
         uint32_t row = half % 2 * HALF
                        + image_query(threadIdx.x / LANES + i * STEP);
 
-        x[i] = make_float4(0, 0, 0, 0);
-        if (row < t.rows) {
-            x[i] = load_queries(a.queries,
-                                (size_t) (t.row + row) * a.queries.ldq
-                                    + head * D + lane * 4);
+#pragma unroll
+        for (uint32_t j = 0; j < FOURS; j++) {
+            x[i][j] = make_float4(0, 0, 0, 0);
+            if (row < t.rows) {
+                x[i][j] = load_queries(a.queries,
+                                       (size_t) (t.row + row) * a.queries.ldq
+                                           + head * D + j * 128 + lane * 4);
+            }
         }
     }
 #pragma unroll
     for (uint32_t i = 0; i < HALF / STEP; i++) {
         uint32_t place = threadIdx.x / LANES + i * STEP;
         uint32_t row = half % 2 * HALF + image_query(place);
-        float most = fmaxf(fmaxf(fabsf(x[i].x), fabsf(x[i].y)),
-                           fmaxf(fabsf(x[i].z), fabsf(x[i].w)));
-        float up;
+        float most = 0, up;
         int e;
 
+#pragma unroll
+        for (uint32_t j = 0; j < FOURS; j++) {
+            most = fmaxf(most,
+                         fmaxf(fmaxf(fabsf(x[i][j].x), fabsf(x[i][j].y)),
+                               fmaxf(fabsf(x[i][j].z), fabsf(x[i][j].w))));
+        }
         for (uint32_t d = 1; d < LANES; d *= 2) {
             most = fmaxf(most, __shfl_xor_sync(TR_ALL_LANES, most, d));
         }
         e = image_exponent(most);
         up = ldexpf(1, e);
-        *(uint2 *) (image + atom_place(D / 64, place, lane / 2)
-                    + lane % 2 * 8) = make_uint2(half2_bits(x[i].x * up,
-                                                            x[i].y * up),
-                                                 half2_bits(x[i].z * up,
-                                                            x[i].w * up));
+#pragma unroll
+        for (uint32_t j = 0; j < FOURS; j++) {
+            const float4 y = x[i][j];
+
+            *(uint2 *) (image + atom_place(D / 64, place, j * 16 + lane / 2)
+                        + lane % 2
+                              * 8) = make_uint2(half2_bits(y.x * up, y.y * up),
+                                                half2_bits(y.z * up, y.w * up));
+        }
         if (lane == 0) {
             info[place].factor = row < t.rows ? a.queries.scale * 1.44269504f
                                                     * ldexpf(1, -e)
@@ -255,17 +268,30 @@ aligned(const void *p, size_t to)
     return (uintptr_t) p % to == 0;
 }
 
+/* Heads of 256 dimensions need Hopper's products, and registers and shared memory
+ * that scores and what was compressed have no room in. */
 static bool
-prompt_allowed(const tr_kv_view_t *kv, uint32_t layer, const tr_rows_t *rows,
+prompt_has(const tr_cuda_stream_t *s, const tr_kv_view_t *kv, uint32_t group)
+{
+    bool plain = kv->n_layouts == 1 && kv->layout->score == 0;
+
+    return kv->head_dim == 256
+               ? plain && group <= 8 && s->device->code / 10 == 9
+               : (kv->head_dim == 64 || kv->head_dim == 128)
+                     && group <= (plain ? 16u : 8u);
+}
+
+static bool
+prompt_allowed(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
+               uint32_t layer, const tr_rows_t *rows,
                const tr_cuda_queries_t *q, const tr_cuda_prompt_size_t *size,
                const void *work)
 {
     const tr_kv_layout_t *uncompressed = kv->layout;
     uint32_t group = kv->kv_heads ? q->heads / kv->kv_heads : 0;
 
-    return (kv->head_dim == 64 || kv->head_dim == 128) && layer < kv->layers
-           && group >= 1 && group <= 8 && group * kv->kv_heads == q->heads
-           && uncompressed->level.key_bits == 16
+    return layer < kv->layers && group >= 1 && group * kv->kv_heads == q->heads
+           && prompt_has(s, kv, group) && uncompressed->level.key_bits == 16
            && uncompressed->level.value_bits == 16
            && uncompressed->head_dim == kv->head_dim && uncompressed->tokens > 0
            && uncompressed->tokens % 8 == 0 && uncompressed->value % 16 == 0
@@ -350,7 +376,11 @@ static void
 prompt_begin(cudaStream_t stream, const prompt_args_t *a, uint32_t tiles)
 {
     plan_kernel<<<1, PLANNERS, 0, stream>>>(*a);
-    if (a->dim == 128) {
+    if (a->dim == 256) {
+        image_kernel<256>
+            <<<dim3(a->queries.heads, 2 * tiles), IMAGE_THREADS, 0, stream>>>(
+                *a);
+    } else if (a->dim == 128) {
         image_kernel<128>
             <<<dim3(a->queries.heads, 2 * tiles), IMAGE_THREADS, 0, stream>>>(
                 *a);
@@ -374,7 +404,7 @@ prompt_passes(const tr_cuda_stream_t *s, const prompt_args_t *a,
     /* taking turns costs more than it gives where products are short */
     int rc = prompt_attend(stream, a, maps,
                            path != TR_PROMPT_BEST ? path
-                           : a->dim == 128        ? TR_PROMPT_ALTERNATING
+                           : a->dim >= 128        ? TR_PROMPT_ALTERNATING
                                                   : TR_PROMPT_GROUPS,
                            tiles);
 
@@ -396,7 +426,7 @@ tr_cuda_prompt(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     prompt_args_t a;
     uint32_t tiles;
 
-    if (!prompt_allowed(kv, layer, rows, queries, size, work)) {
+    if (!prompt_allowed(s, kv, layer, rows, queries, size, work)) {
         return TR_KERNEL_BADARG;
     }
     if (rows->n_rows == 0 || rows->n_seqs == 0) {
@@ -498,8 +528,9 @@ tr_cuda_prompt_behind(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     prompt_maps_t maps;
     prompt_args_t a;
 
-    if (!prompt_allowed(kv, layer, rows, queries, size, work)
-        || kv->n_layouts > TR_KV_LAYOUTS_MAX || kv->reach != NULL) {
+    if (!prompt_allowed(s, kv, layer, rows, queries, size, work)
+        || kv->head_dim == 256 || kv->n_layouts > TR_KV_LAYOUTS_MAX
+        || kv->reach != NULL) {
         return TR_KERNEL_BADARG;
     }
     if (!prompt_args(s, kv, layer, rows, queries, size, work, &a, &maps)) {

@@ -456,9 +456,11 @@ static int
 launch(cudaStream_t stream, const prompt_args_t *a, const prompt_maps_t *maps,
        uint32_t tiles)
 {
+    constexpr kind_t COMPRESSED = D == 256 ? SLIDES
+                                           : BEHIND; /* there are none */
     auto kernel =
         a->context != NULL
-            ? attend_kernel<D, N, STAGES, E, BOXES, ALTERNATE, BEHIND>
+            ? attend_kernel<D, N, STAGES, E, BOXES, ALTERNATE, COMPRESSED>
         : a->kv.reach == NULL && a->kv.sinks == NULL
             ? attend_kernel<D, N, STAGES, E, BOXES, ALTERNATE, PLAIN>
             : attend_kernel<D, N, STAGES, E, BOXES, ALTERNATE, SLIDES>;
@@ -489,10 +491,24 @@ choose(cudaStream_t stream, const prompt_args_t *a, const prompt_maps_t *maps,
     }
 }
 
+/* Outputs of 256 dimensions leave registers for 64 keys at a time, and tiles leave
+ * room for two of each kind. */
+static int
+choose_wide(cudaStream_t stream, const prompt_args_t *a,
+            const prompt_maps_t *maps, tr_prompt_path_t path, uint32_t tiles)
+{
+    return path == TR_PROMPT_ALTERNATING
+               ? launch<256, 64, 2, groups_t, true, true>(stream, a, maps,
+                                                          tiles)
+               : launch<256, 64, 2, groups_t, true, false>(stream, a, maps,
+                                                           tiles);
+}
+
 int
 prompt_attend(cudaStream_t stream, const prompt_args_t *a,
               const prompt_maps_t *maps, tr_prompt_path_t path, uint32_t tiles)
 {
-    return a->dim == 128 ? choose<128>(stream, a, maps, path, tiles)
-                         : choose<64>(stream, a, maps, path, tiles);
+    return a->dim == 256   ? choose_wide(stream, a, maps, path, tiles)
+           : a->dim == 128 ? choose<128>(stream, a, maps, path, tiles)
+                           : choose<64>(stream, a, maps, path, tiles);
 }

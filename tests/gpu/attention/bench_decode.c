@@ -580,12 +580,12 @@ static const struct {
 #define STORES 5 /* that all shapes are run with */
 
 static void
-run_store(const tr_cuda_stream_t *s, size_t store, const char *model,
+run_heads(const tr_cuda_stream_t *s, size_t store, const char *model,
           uint32_t seqs, uint32_t len, uint32_t heads, uint32_t kv_heads,
-          uint32_t skew, const char *filter)
+          uint32_t head_dim, uint32_t skew, const char *filter)
 {
     char name[64], whole[96];
-    case_t x = { name, seqs,      len,   heads, kv_heads, 128,
+    case_t x = { name, seqs,      len,   heads, kv_heads, head_dim,
                  0,    { { 0 } }, { 0 }, 0,     0,        skew };
 
     snprintf(name, sizeof(name), "%s %s", model, stores[store].name);
@@ -601,6 +601,26 @@ run_store(const tr_cuda_stream_t *s, size_t store, const char *model,
         x.goal = stores[store].goal;
     }
     run_case(s, &x);
+}
+
+static void
+run_store(const tr_cuda_stream_t *s, size_t store, const char *model,
+          uint32_t seqs, uint32_t len, uint32_t heads, uint32_t kv_heads,
+          uint32_t skew, const char *filter)
+{
+    run_heads(s, store, model, seqs, len, heads, kv_heads, 128, skew, filter);
+}
+
+/* Heads and groups that only uncompressed tokens have. */
+static void
+run_wide(const tr_cuda_stream_t *s, uint32_t seqs, uint32_t len,
+         const char *filter)
+{
+    run_heads(s, 0, "gemma-3-4b", seqs, len, 8, 4, 256, 1, filter);
+    run_heads(s, 0, "gemma-3-12b", seqs, len, 16, 8, 256, 1, filter);
+    run_heads(s, 0, "8 of 256", seqs, len, 32, 4, 256, 1, filter);
+    run_heads(s, 0, "glm-4-9b", seqs, len, 32, 2, 128, 1, filter);
+    run_heads(s, 0, "qwen3-235b", seqs, len, 64, 4, 128, 1, filter);
 }
 
 int
@@ -679,6 +699,8 @@ main(int argc, char **argv)
         run_store(&s, k, "llama-8b", 240, 4096, 32, 8, 1, filter);
         run_store(&s, k, "llama-8b", 8, 32768, 32, 8, 1, filter);
     }
+    run_wide(&s, 64, 4096, filter);
+    run_wide(&s, 1, 32768, filter);
     /* a full batch of the engine's */
     run_store(&s, 5, "qwen2.5-32b", 288, 2458, 40, 8, 1, filter);
     if (json != NULL) {

@@ -58,7 +58,7 @@ case_length(const case_t *c, uint32_t s)
 }
 
 static void
-make_plan(case_t *c)
+make_plan(case_t *c, bool wide)
 {
     static const tr_kv_level_t levels[3] = {
         { .key_bits = 8,
@@ -80,10 +80,17 @@ make_plan(case_t *c)
     tr_page_spec_t spec = { 0 };
 
     c->dim = random_below(2) ? 128 : 64;
-    spec.head_dim = c->dim;
+    c->group = 1 + random_below(8);
     spec.levels = levels;
     spec.n_levels = random_below(4);
     spec.uncompressed_scored = random_below(4) != 0;
+    if (random_below(3) == 0) { /* what only these have */
+        spec.n_levels = 0;
+        spec.uncompressed_scored = false;
+        c->dim = wide && random_below(2) ? 256 : c->dim;
+        c->group = 1 + random_below(c->dim == 256 ? 8 : 16);
+    }
+    spec.head_dim = c->dim;
     spec.uncompressed_minmax = random_below(4) == 0;
     if (tr_page_plan(&spec, &c->plan)) {
         printf("no plan\n");
@@ -102,7 +109,6 @@ make_rows(case_t *c)
     size_t heads;
 
     c->kv_heads = 1 + random_below(2);
-    c->group = 1 + random_below(8);
     c->layer = random_below(layers);
     c->reach = random_below(3) ? 0
                                : 1 + random_below(random_below(2) ? 40 : 400);
@@ -437,7 +443,7 @@ want_tier(const case_t *c, uint32_t s, uint32_t kv_head, want_t *w)
 }
 
 void
-case_open(case_t *c)
+case_open(case_t *c, bool wide)
 {
     static const double sizes[] = { 1e-6, 1e-3, 1, 1, 1, 30, 1e4 };
     double key = sizes[random_below(7)], query = sizes[random_below(7)];
@@ -446,7 +452,7 @@ case_open(case_t *c)
     double spread = random_below(4) == 0 ? 30 : 0.1 + 4 * random_unit();
 
     memset(c, 0, sizeof(*c));
-    make_plan(c);
+    make_plan(c, wide);
     make_rows(c);
     make_pages(c, key, value);
     make_queries(c, query, spread / (sqrt(c->dim) * key * 2 * query));

@@ -45,8 +45,9 @@ typedef struct {
     float *sinks; /* [heads] */
 } case_t;
 
-/* With all that is on the device, too; exits when CUDA says no. */
-void case_open(case_t *c);
+/* With all that is on the device, too; exits when CUDA says no.  wide: heads may
+ * have 256 dimensions. */
+void case_open(case_t *c, bool wide);
 void case_close(case_t *c);
 
 /* Does the launcher answer for sequence s? */

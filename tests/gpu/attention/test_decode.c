@@ -21,6 +21,14 @@ static const tr_kv_level_t levels[] = {
     { 8, 2, 1, 1, 0, 1, 0, 0 }, { 2, 2, 1, 1, 0, 1, 0, 0 },
 };
 
+/* Heads and groups that only uncompressed tokens without scores have. */
+static void
+choose_wide(cache_shape_t *w)
+{
+    w->head_dim = 64u << random_below(3);
+    w->heads = w->kv_heads * (1 + random_below(w->head_dim == 256 ? 8 : 16));
+}
+
 static void
 choose_shape(cache_shape_t *w, uint32_t round)
 {
@@ -78,12 +86,15 @@ choose_shape(cache_shape_t *w, uint32_t round)
     if (random_below(3) == 0) { /* sliding windows, which only these have */
         w->n_levels = 0;
         w->uncompressed_scored = false;
-        w->reach = true;
+        w->reach = random_below(3) != 0;
         w->max_window = 0;
     } else if (w->max_tier < 1000 && random_below(3) == 0) {
         w->reach = w->slides = true; /* beside compressed ones */
     }
     w->sinks = random_below(3) == 0;
+    if (w->n_levels == 0 && !w->uncompressed_scored && random_below(3) != 0) {
+        choose_wide(w);
+    }
 }
 
 /* All layers, with a plan, or with the one that is there. */
@@ -139,6 +150,31 @@ refused_widths(const cache_t *c, const tr_cuda_stream_t *s, void *work)
     return rc == TR_KERNEL_BADARG;
 }
 
+/* .. and so are scores, where there is no code for them. */
+static bool
+refused_scores(const cache_t *c, const tr_cuda_stream_t *s, void *work)
+{
+    uint32_t n = c->shape.heads * c->shape.head_dim;
+    uint32_t group = c->shape.heads / c->shape.kv_heads;
+    tr_cuda_decode_size_t size = cache_size(c);
+    tr_cuda_queries_t q = { c->device_q, c->device_out,  n,       n, TR_F32,
+                            TR_F32,      c->shape.heads, c->scale };
+    tr_kv_layout_t layout = c->device.layout[0];
+    tr_kv_view_t v = c->device;
+    int rc;
+
+    if (c->shape.head_dim <= 128 && group <= 8) {
+        return true;
+    }
+    layout.level.scored = 1;
+    v.layout = &layout;
+    rc = tr_cuda_decode(s, &v, 0, &c->device_rows, &q, &size, work);
+    if (rc != TR_KERNEL_BADARG) {
+        printf("scores: %d, expected a refusal\n", rc);
+    }
+    return rc == TR_KERNEL_BADARG;
+}
+
 /* The same through a graph, which is what the engine will do. */
 static void
 launch_graph(cache_t *c, tr_cuda_stream_t *s, bool plan, void *work)
@@ -182,7 +218,7 @@ one_round(const tr_device_props_t *device, cudaStream_t stream, uint32_t round,
 
     cuda_ok(cudaMalloc(&work, bytes), "workspace");
     cuda_ok(cudaMemset(work, 0xff, bytes), "workspace");
-    ok = refused_widths(&c, &s, work);
+    ok = refused_widths(&c, &s, work) && refused_scores(&c, &s, work);
     for (uint32_t i = 0; i < STEPS && ok; i++) { /* also with an old plan */
         bool plan = i == 0 || random_below(2) == 0;
 

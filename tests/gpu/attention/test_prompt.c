@@ -5,7 +5,7 @@
  *
  * Every round is a random cache of uncompressed pages and a random step:
  * sequences of one to several hundred rows, some left out, chunks that begin
- * anywhere, groups of 1 to 8 query heads, magnitudes from 1e-6 to 1e4, outputs
+ * anywhere, groups of 1 to 16 query heads, magnitudes from 1e-6 to 1e4, outputs
  * and queries of all types, bytes without a token NaN.  Queries are such that
  * FP16 holds them, so that errors are those of the sums and of FP16 weights.
  */
@@ -255,7 +255,7 @@ main(int argc, char **argv)
         case_t c;
 
         random_seed(seed + i);
-        case_open(&c);
+        case_open(&c, device.code / 10 == 9);
         rows += c.rows.n_rows;
         for (uint32_t w = TR_PROMPT_BEST; w < TR_PROMPT_PATHS; w++) {
             if ((only != 0 && w != only) || failed[w] > 2) {

@@ -207,7 +207,17 @@ test_ways(void **state)
           TR_ATTENTION_PROMPT },
         { 96, 32, 8, "full", TR_ATTENTION_GENERIC, TR_ATTENTION_GENERIC,
           TR_ATTENTION_GENERIC },
-        { 128, 32, 2, "full", TR_ATTENTION_GENERIC, TR_ATTENTION_GENERIC,
+        { 128, 32, 2, "full", TR_ATTENTION_DECODE, TR_ATTENTION_DECODE,
+          TR_ATTENTION_PROMPT },
+        { 128, 34, 2, "full", TR_ATTENTION_GENERIC, TR_ATTENTION_GENERIC,
+          TR_ATTENTION_GENERIC },
+        { 128, 32, 2, "diffkv", TR_ATTENTION_GENERIC, TR_ATTENTION_GENERIC,
+          TR_ATTENTION_GENERIC },
+        { 256, 32, 4, "full", TR_ATTENTION_DECODE, TR_ATTENTION_DECODE,
+          TR_ATTENTION_PROMPT },
+        { 256, 36, 4, "full", TR_ATTENTION_GENERIC, TR_ATTENTION_GENERIC,
+          TR_ATTENTION_GENERIC },
+        { 256, 8, 4, "int4", TR_ATTENTION_GENERIC, TR_ATTENTION_GENERIC,
           TR_ATTENTION_GENERIC },
     };
 
@@ -225,6 +235,7 @@ test_ways(void **state)
             != TR_OK) {
             fail_msg("%s", err.text);
         }
+        m.fast = tr_model_cuda_fast(&m.config.recipe, p->n_levels == 0, true);
         assert_int_equal(tr_model_cuda_path(&m, p, 0, 1),
                          cases[i].uncompressed);
         assert_int_equal(tr_model_cuda_path(&m, p, 9, 1), cases[i].compressed);
@@ -234,6 +245,8 @@ test_ways(void **state)
                          cases[i].prompt == TR_ATTENTION_PROMPT
                              ? TR_ATTENTION_BEHIND
                              : TR_ATTENTION_GENERIC);
+        assert_true(cases[i].dim != 256
+                    || !tr_model_cuda_fast(&m.config.recipe, true, false));
         tr_kv_policy_free(p);
     }
 }
