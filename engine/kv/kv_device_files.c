@@ -36,6 +36,8 @@
 #define READERS 4u
 /* Of the shelf: so long a copy hides what it takes to launch it. */
 #define CHUNK (8u << 20)
+/* A millisecond of the link: a step's own copies may stand behind these. */
+#define CHUNKS 6u
 
 typedef struct {
     tr_cuda_stream_t stream;
@@ -386,7 +388,7 @@ files_stop(tr_kv_cache_t *kv, tr_kv_lane_t lane)
 }
 
 const tr_kv_files_t tr_kv_gpu_files = { .buffers = BUFFERS,
-                                        .at_once = AT_ONCE,
+                                        .at_once = { AT_ONCE, CHUNKS },
                                         .readers = READERS,
                                         .chunk = CHUNK,
                                         .open = files_open,

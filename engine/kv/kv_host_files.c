@@ -119,7 +119,7 @@ host_moved(const tr_kv_cache_t *kv, tr_kv_lane_t lane, bool out,
 }
 
 const tr_kv_files_t tr_kv_host_files = { .buffers = 2,
-                                         .at_once = 1,
+                                         .at_once = { 1, 1 },
                                          .readers = 1,
                                          .chunk = 1u << 20,
                                          .open = host_open,

@@ -314,8 +314,9 @@ get_pieces(tr_kv_cache_t *kv)
     tr_status_t rc = kv_store_arrived(kv, &g->way, false, NULL);
     tr_kv_piece_t piece;
 
-    for (uint32_t i = 0; i < 2 * f->at_once && (rc == TR_OK || rc == TR_AGAIN)
-                         && kv_store_next(kv, &g->way, false, &piece);
+    for (uint32_t i = 0;
+         i < f->at_once[TR_KV_SHELF] && (rc == TR_OK || rc == TR_AGAIN)
+         && kv_store_next(kv, &g->way, false, &piece);
          i++) {
         piece.memory = tr_shelf_chunk(s->shelf, g->chunk);
         g->chunk = tr_shelf_behind(s->shelf, g->chunk);

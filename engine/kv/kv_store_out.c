@@ -202,8 +202,9 @@ put_pieces(tr_kv_cache_t *kv, kv_store_put_t *p)
         return true;
     }
     rc = kv_store_arrived(kv, way, true, p->to->full);
-    for (uint32_t i = 0; i < f->at_once && (rc == TR_OK || rc == TR_AGAIN)
-                         && kv_store_next(kv, way, true, &piece);
+    for (uint32_t i = 0;
+         i < f->at_once[way->lane] && (rc == TR_OK || rc == TR_AGAIN)
+         && kv_store_next(kv, way, true, &piece);
          i++) {
         piece.memory = p->to->room(s);
         if (piece.memory == NULL) {
