@@ -141,7 +141,8 @@ $(CUDA_PROMPT): $(CUDA_DIR)/%: $(CUDA_DIR)/obj/%.o $(CUDA_DIR)/obj/prompt_fixtur
 
 # The rest of the model, and sampling.  Experts are chosen as the CPU chooses them.
 CUDA_MODEL := $(CUDA_DIR)/test_model $(CUDA_DIR)/test_sample $(CUDA_DIR)/test_small_gemm \
-              $(CUDA_DIR)/test_experts $(CUDA_DIR)/bench_model
+              $(CUDA_DIR)/test_experts $(CUDA_DIR)/test_fp8_gemm \
+              $(CUDA_DIR)/bench_model
 CUDA_ARRAYS := $(patsubst %,$(CUDA_DIR)/obj/%.o,arrays model_reference \
     sample_reference experts_reference) \
     $B/obj/kernels/cpu/layers/experts.o $B/obj/kernels/thread_pool.o

@@ -23,8 +23,8 @@ SIMT_XFLAGS  := $(addprefix -Xcompiler=,-include,tests/simt/device.h \
     -ffp-contract=off \
     -fno-extern-tls-init -Wno-psabi)
 
-SIMT_TESTS_90 := decode small_gemm prompt store generic behind model experts \
-                 sample manager
+SIMT_TESTS_90 := decode small_gemm fp8_gemm prompt store generic behind model \
+                 experts sample manager
 SIMT_TESTS_80 := decode prompt behind
 
 # $(1): the code.  kernel<<<..>>>(..) is no C++.  What stands beside a .cu file is
@@ -58,6 +58,7 @@ $(foreach c,$(SIMT_CODES),$(eval $(call simt_code,$(c))))
 # What each test is linked with besides, as for a GPU.
 SIMT_WITH_decode  := $(CUDA_GPU)
 SIMT_WITH_small_gemm := $(CUDA_ARRAYS) $(CUDA_GPU)
+SIMT_WITH_fp8_gemm := $(CUDA_ARRAYS) $(CUDA_GPU)
 SIMT_WITH_model   := $(CUDA_ARRAYS) $(CUDA_GPU)
 SIMT_WITH_experts := $(CUDA_ARRAYS) $(CUDA_GPU)
 SIMT_WITH_sample  := $(CUDA_ARRAYS) $(CUDA_GPU)

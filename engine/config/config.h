@@ -58,6 +58,7 @@ typedef struct {
     bool cuda_fused_products; /* small_gemm may be used */
     char weights_format[8];   /* auto | expand */
     char cpu_weights[8];      /* auto | int8 | int4 */
+    char cuda_activations[8]; /* auto | 16 | 8 */
 
     uint32_t threads;           /* compute threads, 0: all cores */
     uint32_t tokenizer_threads; /* request parsers */

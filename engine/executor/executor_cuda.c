@@ -81,6 +81,9 @@ open_model(tr_executor_cuda_t *x, const tr_config_t *config, tr_error_t *err)
         .dtype = config->dtype,
         .packed = strcmp(config->weights_format, "auto") == 0,
         .dummy_seed = config->dummy_seed,
+        .fp8 = strcmp(config->cuda_activations, "16") == 0  ? TR_FP8_NEVER
+               : strcmp(config->cuda_activations, "8") == 0 ? TR_FP8_ALWAYS
+                                                            : TR_FP8_DECLARED,
         .equalise = config->kv_equalise,
         .centre = tr_executor_centre(config),
         .rotate = tr_executor_rotate(config),

@@ -125,6 +125,7 @@ read_fp8(tr_config_reader_t *r, json_t *q, tr_quantization_t *out)
     json_t *block = tr_config_field(r, q, "weight_block_size");
 
     ONE_OF(r, q, "fmt", "e4m3", "float8_e4m3fn");
+    out->fp8_activations = true;
     if (block != NULL) {
         read_block(r, block, "weight_block_size", &s);
         add_scheme(r, out, s);
@@ -139,6 +140,7 @@ static void
 read_modelopt(tr_config_reader_t *r, json_t *q, tr_quantization_t *out)
 {
     ONE_OF(r, q, "quant_algo", "FP8");
+    out->fp8_activations = true;
     add_scheme(r, out,
                (tr_quant_scheme_t){
                    .is_float = true, .symmetric = true, .bits = 8 });
@@ -191,6 +193,17 @@ read_weights(tr_config_reader_t *r, json_t *w, tr_quantization_t *out)
     add_scheme(r, out, s);
 }
 
+/* Are a group's activations FP8? */
+static bool
+group_in_fp8(json_t *group)
+{
+    json_t *x = json_object_get(group, "input_activations");
+    const char *type = json_string_value(json_object_get(x, "type"));
+
+    return type != NULL && strcmp(type, "float") == 0
+           && json_integer_value(json_object_get(x, "num_bits")) == 8;
+}
+
 static void
 read_compressed(tr_config_reader_t *r, json_t *q, tr_quantization_t *out)
 {
@@ -207,11 +220,13 @@ read_compressed(tr_config_reader_t *r, json_t *q, tr_quantization_t *out)
         tr_config_fail(r, TR_ERR_FORMAT, "config_groups",
                        "quantization_config: config_groups is missing");
     }
+    out->fp8_activations = true;
     json_object_foreach (groups, name, group) {
         json_t *w = json_object_get(group, "weights");
 
         if (json_is_object(w) && r->rc == TR_OK) {
             read_weights(r, w, out);
+            out->fp8_activations = out->fp8_activations && group_in_fp8(group);
         }
     }
 }

@@ -18,6 +18,7 @@
  *
  *   here                 memory, streams, copies, events, graphs; matrix
  *                        products: matmul (cuBLASLt), small_gemm
+ *   device_fp8.h         products of 8 bits by 8 bits
  *   device_layers.h      embedding, norms, RoPE, activation, conversions
  *   device_experts.h     who goes to whom, grouped products, their sum
  *   device_attention.h   decode, prompt, and the fallback for everything else
@@ -40,6 +41,7 @@
 #include "kernels/act.h"
 #include "kernels/cuda/device_attention.h"
 #include "kernels/cuda/device_experts.h"
+#include "kernels/cuda/device_fp8.h"
 #include "kernels/cuda/device_kv.h"
 #include "kernels/cuda/device_layers.h"
 #include "kernels/cuda/device_manager.h"
@@ -277,13 +279,14 @@ typedef struct {
                 * once; aligned to 16 bytes, as w */
 } tr_cuda_unpack_t;
 
-/* Packed weights in 16 bits.  Compute capability 9.0 alone. */
+/* Packed weights in 16 bits; of FP8 there is fp8_gemm, too.  Compute capability
+ * 9.0 alone. */
 int tr_cuda_unpack(const tr_cuda_stream_t *s, const tr_cuda_unpack_t *a);
 
 /* ---- the table ----------------------------------------------------------- */
 
 /* Changes with the order or the signature of any entry. */
-#define TR_DEVICE_VERSION 20u
+#define TR_DEVICE_VERSION 21u
 
 /* All entries, in the order of the table. */
 /* clang-format off */
@@ -297,6 +300,7 @@ int tr_cuda_unpack(const tr_cuda_stream_t *s, const tr_cuda_unpack_t *a);
     F(graph_begin) F(graph_end) F(graph_launch) F(graph_close)             \
     F(matmul_open) F(matmul_close) F(matmul_choose) F(matmul)              \
     F(small_gemm) F(small_gemm_fits) F(small_gemm_parts) F(unpack)         \
+    F(fp8_fits) F(fp8_round) F(fp8_gemm)                                   \
     F(embed) F(rope_angles) F(norm) F(row_norm) F(act_mul) F(scale_cap)    \
     F(pool) F(fill_random)                                                 \
     F(convert) F(select) F(sample) F(sample_work)                          \

@@ -170,6 +170,18 @@ bf16_sub(uint32_t a, uint32_t b)
     return a;
 }
 
+/* Two numbers as FP8 (E4M3), rounded to the nearest, large ones to the largest. */
+static __device__ __forceinline__ uint32_t
+fp8_pair(float lo, float hi)
+{
+    uint16_t r = 0;
+
+#if __CUDA_ARCH__ >= 900
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(r) : "f"(hi), "f"(lo));
+#endif
+    return r;
+}
+
 /* The line at p, into the L2 cache. */
 static __device__ __forceinline__ void
 prefetch_l2(const void *p)

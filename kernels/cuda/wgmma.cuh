@@ -80,6 +80,35 @@ copy_box(uint32_t dst, const CUtensorMap *map, uint32_t group, int32_t page,
 #endif
 }
 
+/* A tile of a matrix of bytes, in the order above: the map's box, from column
+ * `column` of row `row` on. */
+static __device__ __forceinline__ void
+copy_tile(uint32_t dst, const CUtensorMap *map, uint32_t column, uint32_t row,
+          uint32_t bar)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile."
+        "mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(dst),
+        "l"(map), "r"(bar), "r"(column), "r"(row)
+        : "memory");
+#endif
+}
+
+/* Four 8 x 8 matrices of 16-bit elements, of which lane 4g + t has elements 2t and
+ * 2t + 1 of row g, by columns: column l % 8 of matrix l / 8 goes to where lane l
+ * says. */
+static __device__ __forceinline__ void
+store_turned(uint32_t at, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], "
+                 "{%1, %2, %3, %4};" ::"r"(at),
+                 "r"(a), "r"(b), "r"(c), "r"(d)
+                 : "memory");
+#endif
+}
+
 static __device__ __forceinline__ void
 zero16(uint32_t dst)
 {
@@ -275,6 +304,37 @@ wgmma_rs(float (&c)[128], const uint32_t (&a)[4], uint64_t b, int add)
                  : WGMMA_SUMS128(c, 0)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add),
                    "n"(TRANSPOSED));
+#endif
+}
+
+/* c = a b (+ c when `add`), 64 x 128 x 32 in FP8 (E4M3); a from registers: lane
+ * 4g + t of the group's warp w has columns 4t .. 4t + 3 of rows 16w + g and
+ * 16w + g + 8, then the same columns 16 further on. */
+static __device__ __forceinline__ void
+wgmma_fp8(float (&c)[64], const uint32_t (&a)[4], uint64_t b, int add)
+{
+#if TR_WGMMA
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %69, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 "
+                 "{" WGMMA_NAMES64 "}, {%64,%65,%66,%67}, %68, p, 1, 1; }"
+                 : WGMMA_SUMS64(c, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),
+                   "r"(add));
+#endif
+}
+
+/* Operands of products that are on their way must stay up to this line. */
+template <int N>
+static __device__ __forceinline__ void
+wgmma_touch(uint32_t (&a)[N][4])
+{
+#if TR_WGMMA
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        asm volatile(""
+                     : "+r"(a[i][0]), "+r"(a[i][1]), "+r"(a[i][2]),
+                       "+r"(a[i][3])::"memory");
+    }
 #endif
 }
 

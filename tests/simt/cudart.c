@@ -554,13 +554,18 @@ map_encode(CUtensorMap *out, CUtensorMapDataType type, cuuint32_t rank,
     _Static_assert(sizeof(m) <= sizeof(*out), "a map holds it");
     (void) steps;
     (void) promotion;
-    if ((type != CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-         && type != CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-         && type != CU_TENSOR_MAP_DATA_TYPE_UINT16)
-        || rank == 0 || rank > 5 || (uintptr_t) at % 16 != 0
+    if (type == CU_TENSOR_MAP_DATA_TYPE_UINT8) {
+        m.element = 1;
+    } else if (type != CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+               && type != CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+               && type != CU_TENSOR_MAP_DATA_TYPE_UINT16) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (rank == 0 || rank > 5 || (uintptr_t) at % 16 != 0
         || interleave != CU_TENSOR_MAP_INTERLEAVE_NONE
         || fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE
-        || (swizzle == CU_TENSOR_MAP_SWIZZLE_128B && box[0] > 64)) {
+        || (swizzle == CU_TENSOR_MAP_SWIZZLE_128B
+            && box[0] * m.element > 128)) {
         return CUDA_ERROR_INVALID_VALUE;
     }
     m.swizzle = swizzle == CU_TENSOR_MAP_SWIZZLE_128B;

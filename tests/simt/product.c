@@ -4,9 +4,12 @@
  * Each thread makes its own numbers, when it waits for them.  Both operands may
  * be in shared memory; what the whole warpgroup reads of B becomes FP32 once.
  */
+#include <math.h>
 #include <string.h>
 
 #include "mp.h"
+
+#define K_MAX 32u
 
 static float half_of[1 << 16]; /* number by its bits */
 
@@ -29,6 +32,18 @@ float
 simt_half(uint16_t h)
 {
     return half_of[h];
+}
+
+/* n numbers of FP8. */
+static void
+bytes(const uint8_t *from, uint32_t n, float *to)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t u = (from[i] & 0x7fu) << 20 | (from[i] & 0x80u) << 24;
+
+        memcpy(&to[i], &u, 4);
+        to[i] = (from[i] & 0x7f) == 0x7f ? NAN : to[i] * 0x1p120f;
+    }
 }
 
 static void
@@ -73,19 +88,25 @@ operand_of(uint64_t d)
                         (uint32_t) (d >> 32 & 0x3fff) << 4 };
 }
 
-/* Row `row`: 16 of k. */
+/* Row `row`: 16 of k, or 32 of FP8. */
 static void
-operand_row(const operand_t *o, uint32_t row, bool bf16, float *to)
+operand_row(const operand_t *o, uint32_t row, const simt_product_t *p,
+            float *to)
 {
     uint32_t at = o->at + row / 8 * o->atom + row % 8 * 128;
 
-    numbers(swizzled(at), 8, bf16, to);
-    numbers(swizzled(at + 16), 8, bf16, to + 8);
+    if (p->fp8) {
+        bytes(swizzled(at), 16, to);
+        bytes(swizzled(at + 16), 16, to + 16);
+    } else {
+        numbers(swizzled(at), 8, p->bf16, to);
+        numbers(swizzled(at + 16), 8, p->bf16, to + 8);
+    }
 }
 
 /* Rows `row` and the next one, where rows in memory are of k. */
 static void
-operand_columns(const operand_t *o, uint32_t row, bool bf16, float (*to)[16])
+operand_columns(const operand_t *o, uint32_t row, bool bf16, float (*to)[K_MAX])
 {
     for (uint32_t k = 0; k < 16; k++) {
         float two[2];
@@ -106,14 +127,14 @@ operand_columns(const operand_t *o, uint32_t row, bool bf16, float (*to)[16])
 struct operands {
     struct {
         uint64_t made; /* which product's it is */
-        float b[N_MAX][16];
+        float b[N_MAX][K_MAX];
     } of[KEPT];
 };
 
 /* B of the warpgroup's product `made`, by columns; it is on its way in all of its
  * threads, so who is first reads what all do. */
 static const float (*operand_b(mp_t *m, const simt_product_t *p,
-                               uint64_t made))[16]
+                               uint64_t made))[K_MAX]
 {
     operands_t **at = &m->operands[m->now / 128];
     operand_t o = operand_of(p->b);
@@ -122,42 +143,41 @@ static const float (*operand_b(mp_t *m, const simt_product_t *p,
         *at = simt_alloc(sizeof(**at));
     }
     if ((*at)->of[made % KEPT].made != made) {
-        float(*b)[16] = (*at)->of[made % KEPT].b;
+        float(*b)[K_MAX] = (*at)->of[made % KEPT].b;
 
         (*at)->of[made % KEPT].made = made;
         for (uint32_t i = 0; i < p->n; i += 2) {
             if (p->transposed) {
                 operand_columns(&o, i, p->bf16, b + i);
             } else {
-                operand_row(&o, i, p->bf16, b[i]);
-                operand_row(&o, i + 1, p->bf16, b[i + 1]);
+                operand_row(&o, i, p, b[i]);
+                operand_row(&o, i + 1, p, b[i + 1]);
             }
         }
     }
-    return (const float(*)[16])(*at)->of[made % KEPT].b;
+    return (const float(*)[K_MAX])(*at)->of[made % KEPT].b;
 }
 
 static void
 product_make(mp_t *m, const simt_product_t *p, uint64_t made)
 {
     uint32_t thread = m->now, g = thread % 32 / 4, t = thread % 4;
-    const float(*b)[16] = operand_b(m, p, made);
-    float a[2][16];
+    const float(*b)[K_MAX] = operand_b(m, p, made);
+    float a[2][K_MAX];
 
     memcpy(a, p->rows, sizeof(a));
     if (!p->from_regs) {
         operand_t of_a = operand_of(p->a);
 
         for (uint32_t r = 0; r < 2; r++) {
-            operand_row(&of_a, thread % 128 / 32 * 16 + 8 * r + g, p->bf16,
-                        a[r]);
+            operand_row(&of_a, thread % 128 / 32 * 16 + 8 * r + g, p, a[r]);
         }
     }
     for (uint32_t i = 0; i < p->n / 2; i++) {
         const float *column = b[i / 4 * 8 + 2 * t + i % 2];
         float sum[4] = { 0 };
 
-        for (uint32_t k = 0; k < 16; k += 4) { /* one instruction each */
+        for (uint32_t k = 0; k < (p->fp8 ? 32 : 16); k += 4) { /* one each */
             for (uint32_t l = 0; l < 4; l++) {
                 sum[l] += a[i % 4 / 2][k + l] * column[k + l];
             }

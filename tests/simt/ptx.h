@@ -424,6 +424,37 @@ copy_rows(uint32_t dst, const CUtensorMap *map, uint32_t piece, uint32_t bar,
 }
 
 static inline void
+copy_tile(uint32_t dst, const CUtensorMap *map, uint32_t column, uint32_t row,
+          uint32_t bar)
+{
+    const uint32_t at[2] = { column, row };
+
+    simt_copy_box(dst, map, at, bar);
+}
+
+/* A lane's address, and its part of each matrix. */
+typedef struct {
+    uint32_t at, two[4];
+} simt_turned_t;
+
+static inline void
+store_turned(uint32_t at, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+    const simt_turned_t mine = { at, { a, b, c, d } };
+    const simt_post_t *post = simt_meet(&mine, sizeof(mine));
+    const unsigned lane = simt_lane(), column = lane % 8;
+
+    for (unsigned row = 0; row < 8; row++) {
+        const simt_turned_t *from = (const simt_turned_t *)
+            post[row * 4 + column / 2];
+        uint16_t x = (uint16_t) (from->two[lane / 8] >> column % 2 * 16);
+
+        simt_aligned(at, 16);
+        memcpy(simt_pointer(at) + 2 * row, &x, 2);
+    }
+}
+
+static inline void
 prefetch_map(const CUtensorMap *)
 {
 }
@@ -607,6 +638,67 @@ wgmma_rs(float (&c)[N], const uint32_t (&a)[4], uint64_t b, int add)
     p.add = add != 0;
     p.transposed = TRANSPOSED;
     p.from_regs = true;
+    simt_product(&p);
+}
+
+static inline float
+simt_e4m3(uint32_t code)
+{
+    const uint32_t bits = (code & 0x7f) << 20 | (code & 0x80) << 24;
+    float x;
+
+    memcpy(&x, &bits, 4);
+    return (code & 0x7f) == 0x7f ? NAN : x * 0x1p120f;
+}
+
+static inline uint32_t
+simt_to_e4m3(float x)
+{
+    float size = fabsf(x);
+    uint32_t code = 0x7e;
+    int e;
+
+    if (isnan(x)) {
+        return 0x7f;
+    }
+    if (size < 448) {
+        frexpf(size, &e);
+        e = size == 0 || e < -5 ? -5 : e;
+        code = ((uint32_t) (e + 5) << 3)
+               + (uint32_t) rintf(ldexpf(size, 4 - e));
+    }
+    return code | (signbit(x) ? 0x80u : 0);
+}
+
+static inline uint32_t
+fp8_pair(float lo, float hi)
+{
+    return simt_to_e4m3(lo) | simt_to_e4m3(hi) << 8;
+}
+
+/* What lane 4g + t tells: columns 4t .. 4t + 3 of rows g and g + 8, and those 16
+ * further on. */
+static inline void
+wgmma_fp8(float (&c)[64], const uint32_t (&a)[4], uint64_t b, int add)
+{
+    const unsigned lane = simt_lane(), g = lane / 4;
+    const simt_post_t *post = simt_meet(a, sizeof(a));
+    simt_product_t p = {};
+
+    for (unsigned j = 0; j < 4; j++) {
+        uint32_t w[4];
+
+        memcpy(w, post[4 * g + j], sizeof(w));
+        for (unsigned i = 0; i < 16; i++) {
+            p.rows[i / 4 % 2][i / 8 * 16 + 4 * j + i % 4] = simt_e4m3(
+                w[i / 4] >> i % 4 * 8 & 0xff);
+        }
+    }
+    p.c = c;
+    p.n = 128;
+    p.b = b;
+    p.add = add != 0;
+    p.fp8 = p.from_regs = true;
     simt_product(&p);
 }
 

@@ -25,6 +25,7 @@ try() { # PROGRAM ROUNDS [SEED]
 try 90/test_decode 10
 try 80/test_decode 12
 try 90/test_small_gemm 5
+try 90/test_fp8_gemm 4
 try 90/test_prompt 1
 try 90/test_prompt 3 "$(date +%s)"
 try 80/test_prompt 2 "$(date +%s)"

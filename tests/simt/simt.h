@@ -125,14 +125,14 @@ void simt_cluster_store(uint32_t at, const void *x, uint32_t bytes,
 
 /* ---- products of a warpgroup --------------------------------------------- */
 
-/* c (n / 2 numbers of this thread) = A B, 64 x n x 16, plus c with `add`; made
- * when it is waited for. */
+/* c (n / 2 numbers of this thread) = A B, 64 x n x 16, of FP8 64 x n x 32, plus c
+ * with `add`; made when it is waited for. */
 typedef struct {
     float *c;
     uint32_t n;
     uint64_t a, b;     /* descriptors */
-    float rows[2][16]; /* from_regs: this thread's rows of A */
-    bool from_regs, add, transposed, bf16;
+    float rows[2][32]; /* from_regs: this thread's rows of A */
+    bool from_regs, add, transposed, bf16, fp8;
 } simt_product_t;
 
 void simt_product(const simt_product_t *p);

@@ -314,6 +314,48 @@ tr_cuda_unpack(const tr_cuda_stream_t *s, const tr_cuda_unpack_t *a)
     return soft_launch(s, "unpack", unpack, (void *) a, sizeof(*a));
 }
 
+/* ---- 8 bits by 8 bits ----------------------------------------------------- */
+
+static void
+fp8_round(void *args)
+{
+    if (tr_ref_fp8_round(args) != TR_KERNEL_OK) {
+        soft_fault("fp8_round", "refused by its reference");
+    }
+}
+
+static void
+fp8_gemm(void *args)
+{
+    if (tr_ref_fp8_gemm(args) != TR_KERNEL_OK) {
+        soft_fault("fp8_gemm", "refused by its reference");
+    }
+}
+
+bool
+tr_cuda_fp8_fits(const tr_device_props_t *d, tr_weight_form_t f, uint32_t n,
+                 uint32_t k)
+{
+    (void) d;
+    return tr_cuda_fp8_shape(f, n, k);
+}
+
+int
+tr_cuda_fp8_round(const tr_cuda_stream_t *s, const tr_cuda_fp8_round_t *a)
+{
+    return tr_cuda_fp8_round_valid(a)
+               ? soft_launch(s, "fp8_round", fp8_round, (void *) a, sizeof(*a))
+               : TR_KERNEL_BADARG;
+}
+
+int
+tr_cuda_fp8_gemm(const tr_cuda_stream_t *s, const tr_cuda_fp8_gemm_t *a)
+{
+    return tr_cuda_fp8_gemm_valid(a)
+               ? soft_launch(s, "fp8_gemm", fp8_gemm, (void *) a, sizeof(*a))
+               : TR_KERNEL_BADARG;
+}
+
 /* ---- choices ------------------------------------------------------------ */
 
 int

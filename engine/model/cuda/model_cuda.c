@@ -104,6 +104,16 @@ widest_mlp(const tr_recipe_t *r)
     return r->intermediate > r->moe.shared ? r->intermediate : r->moe.shared;
 }
 
+/* Rows in 8 bits: codes and, behind them, scales of blocks. */
+static size_t
+fp8_bytes(const tr_model_cuda_t *m)
+{
+    size_t blocks = m->fp8_columns / TR_FP8_BLOCK;
+
+    return tr_pad((size_t) m->max_rows * m->fp8_columns, 256)
+           + blocks * tr_pad(m->max_rows, TR_FP8_PAD) * sizeof(float);
+}
+
 /* A field of the workspace, whose next free byte is at *at. */
 #define TAKE(field, bytes)                               \
     do {                                                 \
@@ -138,7 +148,8 @@ layout_rows(tr_model_cuda_t *m, uint8_t *base, size_t *at)
     TAKE(qkv, rows * m->ld_qkv * 2);
     TAKE(attn, rows * m->ld_attn * 2);
     TAKE(meet, sizeof(uint32_t));
-    TAKE(scratch, m->largest_packed);
+    TAKE(scratch,
+         m->largest_packed > fp8_bytes(m) ? m->largest_packed : fp8_bytes(m));
     TAKE(squares,
          TR_CUDA_SMALL_GEMM_ROWS * TR_CUDA_SMALL_GEMM_PARTS * sizeof(float));
     TAKE(delta, rows * m->ld_hidden * 2);

@@ -95,7 +95,10 @@ typedef struct {
     uint32_t rotate;         /* bits (rotate.h) */
     size_t largest_packed;   /* bytes of the largest packed matrix in 16 bits;
                               * 0: none is packed */
-    uint8_t *weights;        /* the memory behind weights and
+    bool fp8; /* many rows that FP8 weights multiply are rounded to FP8 */
+    uint32_t
+        fp8_columns;  /* the most that such a product has; 0: there is none */
+    uint8_t *weights; /* the memory behind weights and
                                     * frequencies */
     size_t weights_size;
     tr_weights_cost_t cost;
@@ -107,7 +110,8 @@ typedef struct {
     float *hidden, *logits;
     float *squares; /* [TR_CUDA_SMALL_GEMM_ROWS][TR_CUDA_SMALL_GEMM_PARTS] */
     uint32_t *meet; /* of chains of products */
-    void *scratch;  /* a packed matrix in 16 bits, for the product behind it */
+    void *scratch;  /* a packed matrix in 16 bits, or rows in 8, for the product
+                     * behind it */
     void *normed, *qkv, *attn, *delta, *gate_up, *mlp; /* of T */
     tr_cuda_experts_work_t experts;
     tr_cuda_history_t history;             /* [slots][max_len] */
@@ -130,6 +134,13 @@ typedef struct {
     int failed_code;
 } tr_model_cuda_t;
 
+/* Which rows FP8 weights multiply in FP8. */
+typedef enum {
+    TR_FP8_DECLARED, /* of checkpoints that were made for it */
+    TR_FP8_NEVER,
+    TR_FP8_ALWAYS
+} tr_fp8_wish_t;
+
 typedef struct {
     const char *dir;           /* borrowed during open */
     const char *ignore_config; /* tr_model_config_load; likewise */
@@ -138,9 +149,10 @@ typedef struct {
     bool packed; /* weights_format auto: what is quantised in the files stays
                   * so, where there are kernels */
     uint64_t dummy_seed;
-    bool equalise;   /* kv_equalise; weights of files alone */
-    bool centre;     /* kv_centre; biases of files alone */
-    uint32_t rotate; /* kv_rotate: bits (rotate.h) */
+    tr_fp8_wish_t fp8; /* cuda_activations */
+    bool equalise;     /* kv_equalise; weights of files alone */
+    bool centre;       /* kv_centre; biases of files alone */
+    uint32_t rotate;   /* kv_rotate: bits (rotate.h) */
     const tr_device_t *cuda;
     const tr_cuda_stream_t *stream;
 } tr_model_cuda_options_t;
@@ -278,6 +290,18 @@ tr_model_cuda_product(const tr_model_cuda_t *m, tr_part_t part, const void *w,
                                 .ldy = ldy };
 }
 
+/* Where rows of so many columns are in 8 bits. */
+static inline tr_cuda_fp8_t
+tr_model_cuda_fp8_rows(const tr_model_cuda_t *m, uint32_t columns)
+{
+    size_t codes = tr_pad((size_t) m->max_rows * columns, 256);
+
+    return (
+        tr_cuda_fp8_t){ .codes = m->scratch,
+                        .scales = (float *) ((uint8_t *) m->scratch + codes),
+                        .ld = tr_pad(m->max_rows, TR_FP8_PAD) };
+}
+
 static inline const tr_cuda_table_t *
 tr_model_cuda_table(const tr_model_cuda_t *m, uint32_t layer)
 {
@@ -368,6 +392,10 @@ bool tr_model_cuda_multiply(tr_model_cuda_t *m, const tr_cuda_stream_t *stream,
 tr_status_t tr_model_cuda_choose_forms(tr_model_cuda_t *m,
                                        const tr_safetensors_t *st,
                                        tr_error_t *err);
+
+/* Are many rows that a part multiplies rounded to FP8? */
+bool tr_model_cuda_in_fp8(const tr_model_cuda_t *m, tr_part_t part,
+                          uint32_t layer);
 
 typedef struct {
     tr_model_tensor_t t;

@@ -127,6 +127,16 @@ same_form(tr_weight_form_t a, tr_weight_form_t b)
     return a.format == b.format && a.group == b.group && a.order == b.order;
 }
 
+bool
+tr_model_cuda_in_fp8(const tr_model_cuda_t *m, tr_part_t part, uint32_t layer)
+{
+    tr_part_shape_t s = tr_part_shape(&m->config.recipe, part, layer);
+
+    return m->fp8 && !of_experts(part)
+           && m->cuda->fp8_fits(m->stream->device, m->layers[layer].form[part],
+                                s.rows, s.columns);
+}
+
 /* Sums up what is kept how; type becomes what packed weights are multiplied as. */
 static void
 sum_up(tr_model_cuda_t *m, uint32_t expanded)
@@ -153,6 +163,10 @@ sum_up(tr_model_cuda_t *m, uint32_t expanded)
             if (!of_experts(part) && size > m->largest_packed) {
                 m->largest_packed = size;
             }
+            if (tr_model_cuda_in_fp8(m, part, l)
+                && s.columns > m->fp8_columns) {
+                m->fp8_columns = s.columns;
+            }
         }
     }
     if (any) {
@@ -161,10 +175,12 @@ sum_up(tr_model_cuda_t *m, uint32_t expanded)
     if (any || expanded != 0) {
         tr_log(TR_LEVEL_NOTICE,
                "weights kept fp8_parts=%u int4_parts=%u mxfp4_parts=%u "
-               "packed_mib=%.1f in_16_bits_mib=%.1f expanded_tensors=%u",
+               "packed_mib=%.1f in_16_bits_mib=%.1f expanded_tensors=%u "
+               "activation_bits=%u",
                parts[TR_WEIGHT_FP8], parts[TR_WEIGHT_INT4],
                parts[TR_WEIGHT_MXFP4], (double) bytes / mib,
-               (double) in_16_bits / mib, expanded);
+               (double) in_16_bits / mib, expanded,
+               m->fp8_columns != 0 ? 8 : 16);
     }
 }
 

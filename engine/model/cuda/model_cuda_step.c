@@ -74,6 +74,32 @@ reads_packed(const tr_model_cuda_t *m, uint32_t rows)
                || (m->packed_classes >> tr_model_cuda_class(most) & 1) != 0);
 }
 
+/* By FP8, of rows in FP8; gated: of gate and up. */
+static bool
+multiply_fp8(tr_model_cuda_t *m, const tr_cuda_stream_t *stream,
+             tr_weight_form_t form, const tr_cuda_product_t *p, bool gated)
+{
+    const tr_cuda_fp8_round_t rows = { .rows = p->rows,
+                                       .k = p->k,
+                                       .blocks = form.group != 0,
+                                       .x = p->x,
+                                       .ldx = p->ldx,
+                                       .to = tr_model_cuda_fp8_rows(m, p->k) };
+    const tr_cuda_fp8_gemm_t gemm = { .rows = p->rows,
+                                      .n = p->n,
+                                      .k = p->k,
+                                      .gated = gated,
+                                      .act = TR_ACT_SILU,
+                                      .x = rows.to,
+                                      .w = p->w,
+                                      .form = form,
+                                      .y = p->y,
+                                      .ldy = p->ldy };
+
+    return launched(m, m->cuda->fp8_round(stream, &rows), "fp8_round")
+           && launched(m, m->cuda->fp8_gemm(stream, &gemm), "fp8_gemm");
+}
+
 /* By packed weights. */
 static bool
 multiply_packed(tr_model_cuda_t *m, const tr_cuda_stream_t *stream,
@@ -108,6 +134,10 @@ tr_model_cuda_multiply(tr_model_cuda_t *m, const tr_cuda_stream_t *stream,
     tr_cuda_product_t p = tr_model_cuda_product(m, part, w, x, ldx, rows, y,
                                                 ldy);
 
+    if (part != TR_PART_EMBED && rows > PACKED_ROWS
+        && tr_model_cuda_in_fp8(m, part, layer)) {
+        return multiply_fp8(m, stream, of->form[part], &p, false);
+    }
     if (part != TR_PART_EMBED && of->form[part].format != TR_WEIGHT_16) {
         return multiply_packed(m, stream, of->form[part], &p);
     }
@@ -215,20 +245,36 @@ before_attention(tr_model_cuda_t *m, uint32_t layer, uint32_t n)
                && multiply_qkv(m, m->stream, layer, n));
 }
 
+/* act(gate) * up of normed, into mlp. */
 static bool
-dense_mlp(tr_model_cuda_t *m, uint32_t layer, uint32_t n)
+gate(tr_model_cuda_t *m, uint32_t layer, uint32_t n)
 {
-    tr_act_t act = (tr_act_t) m->config.recipe.layer[layer].act;
+    const tr_recipe_t *r = &m->config.recipe;
+    tr_act_t act = (tr_act_t) r->layer[layer].act;
 
+    if (n > PACKED_ROWS && tr_cuda_has_act(TR_CUDA_FP8_ACTS, act)
+        && tr_model_cuda_in_fp8(m, TR_PART_GATE_UP, layer)) {
+        tr_cuda_product_t p = tr_model_cuda_product(
+            m, TR_PART_GATE_UP, m->layers[layer].part[TR_PART_GATE_UP],
+            m->normed, m->ld_hidden, n, m->mlp, m->ld_mlp);
+
+        return multiply_fp8(m, m->stream,
+                            m->layers[layer].form[TR_PART_GATE_UP], &p, true);
+    }
     return tr_model_cuda_multiply(m, m->stream, TR_PART_GATE_UP, layer,
                                   m->normed, m->ld_hidden, n, m->gate_up,
                                   m->ld_gate_up)
            && launched(m,
                        m->cuda->act_mul(m->stream, act, m->gate_up,
-                                        m->ld_gate_up, n,
-                                        m->config.recipe.intermediate, m->type,
-                                        m->mlp, m->ld_mlp),
-                       "act_mul")
+                                        m->ld_gate_up, n, r->intermediate,
+                                        m->type, m->mlp, m->ld_mlp),
+                       "act_mul");
+}
+
+static bool
+dense_mlp(tr_model_cuda_t *m, uint32_t layer, uint32_t n)
+{
+    return gate(m, layer, n)
            && tr_model_cuda_multiply(m, m->stream, TR_PART_DOWN, layer, m->mlp,
                                      m->ld_mlp, n, m->delta, m->ld_hidden);
 }

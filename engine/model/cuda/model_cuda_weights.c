@@ -700,6 +700,9 @@ tr_model_cuda_load(tr_model_cuda_t *m, const tr_model_cuda_options_t *options,
     }
     if (rc == TR_OK && options->packed
         && (m->type == TR_BF16 || strcmp(options->dtype, "auto") == 0)) {
+        m->fp8 = options->fp8 == TR_FP8_ALWAYS
+                 || (options->fp8 == TR_FP8_DECLARED
+                     && m->config.quantization.fp8_activations);
         rc = tr_model_cuda_choose_forms(m, l.st, err);
     }
     if (rc == TR_OK) {

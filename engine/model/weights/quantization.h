@@ -42,6 +42,7 @@ typedef struct {
     tr_quant_scheme_t scheme[TR_QUANT_SCHEMES];
     uint32_t
         zero_less; /* files hold zero points less this (GPTQ's first form) */
+    bool fp8_activations; /* it was made for activations in FP8, too */
 } tr_quantization_t;
 
 /* "compressed-tensors", as quant_method has it; "none". */

@@ -111,21 +111,6 @@ multiply(float (&c)[32], const uint32_t (&a)[4], uint64_t b, int add)
 #endif
 }
 
-/* Operands of products that are on their way must stay up to this line. */
-template <int N>
-static __device__ __forceinline__ void
-wgmma_touch(uint32_t (&a)[N][4])
-{
-#if TR_WGMMA
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        asm volatile(""
-                     : "+r"(a[i][0]), "+r"(a[i][1]), "+r"(a[i][2]),
-                       "+r"(a[i][3])::"memory");
-    }
-#endif
-}
-
 /* ---- clusters ------------------------------------------------------------ */
 
 /* All threads of all blocks of the cluster come; each waits once, later. */

@@ -200,6 +200,7 @@ tr_cuda_open(int ordinal, tr_device_props_t *out)
     }
     decode_open(out);
     small_gemm_open(out);
+    fp8_gemm_open(out);
     return tr_cuda_check();
 }
 

@@ -17,5 +17,6 @@ void use_device(void);
  * memory (decode.cu); fills d->pairs (small_gemm.cu). */
 void decode_open(const tr_device_props_t *d);
 void small_gemm_open(tr_device_props_t *d);
+void fp8_gemm_open(const tr_device_props_t *d);
 
 #endif

@@ -447,6 +447,113 @@ tr_ref_unpack(const tr_cuda_unpack_t *a)
     return TR_KERNEL_OK;
 }
 
+/* ---- 8 bits by 8 bits ----------------------------------------------------- */
+
+/* The code of FP8 (E4M3) that is nearest, of two the even one; larger ones are the
+ * largest. */
+static uint8_t
+e4m3_of(float x)
+{
+    uint8_t sign = signbit(x) ? 0x80 : 0;
+    float size = fabsf(x);
+    int e;
+
+    if (isnan(x)) {
+        return 0x7f;
+    }
+    if (size >= TR_FP8_MOST) {
+        return sign | 0x7e;
+    }
+    frexpf(size, &e);
+    e = size == 0 || e - 1 < -6 ? -6 : e - 1;
+    return (uint8_t) (sign
+                      | (((e + 6) << 3) + (int) rintf(ldexpf(size, 3 - e))));
+}
+
+/* Columns of a row that share a scale. */
+static void
+fp8_round_some(const tr_cuda_fp8_round_t *a, uint32_t r, uint32_t from,
+               uint32_t end)
+{
+    uint8_t *codes = a->to.codes + (size_t) r * a->k;
+    float most = 0, by;
+
+    for (uint32_t i = from; i < end; i++) {
+        most = fmaxf(most, fabsf(tr_float_load(a->x, r * a->ldx + i, TR_BF16)));
+    }
+    by = most >= TR_FP8_LEAST ? TR_FP8_MOST / most : 1;
+    for (uint32_t i = from; i < end; i++) {
+        codes[tr_fp8_place(i)] = e4m3_of(
+            tr_float_load(a->x, r * a->ldx + i, TR_BF16) * by);
+    }
+    a->to.scales[a->blocks ? from / TR_FP8_BLOCK * a->to.ld + r : r] =
+        most >= TR_FP8_LEAST ? most / TR_FP8_MOST : 1;
+}
+
+int
+tr_ref_fp8_round(const tr_cuda_fp8_round_t *a)
+{
+    uint32_t each = a->blocks ? TR_FP8_BLOCK : a->k;
+
+    if (!tr_cuda_fp8_round_valid(a)) {
+        return TR_KERNEL_BADARG;
+    }
+    for (uint32_t r = 0; r < a->rows; r++) {
+        for (uint32_t i = 0; i < a->k; i += each) {
+            fp8_round_some(a, r, i, i + each);
+        }
+    }
+    return TR_KERNEL_OK;
+}
+
+/* A row by row i of w, which is there as numbers. */
+static float
+fp8_sum(const tr_cuda_fp8_gemm_t *a, uint32_t r, const float *w)
+{
+    const uint8_t *codes = a->x.codes + (size_t) r * a->k;
+    bool blocks = a->form.group != 0;
+    double sum = 0;
+
+    for (uint32_t j = 0; j < a->k; j++) {
+        uint8_t code = codes[tr_fp8_place(j)];
+        float scale = a->x.scales[blocks ? j / TR_FP8_BLOCK * a->x.ld + r : r];
+        float x = (code & 0x7f) == 0x7f ? NAN : tr_weight_from_e4m3(code);
+
+        sum += (double) x * (double) scale * (double) w[j];
+    }
+    return (float) sum;
+}
+
+int
+tr_ref_fp8_gemm(const tr_cuda_fp8_gemm_t *a)
+{
+    uint32_t n = a->gated ? a->n / 2 : a->n;
+    float *w = malloc((size_t) a->k * 2 * sizeof(float));
+
+    if (!tr_cuda_fp8_gemm_valid(a) || w == NULL) {
+        free(w);
+        return w == NULL ? TR_CUDA_FAILED : TR_KERNEL_BADARG;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        for (uint32_t j = 0; j < 2 * a->k; j++) {
+            w[j] = j < a->k || a->gated
+                       ? tr_weight_load(a->form, a->w, a->n, a->k,
+                                        j < a->k ? i : n + i, j % a->k)
+                       : 0;
+        }
+        for (uint32_t r = 0; r < a->rows; r++) {
+            float x = fp8_sum(a, r, w);
+
+            if (a->gated) {
+                x = act_of(a->act, x, fp8_sum(a, r, w + a->k));
+            }
+            tr_float_store(a->y, r * a->ldy + i, TR_BF16, x);
+        }
+    }
+    free(w);
+    return TR_KERNEL_OK;
+}
+
 /* ---- the rest ----------------------------------------------------------- */
 
 int

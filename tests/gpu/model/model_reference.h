@@ -29,6 +29,8 @@ int tr_ref_scale_cap(float *x, size_t ldx, uint32_t rows, uint32_t n,
 /* A row's squares are one part.  _sums: x w^T is known, [rows][ld]. */
 int tr_ref_small_gemm(const tr_cuda_small_gemm_t *a);
 int tr_ref_unpack(const tr_cuda_unpack_t *a);
+int tr_ref_fp8_round(const tr_cuda_fp8_round_t *a);
+int tr_ref_fp8_gemm(const tr_cuda_fp8_gemm_t *a); /* sums are double */
 int tr_ref_small_gemm_sums(const tr_cuda_small_gemm_t *a, const float *sums,
                            size_t ld);
 int tr_ref_select(const int32_t *slot, const uint8_t *kind, uint32_t n,

@@ -3,7 +3,8 @@
  * device (tests/soft): a random model in each format gives the logits of the same
  * files expanded to 16 bits at load, in long prompts (whose products unpack), in
  * short ones and in single tokens (which read packed weights), fused or not.  What
- * cannot stay packed is expanded, alone.
+ * cannot stay packed is expanded, alone.  Of long prompts rows are rounded to FP8
+ * where that is wanted: by the checkpoint, or by the settings.
  */
 #include "tests/unit/fixtures/model_cuda_fixture.h"
 #include "tests/unit/fixtures/packed_fixture.h"
@@ -20,6 +21,7 @@
 #define LONG 140u
 #define SHORT 20u
 #define TOLERANCE 3e-2 /* of the largest logit: rounding of weights to BF16 */
+#define TOLERANCE_FP8 6e-2 /* .. and of rows to FP8 */
 
 static uint64_t rng;
 
@@ -31,6 +33,7 @@ typedef struct {
     kind_t kind;
     uint32_t group;
     bool shuffled; /* GPTQ: columns are in an order of their own */
+    bool declared; /* rows are FP8, too */
     tr_weight_form_t form;
 } case_t;
 
@@ -45,12 +48,14 @@ static const case_t cases[] = {
       FP8_BLOCK,
       128,
       false,
+      true,
       { TR_WEIGHT_FP8, TR_WEIGHT_PLAIN, 128 } },
     { "FP8 by row",
       COMPRESSED("\"symmetric\": true, \"num_bits\": 8, \"type\": \"float\", "
                  "\"strategy\": \"channel\"") "\"float-quantized\"}",
       FP8_CHANNEL,
       0,
+      false,
       false,
       { TR_WEIGHT_FP8, TR_WEIGHT_PLAIN, 0 } },
     { "INT4, zero points, groups of 32",
@@ -60,12 +65,14 @@ static const case_t cases[] = {
       WORDS,
       32,
       false,
+      false,
       { TR_WEIGHT_INT4, TR_WEIGHT_PLAIN, 32 } },
     { "AWQ, groups of 64",
       "{\"quant_method\": \"awq\", \"bits\": 4, \"group_size\": 64, "
       "\"zero_point\": true, \"version\": \"gemm\"}",
       AWQ,
       64,
+      false,
       false,
       { TR_WEIGHT_INT4, TR_WEIGHT_PLAIN, 64 } },
     { "GPTQ, groups of 128",
@@ -74,6 +81,7 @@ static const case_t cases[] = {
       GPTQ,
       128,
       false,
+      false,
       { TR_WEIGHT_INT4, TR_WEIGHT_PLAIN, 128 } },
     { "GPTQ, columns reordered",
       "{\"quant_method\": \"gptq\", \"bits\": 4, \"group_size\": 64, "
@@ -81,6 +89,7 @@ static const case_t cases[] = {
       GPTQ,
       64,
       true,
+      false,
       { TR_WEIGHT_16, TR_WEIGHT_PLAIN, 0 } },
 };
 
@@ -204,7 +213,8 @@ static const uint32_t pieces[] = { LONG, SHORT, 1, 1, 70 };
 #define PIECES (sizeof(pieces) / sizeof(pieces[0]))
 
 static void
-compare(const char *name, float want[PIECES][VOCAB], float got[PIECES][VOCAB])
+compare(const char *name, float want[PIECES][VOCAB], float got[PIECES][VOCAB],
+        double tolerance)
 {
     double worst = 0;
 
@@ -219,7 +229,7 @@ compare(const char *name, float want[PIECES][VOCAB], float got[PIECES][VOCAB])
             double apart = fabs((double) got[i][j] - (double) want[i][j])
                            / largest;
 
-            if (!(apart <= TOLERANCE)) {
+            if (!(apart <= tolerance)) {
                 fail_msg("%s, piece %zu: logit %u is %g, expanded %g", name, i,
                          j, (double) got[i][j], (double) want[i][j]);
             }
@@ -249,6 +259,28 @@ check_forms(const case_t *c, const tr_model_cuda_t *m)
     }
 }
 
+/* Rows in FP8 where that is wanted: other bits than in 16. */
+static void
+in_fp8(const case_t *c, const int32_t *tokens, float want[PIECES][VOCAB],
+       float in_16[PIECES][VOCAB])
+{
+    float got[PIECES][VOCAB];
+    model_cuda_t b;
+
+    for (int always = 0; always < 2; always++) {
+        model_cuda_fp8 = always ? TR_FP8_ALWAYS : TR_FP8_DECLARED;
+        model_cuda_open_packed(&b, dir, "auto", true, 0, true, false);
+        assert_int_equal(b.model->fp8_columns,
+                         always || c->declared ? HIDDEN : 0);
+        model_cuda_pieces(&b, tokens, pieces, PIECES, got[0]);
+        if (b.model->fp8_columns != 0) {
+            compare(c->name, want, got, TOLERANCE_FP8);
+            assert_memory_not_equal(in_16[0], got[0], sizeof(got[0]));
+        }
+        model_cuda_close(&b);
+    }
+}
+
 static void
 one_case(const case_t *c)
 {
@@ -268,15 +300,20 @@ one_case(const case_t *c)
     model_cuda_pieces(&b, tokens, pieces, PIECES, want[0]);
     model_cuda_close(&b);
     for (int fused = 0; fused < 2; fused++) {
+        model_cuda_fp8 = TR_FP8_NEVER;
         model_cuda_open_packed(&b, dir, "auto", fused, 0, true, false);
+        assert_int_equal(b.model->fp8_columns, 0);
         check_forms(c, b.model);
         if (c->form.format != TR_WEIGHT_16) {
             assert_int_equal(b.model->type, TR_BF16);
             assert_true(b.model->weights_size < expanded);
         }
         model_cuda_pieces(&b, tokens, pieces, PIECES, got[0]);
-        compare(c->name, want, got);
+        compare(c->name, want, got, TOLERANCE);
         model_cuda_close(&b);
+    }
+    if (c->form.format == TR_WEIGHT_FP8) {
+        in_fp8(c, tokens, want, got);
     }
 }
 
