@@ -148,25 +148,34 @@ tr_emit_append(tr_emit_t *e, uint32_t len, const tr_text_out_t *out)
     return len + out->len;
 }
 
-/* A DELTA for the tokens that none told of yet.  last: the newest of them,
- * which is not in q->tokens; NULL: it is. */
+/* The newest n tokens as e->ids.  last: the newest of them, which is not in
+ * q->tokens; NULL: it is. */
 static void
-tr_emit_unsent(tr_emit_t *e, tr_sequence_t *q, const int32_t *last,
-               uint32_t text_len, uint32_t logprobs_len)
+tr_emit_ids(tr_emit_t *e, const tr_sequence_t *q, uint32_t n,
+            const int32_t *last)
 {
-    uint32_t n = q->unsent, kept = n - (last != NULL);
+    uint32_t kept = n - (last != NULL);
 
-    q->unsent = 0;
-    if (!(q->request->submit_flags & TR_SUBMIT_IDS)) {
-        tr_emit_delta(e, q, n, text_len, logprobs_len, 0);
-        return;
-    }
     assert(n <= TR_DELTA_TOKENS_MAX && kept <= q->len);
     memcpy(e->ids, q->tokens + q->len - kept, kept * sizeof(*e->ids));
     if (last != NULL) {
         e->ids[kept] = *last;
     }
-    tr_emit_delta(e, q, n, text_len, logprobs_len, n);
+}
+
+/* A DELTA for the tokens that none told of yet; last: as of tr_emit_ids. */
+static inline void
+tr_emit_unsent(tr_emit_t *e, tr_sequence_t *q, const int32_t *last,
+               uint32_t text_len, uint32_t logprobs_len)
+{
+    bool ids = (q->request->submit_flags & TR_SUBMIT_IDS) != 0;
+    uint32_t n = q->unsent;
+
+    q->unsent = 0;
+    if (ids) {
+        tr_emit_ids(e, q, n, last);
+    }
+    tr_emit_delta(e, q, n, text_len, logprobs_len, ids ? n : 0);
 }
 
 /* Its tokens are told though they have no text yet: they are many, or whoever

@@ -69,6 +69,7 @@ tr_loop_take(tr_loop_t *l, uint64_t now)
         tr_request_append(&l->requests, r);
         l->n_requests++;
         l->n_quiet += tr_loop_quiet(r);
+        l->n_masked += tr_loop_constrained(r);
         tr_scheduler_add(&l->scheduler, r);
         tr_loop_command(l, r, now); /* it may have come before the request */
     }

@@ -83,6 +83,7 @@ tr_loop_forget(tr_loop_t *l, tr_request_t *r)
     }
     l->n_requests--;
     l->n_quiet -= tr_loop_quiet(r);
+    l->n_masked -= tr_loop_constrained(r);
     atomic_fetch_sub(&l->outstanding, 1);
 }
 

@@ -68,6 +68,7 @@ struct tr_loop {
     bool lost; /* the cache does not settle: an empty batch failed */
     uint32_t n_requests;
     uint32_t n_quiet;        /* requests inside that tr_loop_echo looks after */
+    uint32_t n_masked;       /* requests inside that may want masks */
     uint64_t next_check_us;  /* of pauses and full response writers */
     uint64_t next_expiry_us; /* when prefixes are looked at again, 0: there are
                               * none that could grow old */
@@ -99,6 +100,14 @@ static inline bool
 tr_loop_quiet(const tr_request_t *r)
 {
     return r->echo || r->params.max_tokens == 0;
+}
+
+/* Does it ever want a mask?  Where nobody does, no row is asked. */
+static inline bool
+tr_loop_constrained(const tr_request_t *r)
+{
+    return r->thought_end != NULL
+           || (r->n_sequences != 0 && r->sequences[0].matcher != NULL);
 }
 
 uint64_t tr_loop_now(void); /* CLOCK_MONOTONIC, us */

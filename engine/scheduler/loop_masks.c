@@ -136,7 +136,7 @@ tr_loop_mask(tr_loop_t *l, tr_loop_batch_t *f, const tr_chunk_t *chunks)
     bool any = false;
     uint32_t i;
 
-    for (i = 0; i < f->batch.n_items; i++) {
+    for (i = 0; l->n_masked != 0 && i < f->batch.n_items; i++) {
         any = any || tr_loop_masked(&chunks[i]);
     }
     if (any) {

@@ -85,7 +85,8 @@ tr_loop_item(const tr_loop_t *l, tr_batch_item_t *item, const tr_chunk_t *chunk,
         item->sampler = &q->sampler;
         item->number = q->sampler.n_output + q->ahead;
         item->out = out;
-        item->late = l->executor->sample != NULL && tr_loop_may_mask(chunk);
+        item->late = l->n_masked != 0 && l->executor->sample != NULL
+                     && tr_loop_may_mask(chunk);
     }
     item->pooled = q->pooled;
     item->pool_mean = q->request->pool.mean;

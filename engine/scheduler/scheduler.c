@@ -415,16 +415,20 @@ static void
 tr_scheduler_decode(tr_scheduler_t *s, uint32_t n, uint32_t limit)
 {
     uint64_t resume = 0;
-    uint32_t first = 0, i;
+    uint32_t first = 0, at, rounds = n, i;
 
     while (first < n && s->scratch[first]->order < s->resume_order) {
         first++;
     }
-    for (i = 0; i < 2 * n; i++) {
-        tr_sequence_t *q = s->scratch[(first + i) % n];
+    at = first;
+    for (i = 0; i < rounds; i++) {
+        tr_sequence_t *q;
 
+        at = at < n ? at : 0;
+        q = s->scratch[at++];
         if ((q->order < q->request->client->resume) != (i >= n)) {
-            continue; /* in the other round */
+            rounds = 2 * n; /* in the other round */
+            continue;
         }
         if (!tr_scheduler_rows_left(s, q)) {
             tr_scheduler_took_row(s, q, false);

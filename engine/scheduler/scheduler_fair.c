@@ -165,9 +165,13 @@ tr_scheduler_rests(const tr_scheduler_t *s, const tr_sequence_t *q,
                    uint32_t most)
 {
     const tr_request_t *r = q->request;
-    uint32_t turns = (r->running_sequences + most - 1) / most;
+    uint32_t turns;
 
-    return turns > 1 && (q->choice + s->turn) % turns != 0
+    if (r->running_sequences <= most) {
+        return false; /* nearly always, and without a division */
+    }
+    turns = (r->running_sequences + most - 1) / most;
+    return (q->choice + s->turn) % turns != 0
            && (s->prompts != 0
                || (s->waiting.first != NULL
                    && (s->waiting.first->request != r

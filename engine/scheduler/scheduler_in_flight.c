@@ -103,7 +103,9 @@ tr_scheduler_chunk_done(tr_scheduler_t *s, tr_chunk_t *chunk, bool computed)
         q->ahead -= chunk->sample;
         q->request->sampling -= chunk->sample;
         q->under_way -= cached ? chunk->n : 0;
-        tr_fair_computed(q, prompt);
+        if (prompt != 0) {
+            tr_fair_computed(q, prompt);
+        }
         if (chunk->sample && q->pooled == NULL) {
             tr_fair_charge(q->request->client, TR_FAIR_OUTPUT);
         }
