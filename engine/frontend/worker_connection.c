@@ -438,6 +438,8 @@ abort_requests(tr_connection_t *c)
         } else if ((s->request->submit_flags & TR_SUBMIT_DETACH)
                    && (s->state != TR_SLOT_GATHERING
                        || s->request->held_us != 0)) {
+            /* nobody allows it more */
+            atomic_fetch_or(&s->request->control, TR_CONTROL_END);
             tr_connection_detach(c, s);
             continue;
         }

@@ -119,7 +119,7 @@ read_commands(tr_connection_t *c, const tr_request_t *r, uint32_t old)
     uint32_t want = tr_control_get(&c->map, r->id)
                     | (old
                        & (TR_CONTROL_ABORT | TR_CONTROL_CANCEL
-                          | TR_CONTROL_DETACH));
+                          | TR_CONTROL_DETACH | TR_CONTROL_END));
 
     if ((want & TR_CONTROL_DETACH) && !(r->submit_flags & TR_SUBMIT_DETACH)) {
         want = (want & ~TR_CONTROL_DETACH) | TR_CONTROL_ABORT;

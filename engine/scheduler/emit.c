@@ -434,6 +434,28 @@ tr_emit_token(tr_emit_t *e, tr_sequence_t *q, const tr_sampled_t *sampled)
     return reason;
 }
 
+uint16_t
+tr_emit_rest(tr_emit_t *e, tr_sequence_t *q)
+{
+    tr_emit_turn_t t = { .emit = e, .q = q };
+    tr_text_out_t out;
+
+    if (q->sampler.n_output == 0) {
+        return TR_FINISH_LENGTH;
+    }
+    if (q->dialect != NULL) {
+        tr_emit_end(&t);
+    } else {
+        tr_text_stream_finish(&q->text, &out);
+        t.len = tr_emit_append(e, 0, &out);
+        t.stopped = out.stop >= 0;
+    }
+    if (t.len != 0 || t.logprobs != 0 || t.owes || q->unsent != 0) {
+        tr_emit_unsent(e, q, NULL, t.len, t.logprobs);
+    }
+    return t.stopped ? TR_FINISH_STOP : TR_FINISH_LENGTH;
+}
+
 /* Fills one record with prompt tokens from q->echoed on; returns its text's
  * length, and that of the logprobs. */
 static uint32_t
@@ -582,7 +604,8 @@ tr_emit_finish(tr_emit_t *e, tr_request_t *r, uint32_t choice, uint16_t reason,
     tr_wire_finish_t f = {
         .choice = choice,
         .reason = reason,
-        .flags = last ? TR_FINISH_LAST : 0,
+        .flags = (uint16_t) ((last ? TR_FINISH_LAST : 0)
+                             | (r->cut ? TR_FINISH_CUT : 0)),
         .prompt_tokens = r->prompt_tokens,
         .completion_tokens = r->completion_tokens,
         .cached_tokens = r->cached_tokens,

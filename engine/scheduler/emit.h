@@ -44,6 +44,11 @@ void tr_emit_progress(tr_emit_t *e, tr_request_t *r, const tr_wire_usage_t *kv,
 uint16_t tr_emit_token(tr_emit_t *e, tr_sequence_t *q,
                        const tr_sampled_t *sampled);
 
+/* q ends without another token: stages what is held of its text.  The response
+ * writer has room.  Returns the enum tr_finish_reason for which q ended: LENGTH,
+ * or STOP where what was held has a stop string. */
+uint16_t tr_emit_rest(tr_emit_t *e, tr_sequence_t *q);
+
 /* Stages prompt text (and logprobs) of an echoing sequence as far as the
  * response writer has room.  Returns whether anything was staged. */
 bool tr_emit_echo(tr_emit_t *e, tr_sequence_t *q);

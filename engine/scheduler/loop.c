@@ -44,6 +44,8 @@ tr_loop_command(tr_loop_t *l, tr_request_t *r, uint64_t now)
     } else if ((r->commands & TR_CONTROL_CANCEL) != 0) {
         tr_error_set(&r->error, TR_ERR_CANCELLED, "", "%s", TR_CANCELLED);
         tr_loop_end(l, r);
+    } else if (tr_request_spent(r)) {
+        tr_loop_cut(l, r, now);
     } else if ((r->commands & TR_CONTROL_PAUSE) == 0) {
         r->paused_since_us = 0;
     } else if (r->paused_since_us == 0) {
@@ -337,7 +339,9 @@ static void
 tr_loop_compose(tr_loop_t *l, uint64_t now)
 {
     tr_loop_give_beat(l);
-    if (atomic_exchange_explicit(&l->woken, 0, memory_order_acquire) != 0) {
+    if (atomic_exchange_explicit(&l->woken, 0, memory_order_acquire) != 0
+        || l->cutting) {
+        l->cutting = false;
         tr_loop_commands(l, now);
     }
     tr_loop_take(l, now);

@@ -194,6 +194,28 @@ tr_loop_finish(tr_loop_t *l, tr_sequence_t *q, uint16_t reason, uint64_t now)
 }
 
 void
+tr_loop_cut(tr_loop_t *l, tr_request_t *r, uint64_t now)
+{
+    uint32_t i;
+
+    r->cut = true;
+    for (i = 0; i < r->n_sequences; i++) {
+        tr_sequence_t *q = &r->sequences[i];
+
+        if (q->state == TR_SEQ_DONE) {
+            continue;
+        }
+        if (!tr_request_detached(r)
+            && !tr_response_writer_has_room(r->writer, tr_sequence_rows(q),
+                                            r->params.logprobs >= 0)) {
+            l->cutting = true; /* batches under way may have it */
+            return;
+        }
+        tr_loop_finish(l, q, tr_emit_rest(&l->emit, q), now);
+    }
+}
+
+void
 tr_loop_retry(tr_loop_t *l)
 {
     tr_request_t *r, *next;

@@ -49,6 +49,7 @@ struct tr_loop {
     tr_request_t *_Atomic over;     /* the same */
     _Atomic uint32_t showing;       /* what is over: workers, and then `over` */
     _Atomic uint32_t woken, asleep, stop;
+    bool cutting; /* one that is spent found no room for its end */
     _Atomic uint64_t asked, beat; /* signs of life: wanted, given */
     _Atomic uint32_t draining;    /* nobody is scheduled for the first time */
     _Atomic uint32_t moving;      /* who can go on elsewhere ends here */
@@ -126,6 +127,10 @@ void tr_loop_forget(tr_loop_t *l, tr_request_t *r);
 /* One choice reached its end. */
 void tr_loop_finish(tr_loop_t *l, tr_sequence_t *q, uint16_t reason,
                     uint64_t now);
+
+/* r is spent (tr_request_spent): its choices end as at their length, as far as
+ * there is room; for the others it is called again. */
+void tr_loop_cut(tr_loop_t *l, tr_request_t *r, uint64_t now);
 
 /* Ends r before its time: r->error says why, TR_OK: it was aborted.  fail: sets
  * that and logs it. */

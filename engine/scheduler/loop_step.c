@@ -246,6 +246,7 @@ tr_loop_apply(tr_loop_t *l, tr_chunk_t *chunk, tr_status_t status,
               const tr_sampled_t *sampled, uint64_t now)
 {
     tr_sequence_t *q = chunk->sequence;
+    tr_request_t *r = q->request;
     bool sample = chunk->sample;
 
     tr_scheduler_chunk_done(&l->scheduler, chunk, status == TR_OK);
@@ -254,8 +255,12 @@ tr_loop_apply(tr_loop_t *l, tr_chunk_t *chunk, tr_status_t status,
     } else if (status == TR_OK && sample) {
         tr_loop_count(&l->counters->generation_tokens, 1);
         tr_loop_token(l, q, sampled, now);
+        if (r->open_sequences != 0 && r->error.status == TR_OK
+            && tr_request_spent(r)) {
+            tr_loop_cut(l, r, now);
+        }
     } else if (status != TR_OK && status != TR_AGAIN) {
-        tr_loop_fail(l, q->request, status,
+        tr_loop_fail(l, r, status,
                      status == TR_ERR_UNSUPPORTED ? TR_LOOP_NOT_HELD
                                                   : TR_LOOP_NOT_COMPUTED);
     }

@@ -270,6 +270,7 @@ struct tr_request {
     uint32_t running_sequences; /* of these, with a KV slot */
     uint32_t preemptions;
     uint32_t cached_tokens;  /* of its prompts, that were not computed again */
+    bool cut;                /* its allowance ends it */
     uint32_t aborted_choice; /* the first one that an abort cut short */
     uint32_t last_choice;    /* the last one that reached its end, and how */
     uint16_t finish_reason;
@@ -360,6 +361,17 @@ tr_request_allowance(const tr_request_t *r)
         return UINT32_MAX;
     }
     return allowed > spent ? (uint32_t) (allowed - spent) : 0;
+}
+
+/* It is metered, has had all that it may, and nobody will allow more.  Of one
+ * that was detached the worker cannot know the first. */
+static inline bool
+tr_request_spent(const tr_request_t *r)
+{
+    return (r->submit_flags & TR_SUBMIT_METERED) != 0
+           && (r->commands & TR_CONTROL_END) != 0
+           && (!tr_request_detached(r)
+               || (r->sampling == 0 && tr_request_allowance(r) == 0));
 }
 
 /* Lays out n_prompts * n sequences in the arena from the prompts' ids (copied):

@@ -22,7 +22,7 @@
  * tr_inbox_get.
  *
  * Control words.  Each request owns slot TR_ID_SLOT(id).  The worker writes
- * generation << 32 | ABORT | PAUSE | DETACH with one store, sets the slot's
+ * generation << 32 | ABORT | PAUSE | DETACH | .. with one store, sets the slot's
  * dirty bit, and rings if the engine sleeps; no space in a ring is needed.  The
  * engine takes the dirty bits with an exchange and reads the words.  It reads
  * the word once more when a SUBMIT is complete, since the word can overtake the
@@ -33,7 +33,7 @@
  * control word how many tokens may be sampled, over all its choices and with
  * those of a replay block: generation << 32 | tokens.  It only grows.  The engine
  * never samples one more, also ahead of what it has told; a request that has
- * spent it waits, with its cache, until the worker raises it or ends it.
+ * spent it waits, with its cache, until the worker raises it or says END.
  *
  * Pulse.  A worker that wonders whether the engine lives counts `ping` up and
  * rings.  The frontend thread copies the word to pong_front at its next turn,
@@ -75,6 +75,10 @@
 /* The worker has not kept what a move takes: a drain that moves requests lets
  * this one end here. */
 #define TR_CONTROL_STAY 0x8u
+/* No more will be allowed of a TR_SUBMIT_METERED request: its choices end as at
+ * their length, with TR_FINISH_CUT; at once, or, with DETACH, when it has spent
+ * what it may. */
+#define TR_CONTROL_END 0x10u
 
 /* First page of the memfd; written by the engine, before it is shared. */
 typedef struct {

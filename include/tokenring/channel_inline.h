@@ -518,7 +518,7 @@ tr_control_get(const tr_channel_map_t *map, uint64_t id)
 {
     return tr_channel_told(map, map->control, id)
            & (TR_CONTROL_ABORT | TR_CONTROL_PAUSE | TR_CONTROL_DETACH
-              | TR_CONTROL_STAY);
+              | TR_CONTROL_STAY | TR_CONTROL_END);
 }
 
 static inline uint64_t

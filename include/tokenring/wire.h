@@ -308,6 +308,7 @@ typedef struct {
 } tr_wire_kv_t; /* KV, 56 bytes */
 
 #define TR_FINISH_LAST 0x0001u /* the request is over, its slot is free */
+#define TR_FINISH_CUT 0x0002u  /* its allowance ended it */
 
 typedef struct {
     uint32_t choice;

@@ -530,7 +530,7 @@ ngx_int_t
 ngx_http_tokenring_usage_end(ngx_http_tokenring_text_t *t, ngx_str_t *policy,
     tr_wire_finish_t *totals)
 {
-    if (((totals->flags & NGX_HTTP_TOKENRING_CUT)
+    if (((totals->flags & TR_FINISH_CUT)
          && ngx_http_tokenring_put(t, ",\"cut\":\"token_budget\"") != NGX_OK)
         || ngx_http_tokenring_usage_kv(t, policy, &totals->kv) != NGX_OK)
     {

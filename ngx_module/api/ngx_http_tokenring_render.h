@@ -17,9 +17,6 @@
 /* events rendered before they are sent, bytes */
 #define NGX_HTTP_TOKENRING_OUTPUT       16384
 
-/* in the flags of a request's totals: it was cut, by us */
-#define NGX_HTTP_TOKENRING_CUT          0x8000
-
 /* a share that an engine told: 0 for what is none, NaN too */
 #define ngx_http_tokenring_share(f)                                           \
     ((f) >= 0 && (f) <= 1 ? (double) (f) : 0.0)

@@ -39,6 +39,7 @@
  *     _scan.c       the model in a body
  *     _tenants.c    whose a request is, and what it may use
  *     _accounts.c   what each tenant has used, in shared memory [_accounts.h]
+ *     _alone.c      those whose client has left, and that go on [_alone.h]
  *     _limits.c     what a client is told of its plan [_tenants.h]
  *     _tenants_conf.c  tokenring_plan, _tenants and _limits [_tenants.h]
  *     _tally.c      what tenants have used, by name [_tenants.h]

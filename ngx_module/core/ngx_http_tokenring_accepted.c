@@ -149,6 +149,11 @@ ngx_http_tokenring_accepted_again(ngx_http_tokenring_ctx_t *ctx,
         ngx_http_tokenring_move_stays(ctx);
     }
 
+    if (ctx->cut) {
+        /* the engine before this one had not heard it, or has not said so */
+        ngx_http_tokenring_control(ctx, 0);
+    }
+
     if (!ctx->gone) {
         ctx->deadline = ngx_current_msec + ctx->conf->queue_timeout;
         ngx_http_tokenring_arm(ctx);

@@ -9,6 +9,7 @@
  */
 
 #include "ngx_http_tokenring_body.h"
+#include "ngx_http_tokenring_alone.h"
 #include "ngx_http_tokenring_channel.h"
 #include "ngx_http_tokenring_request.h"
 #include "ngx_http_tokenring_send.h"
@@ -20,6 +21,8 @@
 extern ngx_module_t  ngx_http_write_filter_module;
 
 
+static void ngx_http_tokenring_alone_over(ngx_http_tokenring_slot_t *slot,
+    tr_record_t *rec);
 static void ngx_http_tokenring_bell_open(void);
 static ngx_int_t ngx_http_tokenring_doorbell_add(
     ngx_http_tokenring_conn_t *conn, int fd);
@@ -448,10 +451,48 @@ ngx_http_tokenring_drain_record(ngx_http_tokenring_conn_t *conn,
             slot->ctx->conn = NULL;
         }
 
+        if (slot->alone) {
+            ngx_http_tokenring_alone_over(slot, rec);
+        }
+
         ngx_http_tokenring_slot_free(conn, n);
     }
 
     return NGX_OK;
+}
+
+
+/* the end of a request whose client has left: how many tokens it had */
+
+static void
+ngx_http_tokenring_alone_over(ngx_http_tokenring_slot_t *slot,
+    tr_record_t *rec)
+{
+    uint64_t           tokens;
+    tr_wire_bytes_t    ignored;
+    tr_wire_error_t    error;
+    tr_wire_finish_t   finish;
+
+    tokens = UINT64_MAX;
+
+    if (rec->type == TR_RECORD_FINISH) {
+
+        if (tr_wire_finish_parse(ngx_http_tokenring_scratch, rec->length,
+                                 &finish, NULL)
+            == TR_OK)
+        {
+            tokens = finish.completion_tokens;
+        }
+
+    } else if (tr_wire_error_parse(ngx_http_tokenring_scratch, rec->length,
+                                   &error, &ignored, &ignored)
+               == TR_OK)
+    {
+        tokens = error.completion_tokens;
+    }
+
+    ngx_http_tokenring_alone_end(slot->alone, tokens);
+    slot->alone = NULL;
 }
 
 

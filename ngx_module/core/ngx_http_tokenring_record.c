@@ -34,8 +34,6 @@ static ngx_uint_t ngx_http_tokenring_exceeds(ngx_http_tokenring_ctx_t *ctx,
     size_t len);
 static ngx_int_t ngx_http_tokenring_item(ngx_http_tokenring_ctx_t *ctx,
     u_char *payload, size_t len);
-static ngx_int_t ngx_http_tokenring_finish_cut(ngx_http_tokenring_ctx_t *ctx,
-    tr_wire_finish_t *head);
 static ngx_int_t ngx_http_tokenring_result(ngx_http_tokenring_ctx_t *ctx,
     u_char *payload, size_t len);
 static ngx_int_t ngx_http_tokenring_kv(ngx_http_tokenring_ctx_t *ctx,
@@ -388,15 +386,16 @@ ngx_http_tokenring_item(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
 
 
 /*
- * Its tenant has no tokens left: the engine ends it, and the answer is what has
- * come until then.  One whose output is kept in Redis goes on: there an end is
- * what the engine says it is.
+ * Its tenant has no tokens left: the engine ends it as at its length, and says
+ * that in its FINISH, which is also what Redis gets.
  */
 
 void
 ngx_http_tokenring_end_here(ngx_http_tokenring_ctx_t *ctx)
 {
-    if (ctx->cut || ctx->conn == NULL || ctx->resumable || ctx->result) {
+    if (ctx->cut || ctx->conn == NULL || ctx->use == NULL
+        || !ctx->use->metered)
+    {
         return;
     }
 
@@ -405,47 +404,7 @@ ngx_http_tokenring_end_here(ngx_http_tokenring_ctx_t *ctx)
                    ctx->completion_tokens);
 
     ctx->cut = 1;
-    ngx_http_tokenring_control(ctx, TR_CONTROL_ABORT);
-}
-
-
-/* the engine has ended it: choices that had not ended are at their length */
-
-static ngx_int_t
-ngx_http_tokenring_finish_cut(ngx_http_tokenring_ctx_t *ctx,
-    tr_wire_finish_t *head)
-{
-    ngx_uint_t  i;
-
-    head->reason = TR_FINISH_LENGTH;
-
-    for (i = 0; i < ctx->nchoices; i++) {
-
-        if (ctx->choices[i].reason) {
-            continue;
-        }
-
-        ctx->choices[i].reason = TR_FINISH_LENGTH;
-        head->choice = i;
-
-        if (ngx_http_tokenring_queues(ctx)
-            && ngx_http_tokenring_queue_finish(ctx, head) != NGX_OK)
-        {
-            return NGX_ERROR;
-        }
-    }
-
-    ctx->left = 0;
-    ctx->reason = TR_FINISH_LENGTH;
-    ctx->totals = *head;
-    ctx->totals.flags |= NGX_HTTP_TOKENRING_CUT;
-    ctx->prompt_tokens = head->prompt_tokens;
-    ctx->completion_tokens = head->completion_tokens;
-
-    ngx_http_tokenring_over(ctx);
-    ngx_http_tokenring_dirty(ctx->conn, ctx);
-
-    return NGX_OK;
+    ngx_http_tokenring_control(ctx, 0);
 }
 
 
@@ -552,20 +511,13 @@ ngx_http_tokenring_finish(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
         return NGX_DECLINED;
     }
 
-    head.flags &= TR_FINISH_LAST;
-    last = head.flags;
+    head.flags &= TR_FINISH_LAST|TR_FINISH_CUT;
+    last = head.flags & TR_FINISH_LAST;
 
     ngx_log_debug4(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
                    "tokenring request: choice %uD finished, reason:%ud "
                    "last:%ui tokens:%uL", head.choice, (u_int) head.reason,
                    last, (uint64_t) head.completion_tokens);
-
-    if (ctx->cut && head.reason == TR_FINISH_ABORTED && last
-        && ctx->state >= NGX_HTTP_TOKENRING_ACCEPTED && ctx->nchoices
-        && !ctx->gone && !ctx->error)
-    {
-        return ngx_http_tokenring_finish_cut(ctx, &head);
-    }
 
     rc = ngx_http_tokenring_finish_choice(ctx, &head);
 

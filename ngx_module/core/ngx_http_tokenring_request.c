@@ -654,6 +654,16 @@ ngx_http_tokenring_cleanup(void *data)
 
     ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_DONE);
 
+    if (ctx->conn && ctx->body_sent && !ctx->error) {
+        /*
+         * ended by nginx itself: an HTTP/3 connection, worker_shutdown_timeout
+         */
+        ctx->gone = 1;
+    }
+
+    /* before its tenant is told what it had: it may go on */
+    ngx_http_tokenring_slot_abandon(ctx);
+
     ngx_http_tokenring_tenant_end(ctx);
     ngx_http_tokenring_upload_end(ctx);
     ngx_http_tokenring_body_uncharge(ctx);
@@ -669,15 +679,6 @@ ngx_http_tokenring_cleanup(void *data)
         ngx_queue_remove(&ctx->dirty);
         ctx->is_dirty = 0;
     }
-
-    if (ctx->conn && ctx->body_sent && !ctx->error) {
-        /*
-         * ended by nginx itself: an HTTP/3 connection, worker_shutdown_timeout
-         */
-        ctx->gone = 1;
-    }
-
-    ngx_http_tokenring_slot_abandon(ctx);
 
     if (ctx->follow) {
         ngx_http_tokenring_follow_end(ctx);

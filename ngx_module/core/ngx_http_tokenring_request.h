@@ -241,8 +241,8 @@ struct ngx_http_tokenring_ctx_s {
 
     /* flow control towards the engine, which is independent of the state */
     unsigned                        paused:1;
-    unsigned                        cut:1;       /* a budget is empty: what the
-                                                    engine aborts is whole */
+    unsigned                        cut:1;       /* a budget is empty: the
+                                                    engine was told to end */
     unsigned                        is_dirty:1;  /* in conn->dirty */
 
     /* whether the body can be sent again, whatever the state */

@@ -10,6 +10,7 @@
  * request itself, known from then on.
  */
 
+#include "ngx_http_tokenring_alone.h"
 #include "ngx_http_tokenring_channel.h"
 #include "ngx_http_tokenring_request.h"
 #include "ngx_http_tokenring_slot.h"
@@ -52,7 +53,19 @@ ngx_http_tokenring_slots_create(ngx_http_tokenring_conn_t *conn)
 void
 ngx_http_tokenring_slots_free(ngx_http_tokenring_conn_t *conn)
 {
+    uint32_t  i;
+
     if (conn->slots) {
+
+        /* what they had is not known any more */
+
+        for (i = 0; i < conn->map.slots; i++) {
+            if (conn->slots[i].alone) {
+                ngx_http_tokenring_alone_end(conn->slots[i].alone,
+                                             UINT64_MAX);
+            }
+        }
+
         ngx_free(conn->slots);
         conn->slots = NULL;
     }
@@ -193,6 +206,10 @@ ngx_http_tokenring_slot_known(ngx_http_tokenring_conn_t *conn, uint32_t n,
     slot->known = 1;
 
     conn->known += slot->tokens;
+
+    if (slot->alone) {
+        ngx_http_tokenring_alone_accepted(slot->alone, &head);
+    }
 }
 
 
@@ -252,9 +269,14 @@ ngx_http_tokenring_slot_abandon(ngx_http_tokenring_ctx_t *ctx)
     if (ctx->body_sent) {
         whole = (ctx->body_sent == NGX_HTTP_TOKENRING_WHOLE);
 
-        ngx_http_tokenring_control(ctx, (ctx->detach && ctx->gone && whole)
-                                        ? TR_CONTROL_DETACH
-                                        : TR_CONTROL_ABORT);
+        if (ctx->detach && ctx->gone && whole) {
+            ngx_http_tokenring_control(ctx, TR_CONTROL_DETACH);
+            conn->slots[n].alone = ngx_http_tokenring_alone(ctx);
+
+        } else {
+            ngx_http_tokenring_control(ctx, TR_CONTROL_ABORT);
+        }
+
         conn->slots[n].ctx = NULL;
 
         /* nothing more comes of its body */
@@ -269,8 +291,8 @@ ngx_http_tokenring_slot_abandon(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/* replaces what the engine was told: ABORT, PAUSE, DETACH or nothing; the end
- * of a request whose budget is empty stays in force, and so does STAY */
+/* replaces what the engine was told: ABORT, PAUSE, DETACH or nothing; END,
+ * where a budget is empty, stays in force, and so does STAY */
 
 void
 ngx_http_tokenring_control(ngx_http_tokenring_ctx_t *ctx, uint32_t bits)
@@ -280,18 +302,19 @@ ngx_http_tokenring_control(ngx_http_tokenring_ctx_t *ctx, uint32_t bits)
     conn = ctx->conn;
 
     if (ctx->cut) {
-        bits = TR_CONTROL_ABORT;
+        bits |= TR_CONTROL_END;
     }
 
     if (ctx->stays) {
         bits |= TR_CONTROL_STAY;
     }
 
-    ngx_log_debug4(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
-                   "tokenring request: tell the engine%s%s%s%s",
+    ngx_log_debug5(NGX_LOG_DEBUG_HTTP, ctx->request->connection->log, 0,
+                   "tokenring request: tell the engine%s%s%s%s%s",
                    (bits & TR_CONTROL_ABORT) ? " abort" : "",
                    (bits & TR_CONTROL_PAUSE) ? " pause" : "",
                    (bits & TR_CONTROL_DETACH) ? " detach" : "",
+                   (bits & TR_CONTROL_END) ? " end" : "",
                    bits ? "" : " to go on");
 
     if (conn && tr_control_set(&conn->map, ctx->id, bits)) {

@@ -18,6 +18,7 @@
 
 
 #include "ngx_http_tokenring_engine.h"
+#include "ngx_http_tokenring_tenants.h"
 
 
 /* free: ctx is NULL, used is 0; abandoned by its request: used, ctx is NULL */
@@ -27,6 +28,8 @@ struct ngx_http_tokenring_slot_s {
     uint64_t                        tokens;      /* counted in conn's */
     uint32_t                        generation;
     uint32_t                        next;
+    ngx_http_tokenring_use_t       *alone;       /* of one whose client left,
+                                                    or NULL */
     unsigned                        used:1;
     unsigned                        known:1;     /* the engine counts it */
     unsigned                        coming:1;    /* its body is not whole */

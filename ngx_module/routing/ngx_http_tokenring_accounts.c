@@ -110,19 +110,10 @@ ngx_http_tokenring_now(ngx_http_tokenring_clock_t *clock)
 }
 
 
-ngx_shm_zone_t *
-ngx_http_tokenring_accounts_lock(ngx_http_tokenring_ctx_t *ctx)
+void
+ngx_http_tokenring_accounts_lock(ngx_shm_zone_t *zone)
 {
-    ngx_shm_zone_t                  *zone;
-    ngx_http_tokenring_main_conf_t  *tmcf;
-
-    tmcf = ngx_http_get_module_main_conf(ctx->request,
-                                         ngx_http_tokenring_module);
-    zone = tmcf->tenants;
-
     ngx_shmtx_lock(&((ngx_slab_pool_t *) zone->shm.addr)->mutex);
-
-    return zone;
 }
 
 
@@ -145,23 +136,25 @@ ngx_http_tokenring_account_known(ngx_shm_zone_t *zone, u_char *name)
 
 
 ngx_http_tokenring_account_t *
-ngx_http_tokenring_account_open(ngx_http_tokenring_ctx_t *ctx,
+ngx_http_tokenring_account_open(ngx_http_tokenring_use_t *use,
     ngx_http_tokenring_turn_t *turn)
 {
     ngx_http_tokenring_now(&turn->clock);
 
-    turn->zone = ngx_http_tokenring_accounts_lock(ctx);
+    turn->zone = use->zone;
+
+    ngx_http_tokenring_accounts_lock(turn->zone);
 
     ngx_http_tokenring_accounts_sweep(turn->zone, &turn->clock);
 
-    turn->account = ngx_http_tokenring_account(turn->zone, ctx->use,
-                                               &turn->clock);
+    turn->account = ngx_http_tokenring_account(turn->zone, use, &turn->clock);
+
     return turn->account;
 }
 
 
 void
-ngx_http_tokenring_account_close(ngx_http_tokenring_ctx_t *ctx,
+ngx_http_tokenring_account_close(ngx_http_tokenring_use_t *use,
     ngx_http_tokenring_turn_t *turn, ngx_uint_t over)
 {
     ngx_uint_t                     send;
@@ -170,7 +163,7 @@ ngx_http_tokenring_account_close(ngx_http_tokenring_ctx_t *ctx,
 
     a = turn->account;
 
-    if (a == NULL || !ctx->use->plan->shared) {
+    if (a == NULL || !use->plan->shared) {
         send = 0;
 
     } else if (over) {
@@ -178,11 +171,11 @@ ngx_http_tokenring_account_close(ngx_http_tokenring_ctx_t *ctx,
 
     } else {
         /* nothing more for the last one, whose answer is there */
-        send = (a->holds > 1 || ctx->state < NGX_HTTP_TOKENRING_OVER);
+        send = (a->holds > 1 || !use->ended);
     }
 
-    send = send && ngx_http_tokenring_quota_ask(a, ctx->use->plan,
-                                                &turn->clock, over, &ask);
+    send = send && ngx_http_tokenring_quota_ask(a, use->plan, &turn->clock,
+                                                over, &ask);
 
     ngx_http_tokenring_accounts_unlock(turn->zone);
 
@@ -654,13 +647,18 @@ static void
 ngx_http_tokenring_holder_end(ngx_shm_zone_t *zone,
     ngx_http_tokenring_holder_t *holder)
 {
-    ngx_queue_t  *q;
+    ngx_queue_t                *q;
+    ngx_http_tokenring_hold_t  *hold;
 
     while (!ngx_queue_empty(&holder->holds)) {
         q = ngx_queue_head(&holder->holds);
+        hold = ngx_queue_data(q, ngx_http_tokenring_hold_t, queue);
 
-        ngx_http_tokenring_hold_end(zone, ngx_queue_data(q,
-                                          ngx_http_tokenring_hold_t, queue));
+        if (hold->kept) {
+            hold->leased = 0;
+        }
+
+        ngx_http_tokenring_hold_end(zone, hold);
     }
 }
 

@@ -66,6 +66,9 @@ struct ngx_http_tokenring_hold_s {
                                                 account's day `days` */
     uint32_t                        days;
     uint8_t                         shared;  /* it took from the quota, too */
+    uint8_t                         kept;    /* its engine goes on with it when
+                                                its worker dies: what is leased
+                                                is used up then */
     uint8_t                         waits;   /* 1: it came to the line, and was
                                                 not let in.  As `leased` */
     ngx_queue_t                     line;    /* of its account's, if in it */
@@ -77,9 +80,7 @@ struct ngx_http_tokenring_hold_s {
 
 void ngx_http_tokenring_now(ngx_http_tokenring_clock_t *clock);
 
-/* the zone of all accounts, locked */
-ngx_shm_zone_t *ngx_http_tokenring_accounts_lock(
-    ngx_http_tokenring_ctx_t *ctx);
+void ngx_http_tokenring_accounts_lock(ngx_shm_zone_t *zone);
 void ngx_http_tokenring_accounts_unlock(ngx_shm_zone_t *zone);
 
 /* the account of this name as it is, NULL: there is none */
@@ -97,11 +98,11 @@ typedef struct {
 /* locks, and finds the account of a request's tenant, refilled; NULL: the zone
  * has no room for one */
 ngx_http_tokenring_account_t *ngx_http_tokenring_account_open(
-    ngx_http_tokenring_ctx_t *ctx, ngx_http_tokenring_turn_t *turn);
+    ngx_http_tokenring_use_t *use, ngx_http_tokenring_turn_t *turn);
 
 /* unlocks.  Of a plan that hosts share, what is low is asked for; over: what is
  * left goes back, if no request of the tenant is under way */
-void ngx_http_tokenring_account_close(ngx_http_tokenring_ctx_t *ctx,
+void ngx_http_tokenring_account_close(ngx_http_tokenring_use_t *use,
     ngx_http_tokenring_turn_t *turn, ngx_uint_t over);
 
 /* a hold for one more request, at the end of the line if no seat is free;
@@ -125,5 +126,19 @@ int64_t ngx_http_tokenring_hold_unused(ngx_http_tokenring_hold_t *hold,
  * line; then frees the hold */
 void ngx_http_tokenring_hold_end(ngx_shm_zone_t *zone,
     ngx_http_tokenring_hold_t *hold);
+
+
+/* _tenants.c */
+
+/* takes tokens of a prompt and of an answer from the budgets of tokens */
+void ngx_http_tokenring_take(ngx_http_tokenring_account_t *a,
+    ngx_http_tokenring_plan_t *plan, int64_t in, int64_t out);
+
+/* tokens that answers may still take; asked: where that is none, Redis may
+ * give more */
+int64_t ngx_http_tokenring_left(ngx_http_tokenring_account_t *a,
+    ngx_http_tokenring_plan_t *plan, ngx_http_tokenring_clock_t *clock,
+    ngx_uint_t *asked);
+
 
 #endif /* _NGX_HTTP_TOKENRING_ACCOUNTS_H_INCLUDED_ */

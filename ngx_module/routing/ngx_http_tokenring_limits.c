@@ -142,7 +142,7 @@ ngx_http_tokenring_look(ngx_http_tokenring_ctx_t *ctx,
     requests->limit = NULL;
     tokens->limit = NULL;
 
-    a = ngx_http_tokenring_account_open(ctx, &turn);
+    a = ngx_http_tokenring_account_open(ctx->use, &turn);
 
     for (i = 0; a && i < ctx->use->plan->n; i++) {
         ngx_http_tokenring_look_one(ctx, a, i, &turn.clock, &one);
@@ -158,7 +158,7 @@ ngx_http_tokenring_look(ngx_http_tokenring_ctx_t *ctx,
         }
     }
 
-    ngx_http_tokenring_account_close(ctx, &turn, 0);
+    ngx_http_tokenring_account_close(ctx->use, &turn, 0);
 }
 
 

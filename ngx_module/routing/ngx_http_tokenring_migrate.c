@@ -395,7 +395,6 @@ ngx_http_tokenring_may_move(ngx_http_tokenring_ctx_t *ctx)
 {
     if (ctx->conf->migrate == 0
         || ctx->gone
-        || ctx->cut
         || ctx->conn
         || ctx->follow)
     {

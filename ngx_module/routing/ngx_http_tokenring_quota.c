@@ -12,6 +12,7 @@
  */
 
 #include "ngx_http_tokenring_quota.h"
+#include "ngx_http_tokenring_alone.h"
 #include "ngx_http_tokenring_conf.h"
 #include "ngx_http_tokenring_redis.h"
 #include "ngx_http_tokenring_request.h"
@@ -757,12 +758,10 @@ ngx_http_tokenring_quota_stock(ngx_http_tokenring_account_t *a, uint8_t kind)
 
 
 void
-ngx_http_tokenring_quota_starve(ngx_http_tokenring_ctx_t *ctx)
+ngx_http_tokenring_quota_starve(ngx_http_tokenring_use_t *use)
 {
-    ngx_event_t               *ev;
-    ngx_http_tokenring_use_t  *use;
+    ngx_event_t  *ev;
 
-    use = ctx->use;
     ev = &ngx_http_tokenring_quota_event;
 
     if (ev->handler == NULL) {
@@ -775,7 +774,6 @@ ngx_http_tokenring_quota_starve(ngx_http_tokenring_ctx_t *ctx)
 
     if (!use->starved) {
         use->starved = 1;
-        use->ctx = ctx;
         ngx_queue_insert_tail(&ngx_http_tokenring_starving, &use->queue);
     }
 
@@ -833,6 +831,12 @@ ngx_http_tokenring_quota_handler(ngx_event_t *ev)
         use = ngx_queue_data(q, ngx_http_tokenring_use_t, queue);
 
         ngx_http_tokenring_quota_leave(use);
-        ngx_http_tokenring_charge_again(use->ctx);
+
+        if (use->ctx) {
+            ngx_http_tokenring_charge_again(use->ctx);
+
+        } else {
+            ngx_http_tokenring_alone_draw(use, 0);
+        }
     }
 }

@@ -98,7 +98,7 @@ ngx_uint_t ngx_http_tokenring_quota_day(ngx_http_tokenring_account_t *a,
 
 /* its engine has used all it is allowed to: it is charged again when Redis has
  * replied, unless it ends before */
-void ngx_http_tokenring_quota_starve(ngx_http_tokenring_ctx_t *ctx);
+void ngx_http_tokenring_quota_starve(ngx_http_tokenring_use_t *use);
 void ngx_http_tokenring_quota_leave(ngx_http_tokenring_use_t *use);
 
 

@@ -275,7 +275,7 @@ ngx_http_tokenring_may_retry(ngx_http_tokenring_ctx_t *ctx)
 {
     ngx_uint_t  i;
 
-    if (ctx->gone || ctx->cut || ctx->conn || ctx->lost_body || ctx->follow) {
+    if (ctx->gone || ctx->conn || ctx->lost_body || ctx->follow) {
         return 0;
     }
 
@@ -438,6 +438,7 @@ ngx_http_tokenring_reset(ngx_http_tokenring_ctx_t *ctx)
     ctx->body_sent = NGX_HTTP_TOKENRING_NOTHING;
     ctx->spoken = 0;
     ctx->paused = 0;
+    ctx->cut = 0;
 
     if (ctx->request->header_sent) {
         /* a comment has begun the response, whose headers have the id */

@@ -75,7 +75,9 @@ ngx_http_tokenring_seat_leave(ngx_http_tokenring_ctx_t *ctx)
         return;
     }
 
-    zone = ngx_http_tokenring_accounts_lock(ctx);
+    zone = ctx->use->zone;
+
+    ngx_http_tokenring_accounts_lock(zone);
     ngx_http_tokenring_hold_rise(ctx->use->hold);
     ngx_http_tokenring_accounts_unlock(zone);
 

@@ -15,8 +15,7 @@
  * Where hosts share a plan, what is left is this host's stock, and a request
  * that finds it empty waits for Redis (_quota.h) before either is decided.
  *
- * An answer that is kept in Redis is not cut: it is taken as it comes, and what
- * it overdraws is owed.
+ * One that goes on without its client draws all that it may have (_alone.c).
  */
 
 #include "ngx_http_tokenring_quota.h"
@@ -34,6 +33,7 @@
 #define NGX_HTTP_TOKENRING_CHARGE  64
 
 
+static ngx_shm_zone_t *ngx_http_tokenring_zone(ngx_http_tokenring_ctx_t *ctx);
 static void ngx_http_tokenring_account_name(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_use_t *use);
 static ngx_int_t ngx_http_tokenring_plan_of(ngx_http_tokenring_ctx_t *ctx,
@@ -43,15 +43,10 @@ static ngx_int_t ngx_http_tokenring_enter(ngx_http_tokenring_ctx_t *ctx,
 static void ngx_http_tokenring_find_empty(ngx_http_tokenring_account_t *a,
     ngx_http_tokenring_plan_t *plan, ngx_uint_t requests,
     ngx_http_tokenring_clock_t *clock, ngx_http_tokenring_view_t *empty);
-static void ngx_http_tokenring_take(ngx_http_tokenring_account_t *a,
-    ngx_http_tokenring_plan_t *plan, int64_t in, int64_t out);
 static void ngx_http_tokenring_take_request(ngx_http_tokenring_account_t *a,
     ngx_http_tokenring_plan_t *plan);
 static void ngx_http_tokenring_take_one(ngx_http_tokenring_account_t *a,
     ngx_http_tokenring_plan_t *plan, ngx_uint_t i, int64_t n);
-static int64_t ngx_http_tokenring_left(ngx_http_tokenring_account_t *a,
-    ngx_http_tokenring_plan_t *plan, ngx_http_tokenring_clock_t *clock,
-    ngx_uint_t *asked);
 static uint64_t ngx_http_tokenring_lease(ngx_http_tokenring_ctx_t *ctx,
     int64_t left);
 static ngx_uint_t ngx_http_tokenring_goes_on(ngx_http_tokenring_ctx_t *ctx,
@@ -108,6 +103,17 @@ hash:
     ngx_sha1_final(digest, &sha1);
 
     ngx_memcpy(hash, digest, NGX_HTTP_TOKENRING_TENANT);
+}
+
+
+static ngx_shm_zone_t *
+ngx_http_tokenring_zone(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_http_tokenring_main_conf_t  *tmcf;
+
+    tmcf = ngx_http_get_module_main_conf(ctx->request,
+                                         ngx_http_tokenring_module);
+    return tmcf->tenants;
 }
 
 
@@ -200,6 +206,8 @@ ngx_http_tokenring_admit_tenant(ngx_http_tokenring_ctx_t *ctx, ngx_int_t *rc)
     }
 
     use->plan = plan;
+    use->ctx = ctx;
+    use->zone = ngx_http_tokenring_zone(ctx);
     ngx_http_tokenring_account_name(ctx, use);
 
     ctx->use = use;
@@ -253,7 +261,7 @@ ngx_http_tokenring_enter(ngx_http_tokenring_ctx_t *ctx,
     plan = use->plan;
     rc = NGX_ERROR;
 
-    a = ngx_http_tokenring_account_open(ctx, &turn);
+    a = ngx_http_tokenring_account_open(ctx->use, &turn);
 
     if (a) {
         ngx_http_tokenring_find_empty(a, plan, 1, &turn.clock, empty);
@@ -271,6 +279,7 @@ ngx_http_tokenring_enter(ngx_http_tokenring_ctx_t *ctx,
 
     if (use->hold) {
         use->hold->shared = plan->shared;
+        use->hold->kept = ctx->detach;
         use->asks = empty->asked;
 
         rc = (use->hold->seat == NGX_HTTP_TOKENRING_SEATED && !use->asks)
@@ -282,7 +291,7 @@ ngx_http_tokenring_enter(ngx_http_tokenring_ctx_t *ctx,
         }
     }
 
-    ngx_http_tokenring_account_close(ctx, &turn, 0);
+    ngx_http_tokenring_account_close(ctx->use, &turn, 0);
 
     return rc;
 }
@@ -298,7 +307,7 @@ ngx_http_tokenring_still_has(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_account_t  *a;
 
     use = ctx->use;
-    a = ngx_http_tokenring_account_open(ctx, &turn);
+    a = ngx_http_tokenring_account_open(ctx->use, &turn);
 
     ngx_http_tokenring_find_empty(a, use->plan, use->asks, &turn.clock, empty);
 
@@ -309,7 +318,7 @@ ngx_http_tokenring_still_has(ngx_http_tokenring_ctx_t *ctx,
         use->asks = 0;
     }
 
-    ngx_http_tokenring_account_close(ctx, &turn, 0);
+    ngx_http_tokenring_account_close(ctx->use, &turn, 0);
 
     return rc;
 }
@@ -387,9 +396,7 @@ ngx_http_tokenring_take_one(ngx_http_tokenring_account_t *a,
 }
 
 
-/* from the budgets of tokens */
-
-static void
+void
 ngx_http_tokenring_take(ngx_http_tokenring_account_t *a,
     ngx_http_tokenring_plan_t *plan, int64_t in, int64_t out)
 {
@@ -424,10 +431,7 @@ ngx_http_tokenring_take(ngx_http_tokenring_account_t *a,
 }
 
 
-/* tokens that answers may still take; asked: where that is none, Redis may
- * give more */
-
-static int64_t
+int64_t
 ngx_http_tokenring_left(ngx_http_tokenring_account_t *a,
     ngx_http_tokenring_plan_t *plan, ngx_http_tokenring_clock_t *clock,
     ngx_uint_t *asked)
@@ -518,11 +522,12 @@ ngx_http_tokenring_charge(ngx_http_tokenring_ctx_t *ctx)
 
     use->in += in;
     use->out = ngx_max(use->out, ctx->completion_tokens);
+    use->ended = ctx->state >= NGX_HTTP_TOKENRING_OVER;
 
     /* beyond what was leased, or of an answer without leases */
     out = (use->out > use->taken) ? use->out - use->taken : 0;
 
-    a = ngx_http_tokenring_account_open(ctx, &turn);
+    a = ngx_http_tokenring_account_open(ctx->use, &turn);
 
     ngx_http_tokenring_take(a, use->plan, in, out);
     use->taken += out;
@@ -535,7 +540,7 @@ ngx_http_tokenring_charge(ngx_http_tokenring_ctx_t *ctx)
     use->taken += n;
     use->hold->leased = use->taken - use->out;
 
-    ngx_http_tokenring_account_close(ctx, &turn, 0);
+    ngx_http_tokenring_account_close(ctx->use, &turn, 0);
 
     if (n) {
         use->lease = n;
@@ -551,7 +556,7 @@ ngx_http_tokenring_charge_again(ngx_http_tokenring_ctx_t *ctx)
 {
     if (ctx->state < NGX_HTTP_TOKENRING_OVER && ctx->conn == NULL) {
         /* it moves: to an engine that has nothing to sample, either */
-        ngx_http_tokenring_quota_starve(ctx);
+        ngx_http_tokenring_quota_starve(ctx->use);
         return;
     }
 
@@ -585,7 +590,7 @@ ngx_http_tokenring_goes_on(ngx_http_tokenring_ctx_t *ctx, int64_t left,
                     + ngx_max((int64_t) (leased - use->lease / 2), 1);
 
         if (leased == 0 && asked) {
-            ngx_http_tokenring_quota_starve(ctx);
+            ngx_http_tokenring_quota_starve(ctx->use);
         }
 
         return leased > 0 || asked;
@@ -634,7 +639,7 @@ ngx_http_tokenring_meter(ngx_http_tokenring_ctx_t *ctx)
     use = ctx->use;
     meters = 0;
 
-    if (use == NULL || use->hold == NULL || ctx->resumable
+    if (use == NULL || use->hold == NULL
         || !tr_endpoint_info(ctx->endpoint)->generates
         || !(ctx->conn->features & TR_FEATURE_ALLOW))
     {
@@ -681,12 +686,12 @@ ngx_http_tokenring_tenant_end(ngx_http_tokenring_ctx_t *ctx)
     ngx_http_tokenring_charge(ctx);
     ngx_http_tokenring_quota_leave(use);
 
-    (void) ngx_http_tokenring_account_open(ctx, &turn);
+    (void) ngx_http_tokenring_account_open(ctx->use, &turn);
 
     ngx_http_tokenring_hold_end(turn.zone, use->hold);
     use->hold = NULL;
 
-    ngx_http_tokenring_account_close(ctx, &turn, 1);
+    ngx_http_tokenring_account_close(ctx->use, &turn, 1);
 
     ngx_http_tokenring_seat_freed();
 }

@@ -90,8 +90,13 @@ typedef struct {
     uint64_t                        next;    /* of the answer, when to charge
                                                 again */
     ngx_queue_t                     queue;   /* of those who starve */
-    ngx_http_tokenring_ctx_t       *ctx;     /* of it, there */
+    ngx_shm_zone_t                 *zone;    /* of its account */
+    ngx_http_tokenring_ctx_t       *ctx;     /* NULL: its client has left, and
+                                                it goes on (_alone.c), there: */
+    ngx_http_tokenring_conn_t      *conn;
+    uint64_t                        id;
     unsigned                        starved:1;
+    unsigned                        ended:1; /* no more of it comes */
     unsigned                        asks:1;  /* not let in: nothing was taken
                                                 before Redis has replied */
     unsigned                        metered:1;

@@ -393,6 +393,10 @@ advance(fake_channel_t *c, fake_request_t *r, uint64_t now)
         request_free(r);
         return false;
     }
+    if (command & TR_CONTROL_END) {
+        finish_all(c, r, TR_FINISH_LENGTH);
+        return false;
+    }
     if (fake_body_is(r, "never")
         || ((command & TR_CONTROL_PAUSE) && !fake_body_is(r, "deaf"))) {
         return false;

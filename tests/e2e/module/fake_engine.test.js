@@ -476,7 +476,7 @@ test('an engine that does not hear a pause loses that request', async () => {
   await works();
 });
 
-test('an abort for a budget is not taken back by a pause', async () => {
+test('the end of a budget is not taken back by a pause', async () => {
   const text = await slow('late_ears', 100000, () => sleep(1000),
     '/cut/v1/chat/completions?key=slow');
   assert.match(text.slice(-400), /"finish_reason":"length"/);

@@ -517,7 +517,7 @@ test_commands_know_their_generation(void **state)
     tr_control_set(&m, TR_ID(5, 11), 0xffffffff);
     assert_int_equal(tr_control_get(&m, TR_ID(5, 11)),
                      TR_CONTROL_ABORT | TR_CONTROL_PAUSE | TR_CONTROL_DETACH
-                         | TR_CONTROL_STAY);
+                         | TR_CONTROL_STAY | TR_CONTROL_END);
     /* so is what its request may sample */
     tr_allow_set(&m, TR_ID(5, 11), 77);
     assert_int_equal(tr_allow_get(&m, TR_ID(5, 11)), 77);
