@@ -336,7 +336,7 @@ ngx_http_tokenring_retry(ngx_http_tokenring_ctx_t *ctx)
     /* from the beginning: any engine will do */
     ctx->moving = 0;
 
-    if (ngx_http_tokenring_died(error) && ctx->conf->migrate && !ctx->anew) {
+    if (error != TR_ERR_QUEUE_FULL && ctx->conf->migrate && !ctx->anew) {
         /* as those that had begun, it waits where none is there just now */
         ctx->anew = 1;
         ctx->move_deadline = ngx_current_msec + ctx->conf->migrate_timeout;
@@ -351,6 +351,11 @@ ngx_http_tokenring_retry(ngx_http_tokenring_ctx_t *ctx)
     if (rc == NGX_DECLINED) {
         ctx->retry_after = retry_after;
         return NGX_DECLINED;
+    }
+
+    if (rc == NGX_AGAIN) {
+        /* also for the one that it had, when that has started again */
+        ctx->tried = 0;
     }
 
     ngx_log_error(NGX_LOG_WARN, ctx->request->connection->log, 0,

@@ -273,3 +273,27 @@ test('an engine that stops gives its requests to another', async () => {
     await stack.stop();
   }
 });
+
+// One runs, the others wait in the queue or at the parser: nothing of them was
+// told.  They wait for the engine as those that had begun.
+test('requests that had not begun wait for an engine that starts again', async () => {
+  const one = { ...CPU, max_num_seqs: 1, drain_timeout: '0s' };
+  const stack = await Stack.start({ engine: one,
+    location: 'tokenring_migrate 5 timeout=60s strict;' });
+  stack.complaints = () => [];
+  try {
+    const want = await all(stack, 5);
+    const answers = all(stack, 5);
+    await until(async () => {
+      const m = await stack.metrics();
+      return m.value('tokenring_num_requests_running') > 0
+        && m.value('tokenring_num_requests_waiting') > 0;
+    }, 'one runs, others wait');
+    await stack.engine.kill('SIGTERM');
+    await stack.engine.start();
+    assert.deepEqual(await answers, want);
+    await stack.idle();
+  } finally {
+    await stack.stop();
+  }
+});
