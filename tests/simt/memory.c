@@ -191,6 +191,9 @@ simt_copy_box(uint32_t dst, const void *map, const uint32_t *at, uint32_t bar)
     uint32_t bytes = b->element;
     copy_t *c;
 
+    if (b->rank == 0) {
+        simt_die("a map that was not made");
+    }
     for (uint32_t i = 0; i < b->rank; i++) {
         bytes *= b->box[i];
     }

@@ -336,9 +336,16 @@ map_all(prompt_maps_t *maps, const tr_kv_view_t *kv, uint32_t box)
            && map_pages(encode, &maps->value, kv, kv->layout->value, box);
 }
 
+/* Of the paths, heads of 256 dimensions have the last two alone. */
 static tr_prompt_path_t
-prompt_path(const tr_cuda_stream_t *s, tr_prompt_path_t path)
+prompt_path(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
+            tr_prompt_path_t path)
 {
+    if (kv->head_dim == 256) {
+        return path == TR_PROMPT_BEST || path == TR_PROMPT_ALTERNATING
+                   ? path
+                   : TR_PROMPT_GROUPS;
+    }
     return s->device->code / 10 != 9 ? TR_PROMPT_WARPS : path;
 }
 
@@ -367,7 +374,7 @@ prompt_args(const tr_cuda_stream_t *s, const tr_kv_view_t *kv, uint32_t layer,
     }
     a->score = kv->layout->score;
     a->recent = kv->layout->recent;
-    return prompt_path(s, size->path) == TR_PROMPT_WARPS
+    return prompt_path(s, kv, size->path) == TR_PROMPT_WARPS
            || map_all(maps, kv, a->box);
 }
 
@@ -398,7 +405,7 @@ prompt_passes(const tr_cuda_stream_t *s, const prompt_args_t *a,
               uint32_t tiles, bool scored)
 {
     cudaStream_t stream = (cudaStream_t) s->stream;
-    tr_prompt_path_t path = prompt_path(s, size->path);
+    tr_prompt_path_t path = prompt_path(s, &a->kv, size->path);
     uint32_t most = size->max_len
                     + (a->context == NULL ? 0 : TR_CUDA_CONTEXT_TILE);
     /* taking turns costs more than it gives where products are short */
