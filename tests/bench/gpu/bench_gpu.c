@@ -1,7 +1,7 @@
 /*
  * bench_gpu: the engine's steps on a GPU, without transport.  Token ids are
- * random; a prompt is computed once, and forked.  The forks go on with a token
- * each of their own, or all would choose the same experts.
+ * random; a prompt is computed once, and forked.  The forks go on with tokens
+ * of their own, or all would choose the same experts.
  *
  *   bench_gpu decode  [options]  --batch sequences at --context tokens
  *   bench_gpu fit     [options]  as many sequences as fit at --context tokens, and
@@ -44,7 +44,7 @@
  *                 peak, of the same run
  *   attention_ms  its attention alone; kv_ms: its pages at the speed of a copy
  *   rest_ms       device_ms without these two: norms, cache, sampling, ..
- *   distinct      share of the last step's tokens that no other sequence before has
+ *   distinct      share of the last step's tokens that are different ones
  *   limit         what takes most of the step: matrix_products, kv_bytes (kv_ms),
  *                 attention (what it takes beyond kv_ms), rest
  *   decode_ms     mix: a step without prompts; prefill_ms: what those with them
@@ -427,7 +427,10 @@ distinct(uint32_t n)
     uint32_t found = 1;
 
     for (uint32_t i = 0; i < n; i++) {
-        token[i] = fixture.seqs[i].out[(WARM_STEPS + o.steps) % 2].token;
+        const fixture_seq_t *q = &fixture.seqs[i];
+
+        token[i] = q->told >= 0 ? q->told
+                                : q->out[(WARM_STEPS + o.steps) % 2].token;
     }
     qsort(token, n, sizeof(*token), by_token);
     for (uint32_t i = 1; i < n; i++) {

@@ -210,8 +210,10 @@ fixture_token(const fixture_t *b, fixture_seq_t *q)
 {
     /* each sequence another one, or all rows would go to the same experts */
     const uint32_t at = (q->len + 1009u * (uint32_t) q->slot) % b->prompt_len;
-    const int32_t *token = q->given ? &b->prompt[at] : NULL;
+    const bool experts = b->x->model->config.recipe.moe.route.experts != 0;
+    const int32_t *token = q->given || experts ? &b->prompt[at] : NULL;
 
     q->given = false;
+    q->told = token != NULL ? *token : -1;
     return token;
 }

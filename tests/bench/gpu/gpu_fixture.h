@@ -18,6 +18,7 @@ typedef struct {
     uint32_t len;    /* tokens cached */
     uint32_t number; /* tokens of the answer that are known */
     bool given;      /* its next token is one of the prompt's */
+    int32_t told;    /* the last one that was; -1: the device knew it */
     tr_sampled_t out[TR_CUDA_SLOTS];
 } fixture_seq_t;
 
@@ -53,7 +54,8 @@ bool fixture_compress(fixture_t *b, int32_t slot, uint32_t len);
 
 /* A sequence that has cached the first len tokens of `base`, compressed. */
 bool fixture_add(fixture_t *b, fixture_seq_t *q, int32_t base, uint32_t len);
-/* Its next token, before len counts it; NULL: the device knows it. */
+/* Its next token, before len counts it; NULL: the device knows it.  With experts
+ * it is never the answer's: greedy answers of random weights soon are all alike. */
 const int32_t *fixture_token(const fixture_t *b, fixture_seq_t *q);
 
 /* The next step of the first n sequences.  False: the pool is full. */
