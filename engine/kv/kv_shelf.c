@@ -20,8 +20,8 @@
 
 /* Turns in which one that is to come may find no pages. */
 #define TRIES 16u
-/* To bring a token costs an eighth of computing it, at most: 16 bits over a link
- * of 50 GB/s, and a model of 8B, where it is a tenth. */
+/* As long as speeds are not known: to bring a token costs an eighth of computing
+ * it, at most.  16 bits over a link of 50 GB/s, and a model of 8B: a tenth. */
 #define WORTH 8u
 
 /* ---- open ---------------------------------------------------------------- */
@@ -253,7 +253,28 @@ ask(tr_kv_cache_t *kv, const void *owner, const tr_kv_policy_t *policy,
     g->id = id;
     g->chunk = tr_shelf_first(s->shelf, id);
     g->policy = *policy;
+    g->since = kv->reuse->now;
     return TR_KV_LOOK_ASKED;
+}
+
+/* Is it sooner here than so many tokens of it are computed? */
+static bool
+is_worth(tr_kv_cache_t *kv, const tr_store_item_t *item, uint32_t tokens)
+{
+    tr_kv_store_t *s = kv->store;
+    tr_kv_split_t p = { .tokens = tokens,
+                        .bytes = (double) item->n_pages * kv->plan.page_bytes,
+                        .each_token = tr_kv_speed_each(&s->computes),
+                        .each_byte = tr_kv_speed_each(&s->brings) };
+
+    if (p.each_token == 0 || p.each_byte == 0) {
+        return (uint64_t) tokens * WORTH >= item->n_tokens;
+    }
+    if (tr_kv_split(&p, NULL) == 0) {
+        return true;
+    }
+    tr_kv_speed_doubt(&s->brings);
+    return false;
 }
 
 bool
@@ -273,8 +294,7 @@ kv_shelf_look(tr_kv_cache_t *kv, const void *owner,
         return false;
     }
     tr_shelf_item(shelf, id, &item);
-    if (common < from + TR_STORE_BLOCK
-        || (uint64_t) (common - from) * WORTH < item.n_tokens) {
+    if (common < from + TR_STORE_BLOCK || !is_worth(kv, &item, common - from)) {
         return false;
     }
     /* where there is no room for it, there will be none for its prompt */
@@ -350,6 +370,8 @@ get_first(tr_kv_cache_t *kv)
     if (rc == TR_OK) {
         uint32_t id = g->id;
 
+        tr_kv_speed_saw(&s->brings, (double) item.n_pages * kv->plan.page_bytes,
+                        (double) (kv->reuse->now - g->since));
         forget_get(s, 0);
         kv_store_filled(kv, slot, &item);
         tr_shelf_drop(s->shelf, id, true);
@@ -395,6 +417,14 @@ kv_shelf_close(tr_kv_cache_t *kv)
     free(s->shelf_item.counts);
     s->shelf_item.tokens = NULL;
     s->shelf_item.counts = NULL;
+}
+
+void
+tr_kv_computed(tr_kv_cache_t *kv, uint64_t tokens, uint64_t us)
+{
+    if (kv->store != NULL) {
+        tr_kv_speed_saw(&kv->store->computes, (double) tokens, (double) us);
+    }
 }
 
 void

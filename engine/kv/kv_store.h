@@ -64,6 +64,10 @@ bool tr_kv_store_looks(const tr_kv_cache_t *kv, const void *owner);
 /* Is as much read from the shelf as can be at once? */
 bool tr_kv_store_full(const tr_kv_cache_t *kv);
 
+/* So many tokens of prompts were computed in so long a turn: what is sooner
+ * computed than brought from the shelf is not brought. */
+void tr_kv_computed(tr_kv_cache_t *kv, uint64_t tokens, uint64_t us);
+
 /* Copies a few pieces each way; returns whether it did anything. */
 bool tr_kv_store_turn(tr_kv_cache_t *kv);
 /* What was last used before goes from the shelf. */

@@ -12,6 +12,7 @@
 #define TR_KV_STORE_INTERNAL_H
 
 #include "engine/store/shelf.h"
+#include "kv_plan.h"
 #include "kv_internal.h"
 #include "kv_store.h"
 
@@ -65,6 +66,7 @@ typedef struct {
     uint32_t id;       /* held */
     uint32_t chunk;    /* its next */
     uint32_t tries;    /* to have pages */
+    uint64_t since;    /* when it was asked for, us */
     int32_t slot;      /* -1: none yet */
     bool begun;
     tr_kv_policy_t policy;
@@ -91,6 +93,8 @@ struct tr_kv_store {
     uint32_t shelf_id;
     uint32_t shelf_chunk;                 /* and its next */
     kv_shelf_get_t get[TR_KV_SHELF_GETS]; /* the oldest first */
+    tr_kv_speed_t computes;               /* a prompt's tokens */
+    tr_kv_speed_t brings;                 /* bytes from the shelf */
     uint32_t n_gets;
 };
 

@@ -423,6 +423,8 @@ tr_loop_turn(tr_loop_t *l)
     tr_loop_show_guard(l);
     tr_loop_show(l);
     l->last_step_us = tr_loop_now(); /* also of a turn without a batch */
+    tr_kv_computed(l->executor->kv, s->counts.prefilled - counts.prefilled,
+                   l->last_step_us - now);
     tr_loop_publish_snapshot(l);
     tr_loop_tell_front(l);
     return busy;
