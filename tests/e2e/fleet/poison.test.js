@@ -19,6 +19,10 @@ const FLEET = { engine: SLOW, engines: { second: SLOW }, pass: 'fleet',
 const body = (prompt, tokens, more) => ({ model: 'pocket', prompt,
   max_tokens: tokens, ignore_eos: true, ...more });
 
+// A sanitizer would take its time to report what is done on purpose here, while
+// the engine's other threads go on.
+if (process.env.ASAN_OPTIONS) process.env.ASAN_OPTIONS += ':handle_segv=0';
+
 async function running(stack) {
   const m = await stack.metrics();
   return ['0', '1'].map((replica) => m.samples
@@ -40,7 +44,7 @@ async function gets(stack, engines, before) {
 async function crash(engine) {
   engine.signal('SIGSEGV');
   const end = await engine.exited;
-  assert.ok(end.signal === 'SIGSEGV' || end.code !== 0); // with sanitizers
+  assert.equal(end.signal, 'SIGSEGV');
   engine.child = null;
 }
 
