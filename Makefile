@@ -44,6 +44,8 @@
 #:                  tokenizer and chat templates against the reference
 #: make fuzz        fuzz what reads hostile bytes (FUZZ_SECONDS=10, FUZZ=name)
 #: make bench       measure; bench-NAME for one, listed in mk/bench.mk
+#: make eval-formats
+#:                  right answers of models/pocket in every format of weights
 #:
 #: make lint        style and static analysis (make format repairs style)
 #: make hooks       have git check what is staged before each commit

@@ -53,7 +53,7 @@ test('compile_commands.json knows how every C file is compiled',
     const known = new Map(commands.map((c) =>
       [path.relative(ROOT, path.resolve(c.directory, c.file)), c.arguments]));
     const parts = ['engine/*.c', 'kernels/*.c', 'cli/*.c', 'tests/unit/*.c',
-      'tests/soft/*.c', 'tests/bench/bench_*.c', 'tests/fuzz/*.c',
+      'tests/soft/*.c', 'tests/bench/bench_*.c', 'tests/bench/gpu/*.c', 'tests/fuzz/*.c',
       'tests/e2e/*.c', ...(MODULE === 'static' ? [] : ['ngx_module/*.c'])];
     for (const part of parts) {
       // A part of another C file has no command of its own.
