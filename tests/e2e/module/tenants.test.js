@@ -49,7 +49,8 @@ test('requests: as many as the plan has, for each tenant, by all workers',
   }, { workers: 2 }));
 
 test('a budget comes back evenly, and openai waits as it is told', withPlans(
-  'tokenring_plan quick requests=120/m;', async (stack, ask) => {
+  'tokenring_plan quick requests=120/m; tokenring_plan slow requests=12/m;',
+  async (stack, ask) => {
     const all = await Promise.all(Array.from({ length: 130 }, () =>
       ask('quick-a')));
     const limited = all.filter((r) => r.status === 429);
@@ -61,13 +62,13 @@ test('a budget comes back evenly, and openai waits as it is told', withPlans(
 
     let tries = 0;
     const client = new OpenAI({ apiKey: 'x', baseURL: `${stack.url}/v1`,
-      maxRetries: 5, defaultHeaders: { 'X-Key': 'quick-a' },
+      maxRetries: 5, defaultHeaders: { 'X-Key': 'slow-a' },
       fetch: (...args) => { tries++; return fetch(...args); } });
-    // Nothing is left, nor will be for a while.
+    // Nothing is left, nor will be for seconds.
     await until(async () => {
-      const refused = await ask('quick-a');
+      const refused = await ask('slow-a');
       return refused.status === 429
-        && Number(refused.headers['retry-after-ms']) > 300;
+        && Number(refused.headers['retry-after-ms']) > 4000;
     }, 'a used up budget');
     const r = await client.completions.create(
       { model: 'pocket', prompt: 'x', max_tokens: 1 });
