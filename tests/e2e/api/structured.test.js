@@ -179,6 +179,29 @@ test('json_object is an object; the end comes even before min_tokens',
     assert.equal(answer.json().choices[0].finish_reason, 'stop');
   });
 
+test('biases and penalties choose among what fits; a stop string may cut it',
+  async () => {
+    const bias = Object.fromEntries(Array.from({ length: 300 },
+      (_, i) => [String(20 + i), 100])); // text that no such answer begins with
+    const cases = [{ logit_bias: bias },
+      { frequency_penalty: 2, presence_penalty: 2 },
+      { repetition_penalty: 2, temperature: 0 }];
+    for (const fields of cases) {
+      for (let seed = 0; seed < 4; seed++) {
+        const { message, finish_reason: reason } = (await chat({ temperature: 1,
+          seed, ...fields, response_format: format(schemas[0]) }))
+          .json().choices[0];
+        assert.equal(reason, 'stop', message.content);
+        assert.ok(checks[0](JSON.parse(message.content)), message.content);
+      }
+    }
+    const whole = { seed: 1, response_format: format(schemas[0]) };
+    const all = (await chat(whole)).json().choices[0].message.content;
+    const cut = (await chat({ ...whole, stop: [','] })).json().choices[0];
+    assert.equal(cut.finish_reason, 'stop');
+    assert.equal(cut.message.content, all.slice(0, all.indexOf(',')));
+  });
+
 test('what cannot be compiled is one request\'s 400', async () => {
   const answer = await chat({ response_format: format({ type: 'array',
     uniqueItems: true }) });
