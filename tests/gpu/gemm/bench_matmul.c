@@ -3,10 +3,11 @@
  * table: microseconds, bytes of weights and operations a second, for the
  * library's first suggestion and for the algorithm that was fastest.
  *
- *   bench_matmul LIBRARY [packed]
+ *   bench_matmul LIBRARY [packed|each]
  *
  * packed: packed weights alone, beside BF16: the products of a layer that follow
  * attention, of few rows as a chain and of many one by one, each form in turn.
+ * each: the same products, of few rows, each in a chain of its own.
  *
  * Weights are used in turn out of several copies, more than a cache holds, as
  * the layers of a model are.
@@ -451,16 +452,92 @@ bench_packed(void)
     }
 }
 
+/* ---- each product -------------------------------------------------------- */
+
+/* Microseconds of product i, that of all layers in chains of four. */
+static double
+each_measure(const packed_t *b, uint32_t f, uint32_t i, uint32_t rows)
+{
+    tr_cuda_small_gemm_t a[PACKED_PRODUCTS];
+    void *graph;
+    double us = 0;
+
+    must(cuda->graph_begin(&stream) == 0, "graph");
+    for (uint32_t l = 0; l < PACKED_LAYERS; l += PACKED_PRODUCTS) {
+        for (uint32_t j = 0; j < PACKED_PRODUCTS; j++) {
+            a[j] = (tr_cuda_small_gemm_t){ .mode = TR_CUDA_SMALL_GEMM_PLAIN,
+                                           .rows = rows,
+                                           .n = chain[i].n,
+                                           .k = chain[i].k,
+                                           .x = b->x,
+                                           .w = b->w[f][l + j][i],
+                                           .form = forms[f].form,
+                                           .y = b->y[0],
+                                           .ldx = chain[i].k,
+                                           .ldy = chain[i].n };
+        }
+        must(cuda->small_gemm(&stream, a, PACKED_PRODUCTS, b->meet) == 0,
+             "small_gemm");
+    }
+    must(cuda->graph_end(&stream, &graph) == 0, "graph");
+    for (int run = 0; run < 2; run++) {
+        must(cuda->event_record(&stream, b->from) == 0
+                 && cuda->graph_launch(&stream, graph) == 0
+                 && cuda->event_record(&stream, b->to) == 0
+                 && cuda->event_wait(b->to) == 0
+                 && cuda->event_time(b->from, b->to, &us) == 0,
+             "graph");
+    }
+    cuda->graph_close(graph);
+    return us / PACKED_LAYERS;
+}
+
+static void
+bench_each(void)
+{
+    static const uint32_t rows[] = { 1, 8 };
+    static packed_t b;
+    double us[FORMS][PACKED_ROUNDS];
+
+    packed_open(&b);
+    printf("\n## Products of few rows\n\n"
+           "| n x k | rows | weights | us | TB/s |\n|---|---|---|---|---|\n");
+    for (uint32_t i = 0; i < PACKED_PRODUCTS; i++) {
+        for (size_t j = 0; j < sizeof(rows) / sizeof(rows[0]); j++) {
+            for (uint32_t r = 0; r < PACKED_ROUNDS; r++) {
+                for (uint32_t f = 0; f < FORMS; f++) {
+                    us[f][r] = each_measure(&b, f, i, rows[j]);
+                }
+            }
+            for (uint32_t f = 0; f < FORMS; f++) {
+                size_t bytes = tr_weight_bytes(forms[f].form, chain[i].n,
+                                               chain[i].k);
+                double median;
+
+                qsort(us[f], PACKED_ROUNDS, sizeof(us[f][0]), by_size);
+                median = us[f][PACKED_ROUNDS / 2];
+                printf("| %u x %u | %u | %s | %.1f | %.2f |\n", chain[i].n,
+                       chain[i].k, rows[j], forms[f].name, median,
+                       (double) bytes / median * 1e-6);
+            }
+            fflush(stdout);
+        }
+    }
+}
+
 int
 main(int argc, char **argv)
 {
-    if (argc < 2 || argc > 3 || (argc == 3 && strcmp(argv[2], "packed") != 0)) {
-        fprintf(stderr, "usage: bench_matmul LIBRARY [packed]\n");
+    bool packed = argc == 3 && strcmp(argv[2], "packed") == 0;
+    bool each = argc == 3 && strcmp(argv[2], "each") == 0;
+
+    if (argc < 2 || argc > 3 || (argc == 3 && !packed && !each)) {
+        fprintf(stderr, "usage: bench_matmul LIBRARY [packed|each]\n");
         return 2;
     }
     load(argv[1]);
     if (argc == 3) {
-        bench_packed();
+        (packed ? bench_packed : bench_each)();
         return 0;
     }
     printf("\n## Matrix products, BF16\n\n| model | product | n x k | rows | "
