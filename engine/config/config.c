@@ -137,6 +137,10 @@ static const setting_t settings[] = {
       "backend cuda: bits of the rows that FP8 weights multiply in steps of "
       "more than 128 rows: 8 rounds them to FP8, which is faster and less "
       "exact; auto: 8 for checkpoints that were made for it" },
+    { "cuda_trial", KIND_BOOL, AT(cuda_trial), "no", 0, 0, NULL,
+      "backend cuda: take kernels for few rows that have not passed their "
+      "tests on a GPU yet: experts' launches in fewer pieces, and packed "
+      "weights multiplied by warps" },
     { "cuda_fused_products", KIND_BOOL, AT(cuda_fused_products), "yes", 0, 0,
       NULL,
       "backend cuda: run small-batch matrix products as one kernel where "

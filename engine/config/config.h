@@ -60,6 +60,7 @@ typedef struct {
     char weights_format[8];   /* auto | expand */
     char cpu_weights[8];      /* auto | int8 | int4 */
     char cuda_activations[8]; /* auto | 16 | 8 */
+    bool cuda_trial;          /* kernels without tests on a GPU may be used */
 
     uint32_t threads;           /* compute threads, 0: all cores */
     uint32_t tokenizer_threads; /* request parsers */

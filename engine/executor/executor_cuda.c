@@ -62,6 +62,7 @@ open_device(tr_executor_cuda_t *x, const tr_config_t *config, tr_error_t *err)
         || x->cuda->stream_open(&x->device, &x->stream) != 0) {
         return device_error(x, "opening the device", err);
     }
+    x->device.trial = config->cuda_trial;
     tr_log(TR_LEVEL_NOTICE,
            "gpu device=%u name=\"%s\" compute=%u.%u memory_mib=%" PRIu64
            " free_mib=%" PRIu64 " driver=%u.%u",

@@ -22,6 +22,8 @@ typedef struct {
     uint32_t pairs;  /* clusters of two blocks, each with a multiprocessor to
                       * itself, that run at once; 0: not known */
     bool dependent;  /* a kernel can begin before the one before it ends */
+    bool trial; /* kernels may run that have not passed their tests on a GPU
+                      * yet (cuda_trial); set by whoever opened the device */
     bool unfinished; /* benchmarks: leave out the end of decode attention */
 } tr_device_props_t;
 

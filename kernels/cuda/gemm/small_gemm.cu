@@ -144,9 +144,27 @@ static gemm_kernel_t *
 kernel_for(void)
 {
     if constexpr (has_its_own(KIND, N)) {
-        return small_gemm_kernel<N, KIND>;
+        return small_gemm_kernel<N, KIND, false>;
     } else {
-        return small_gemm_kernel<N, GEMM_ANY>;
+        return small_gemm_kernel<N, GEMM_ANY, false>;
+    }
+}
+
+/* By warps: of 8 columns alone. */
+static gemm_kernel_t *
+kernel_by_warps(gemm_kind_t kind)
+{
+    switch (kind) {
+    case GEMM_FP8_ROWS:
+        return small_gemm_kernel<8, GEMM_FP8_ROWS, true>;
+    case GEMM_INT4_32:
+        return small_gemm_kernel<8, GEMM_INT4_32, true>;
+    case GEMM_INT4_64:
+        return small_gemm_kernel<8, GEMM_INT4_64, true>;
+    case GEMM_INT4_128:
+        return small_gemm_kernel<8, GEMM_INT4_128, true>;
+    default:
+        return small_gemm_kernel<8, GEMM_ANY, true>;
     }
 }
 
@@ -167,8 +185,16 @@ kernel_of(gemm_kind_t kind)
     case GEMM_INT4_128:
         return kernel_for<N, GEMM_INT4_128>();
     default:
-        return small_gemm_kernel<N, GEMM_ANY>;
+        return small_gemm_kernel<N, GEMM_ANY, false>;
     }
+}
+
+static cudaError_t
+prepare_one(const tr_device_props_t *d, gemm_kernel_t *kernel)
+{
+    return cudaFuncSetAttribute(kernel,
+                                cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                (int) d->shared);
 }
 
 template <int N>
@@ -177,10 +203,13 @@ prepare(const tr_device_props_t *d)
 {
     cudaError_t e = cudaSuccess;
 
-    for (int kind = 0; kind <= GEMM_ANY && e == cudaSuccess; kind++) {
-        e = cudaFuncSetAttribute(kernel_of<N>((gemm_kind_t) kind),
-                                 cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 (int) d->shared);
+    for (int i = 0; i <= GEMM_ANY && e == cudaSuccess; i++) {
+        gemm_kind_t kind = (gemm_kind_t) i;
+
+        e = prepare_one(d, kernel_of<N>(kind));
+        if (e == cudaSuccess && N == 8 && kind != GEMM_IN_16_BITS) {
+            e = prepare_one(d, kernel_by_warps(kind));
+        }
     }
     return e;
 }
@@ -244,8 +273,8 @@ small_gemm_open(tr_device_props_t *d)
     attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
     if (prepare<8>(d) == cudaSuccess && prepare<16>(d) == cudaSuccess
         && prepare<32>(d) == cudaSuccess && prepare<64>(d) == cudaSuccess
-        && cudaOccupancyMaxActiveClusters(&n, small_gemm_kernel<64, GEMM_ANY>,
-                                          &config)
+        && cudaOccupancyMaxActiveClusters(
+               &n, small_gemm_kernel<64, GEMM_ANY, false>, &config)
                == cudaSuccess) {
         d->pairs = (uint32_t) n;
     }
@@ -301,6 +330,8 @@ template <int N>
 static int
 launch(const tr_cuda_stream_t *s, gemm_args_t *a)
 {
+    gemm_kind_t kind = kind_of_chain(a);
+    bool warps = N == 8 && s->device->trial && kind != GEMM_IN_16_BITS;
     gemm_maps_t maps = {};
 
     if (tensor_encode() == NULL || !smem_plan(s->device, N, a)) {
@@ -316,7 +347,8 @@ launch(const tr_cuda_stream_t *s, gemm_args_t *a)
     }
     return launch_clusters(s, true,
                            gemm_shared(a->ring, a->received + a->partial),
-                           GEMM_CLUSTER, kernel_of<N>(kind_of_chain(a)),
+                           GEMM_CLUSTER,
+                           warps ? kernel_by_warps(kind) : kernel_of<N>(kind),
                            dim3(s->device->pairs * GEMM_CLUSTER), GEMM_THREADS,
                            *a, maps);
 }

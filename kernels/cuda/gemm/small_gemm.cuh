@@ -20,7 +20,8 @@
  *
  * Weights may be packed (small_gemm_packed.cuh); chains of 16-bit weights alone
  * have a kernel of their own, which knows nothing of that, and so have chains
- * whose packed weights are all of one kind, where that is faster.
+ * whose packed weights are all of one kind, where that is faster.  WARPS: packed
+ * weights are multiplied by warps, not by warpgroups.
  */
 #ifndef TR_CUDA_SMALL_GEMM_CUH
 #define TR_CUDA_SMALL_GEMM_CUH
@@ -100,7 +101,7 @@ gemm_wait_input(const gemm_smem_t &s, uint32_t p)
 }
 
 /* A tile's sums. */
-template <int N, gemm_kind_t KIND>
+template <int N, gemm_kind_t KIND, bool WARPS>
 static __device__ __forceinline__ void
 gemm_sums(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
           uint32_t steps, gemm_pipeline_t &t, float (&c)[N / 2])
@@ -108,7 +109,7 @@ gemm_sums(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
     const gemm_phase_t &f = a.phase[p];
 
     if (KIND != GEMM_IN_16_BITS && f.p.form.format != TR_WEIGHT_16) {
-        gemm_multiply_packed<N, KIND>(a, s, p, steps, t, c);
+        gemm_multiply_packed<N, KIND, WARPS>(a, s, p, steps, t, c);
         if (f.tiling.teams > 1) {
             gemm_join_teams<N>(f.tiling, s, c);
         }
@@ -134,7 +135,7 @@ gemm_end_phase(const gemm_args_t &a, uint32_t threads)
 }
 
 /* By the warps of groups that have rows.  got: parity of that barrier. */
-template <int N, gemm_kind_t KIND>
+template <int N, gemm_kind_t KIND, bool WARPS>
 static __device__ __forceinline__ void
 gemm_product(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
              uint32_t &got)
@@ -165,7 +166,7 @@ gemm_product(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
         } else if (i == 0) {
             gemm_prefetch_squares<N>(f, 0, prefetched);
         }
-        gemm_sums<N, KIND>(a, s, p, part.steps, t, c);
+        gemm_sums<N, KIND, WARPS>(a, s, p, part.steps, t, c);
         if (KIND != GEMM_IN_16_BITS) {
 #pragma unroll
             for (int j = 0; j < N / 2; j++) {
@@ -198,7 +199,7 @@ gemm_product(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
 }
 
 /* By the warps of teams behind the first. */
-template <int N, gemm_kind_t KIND>
+template <int N, gemm_kind_t KIND, bool WARPS>
 static __device__ __forceinline__ void
 gemm_help(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p)
 {
@@ -207,11 +208,11 @@ gemm_help(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p)
     float c[N / 2];
 
     for (uint32_t i = 0; i < part.tiles; i++) {
-        gemm_sums<N, KIND>(a, s, p, part.steps, t, c);
+        gemm_sums<N, KIND, WARPS>(a, s, p, part.steps, t, c);
     }
 }
 
-template <int N, gemm_kind_t KIND>
+template <int N, gemm_kind_t KIND, bool WARPS>
 static __global__ void __launch_bounds__(GEMM_THREADS)
     small_gemm_kernel(const __grid_constant__ gemm_args_t args,
                       const __grid_constant__ gemm_maps_t maps)
@@ -241,11 +242,11 @@ static __global__ void __launch_bounds__(GEMM_THREADS)
         const gemm_tiling_t &h = a.phase[p].tiling;
 
         if (warp / 4 < gemm_groups(h)) {
-            gemm_product<N, KIND>(a, s, p, got);
+            gemm_product<N, KIND, WARPS>(a, s, p, got);
             continue;
         }
         if (KIND != GEMM_IN_16_BITS && warp / 4 < gemm_groups(h) * h.teams) {
-            gemm_help<N, KIND>(a, s, p);
+            gemm_help<N, KIND, WARPS>(a, s, p);
         }
         if (h.split > 1 && gemm_block_tiles(h).tiles > 0) {
             got ^= 1;

@@ -253,6 +253,142 @@ gemm_multiply_groups(const gemm_smem_t &s, uint32_t p, const gemm_strip_t &o,
     }
 }
 
+/* ---- by warps ------------------------------------------------------------- */
+
+/* Two steps of x as operands b: of 8 rows each. */
+template <int N>
+static __device__ __forceinline__ void
+gemm_warp_x(uint32_t (&b)[N / 8][4], uint32_t x, uint32_t half)
+{
+    uint32_t lane = threadIdx.x % 32, row = lane % 8;
+    uint32_t at = x + row * 128 + ((half * 4 + lane / 8) ^ row) * 16;
+
+#pragma unroll
+    for (int j = 0; j < N / 8; j++) {
+        load_matrices<false>(b[j], at + j * 1024);
+    }
+}
+
+/* Two steps of w as operands a, of FP8 or INT4. */
+template <bool FP8>
+static __device__ __forceinline__ void
+gemm_warp_w(uint32_t (&a)[2][4], uint32_t codes, uint32_t half,
+            const uint32_t (&zero)[2])
+{
+    if (FP8) {
+        uint4 w = shared_load16(codes + half * 512);
+
+        packed_fp8(a[0], w.x, w.y);
+        packed_fp8(a[1], w.z, w.w);
+    } else {
+        uint2 w = shared_load8(codes + half * 8);
+
+        packed_int4(a[0], w.x, zero);
+        packed_int4(a[1], w.y, zero);
+    }
+}
+
+/* c += the slot's part of the sums, two steps at a time; groups of GROUP columns,
+ * 0: none. */
+template <int N, int DEPTH, bool FP8, int GROUP>
+static __device__ __forceinline__ void
+gemm_warp_slot(const gemm_strip_t &o, uint32_t at, float (&c)[N / 2])
+{
+    const int OF = GROUP == 0 ? 2 * DEPTH : GROUP / 32; /* halves of a piece */
+    float part[2][N / 8][4], scale[2] = { 1, 1 };
+    uint32_t zero[2];
+
+#pragma unroll
+    for (int h = 0; h < 2 * DEPTH; h++) {
+        uint32_t b[N / 8][4], a[2][4];
+
+        if (GROUP != 0 && h % OF == 0) {
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                uint32_t v = shared_load4(o.scales + at + h / OF * o.row
+                                          + 32 * r);
+
+                zero[r] = packed_int4_zero(v);
+                scale[r] = FP8 ? __uint_as_float(v) : packed_int4_scale(v);
+            }
+        }
+        if (h % OF == 0) {
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                part[i / (N / 2)][i % (N / 2) / 4][i % 4] = 0;
+            }
+        }
+        gemm_warp_x<N>(b, o.x + at + h / 2 * (N * 128), h % 2);
+        gemm_warp_w<FP8>(a, o.codes + at + h / 2 * o.piece, h % 2, zero);
+#pragma unroll
+        for (int j = 0; j < N / 8; j++) {
+            mma_bf16(part[0][j], a[0], b[j][0], b[j][1]);
+            mma_bf16(part[1][j], a[1], b[j][2], b[j][3]);
+        }
+        if ((h + 1) % OF == 0) {
+#pragma unroll
+            for (int i = 0; i < N / 2; i++) {
+                c[i] += (part[0][i / 4][i % 4] + part[1][i / 4][i % 4])
+                        * scale[i / 2 % 2];
+            }
+        }
+    }
+}
+
+/* Products of a warp in place of a warpgroup's: each of four warps goes on as soon
+ * as it has what it needs, and nothing waits for products that are on their way. */
+template <int N, int DEPTH, bool FP8, int GROUP>
+static __device__ __forceinline__ void
+gemm_multiply_by_warps(const gemm_smem_t &s, uint32_t p, const gemm_strip_t &o,
+                       uint32_t bytes, uint32_t slots, uint32_t steps,
+                       gemm_pipeline_t &t, float (&c)[N / 2])
+{
+#pragma unroll 1
+    for (uint32_t i = 0; i < steps; i++) {
+        gemm_wait_slot(s, p, t);
+        gemm_warp_slot<N, DEPTH, FP8, GROUP>(o, t.slot * bytes, c);
+        __syncwarp(); /* all of it has been read */
+        gemm_leave_slot(s, p, t.slot);
+        gemm_next_slot(t, slots, o.teams);
+    }
+}
+
+/* Whatever kind weights are of, by warps. */
+template <int N>
+static __device__ __forceinline__ void
+gemm_multiply_any_by_warps(const gemm_smem_t &s, uint32_t p,
+                           const gemm_strip_t &o, const gemm_tiling_t &h,
+                           tr_weight_form_t form, uint32_t bytes,
+                           uint32_t steps, gemm_pipeline_t &t,
+                           float (&c)[N / 2])
+{
+#define GEMM_BY_WARPS(depth, fp8, group)                                  \
+    gemm_multiply_by_warps<N, depth, fp8, group>(s, p, o, bytes, h.slots, \
+                                                 steps, t, c)
+    if (form.format == TR_WEIGHT_FP8) {
+        if (form.group != 0) {
+            GEMM_BY_WARPS(2, true, 128);
+        } else if (h.depth == 2) {
+            GEMM_BY_WARPS(2, true, 0);
+        } else {
+            GEMM_BY_WARPS(1, true, 0);
+        }
+    } else if (form.group == 128) {
+        GEMM_BY_WARPS(2, false, 128);
+    } else if (form.group == 64 && h.depth == 2) {
+        GEMM_BY_WARPS(2, false, 64);
+    } else if (form.group == 64) {
+        GEMM_BY_WARPS(1, false, 64);
+    } else if (h.depth == 2) {
+        GEMM_BY_WARPS(2, false, 32);
+    } else {
+        GEMM_BY_WARPS(1, false, 32);
+    }
+#undef GEMM_BY_WARPS
+}
+
+/* ---- by warpgroups, or warps ----------------------------------------------- */
+
 /* Who shares a tile with whom.  Where a tile has rows for one or two groups of
  * warps alone, the others are teams of their own, which take its slots in turn:
  * what happens to a slot takes longer than its bytes. */
@@ -293,7 +429,7 @@ gemm_multiply_any(const gemm_smem_t &s, uint32_t p, const gemm_strip_t &o,
 }
 
 /* The team's part of the sums, as gemm_multiply of small_gemm.cuh. */
-template <int N, gemm_kind_t KIND>
+template <int N, gemm_kind_t KIND, bool WARPS>
 static __device__ __forceinline__ void
 gemm_multiply_packed(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
                      uint32_t steps, gemm_pipeline_t &t, float (&c)[N / 2])
@@ -319,7 +455,17 @@ gemm_multiply_packed(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
     for (int i = 0; i < N / 2; i++) {
         c[i] = 0;
     }
-    if constexpr (KIND == GEMM_FP8_ROWS) {
+    if constexpr (WARPS && KIND != GEMM_ANY) {
+        gemm_multiply_by_warps<N, 2, KIND == GEMM_FP8_ROWS,
+                               KIND == GEMM_FP8_ROWS  ? 0
+                               : KIND == GEMM_INT4_32 ? 32
+                               : KIND == GEMM_INT4_64 ? 64
+                                                      : 128>(s, p, o, bytes,
+                                                             slots, steps, t,
+                                                             c);
+    } else if constexpr (WARPS) {
+        gemm_multiply_any_by_warps<N>(s, p, o, h, form, bytes, steps, t, c);
+    } else if constexpr (KIND == GEMM_FP8_ROWS) {
         gemm_multiply_rows<N, 2>(s, p, o, bytes, slots, steps, t, c);
     } else if constexpr (KIND == GEMM_INT4_32) {
         gemm_multiply_groups<N, 2, 32>(s, p, o, bytes, slots, steps, t, c);

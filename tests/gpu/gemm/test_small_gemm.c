@@ -331,6 +331,7 @@ check_one(void)
     case_t c;
     bool ok;
 
+    side.device.trial = random_below(2);
     case_open(&c);
     case_point(&c, array_there);
     side_launch(&side,
