@@ -286,7 +286,7 @@ int tr_cuda_unpack(const tr_cuda_stream_t *s, const tr_cuda_unpack_t *a);
 /* ---- the table ----------------------------------------------------------- */
 
 /* Changes with the order or the signature of any entry. */
-#define TR_DEVICE_VERSION 21u
+#define TR_DEVICE_VERSION 22u
 
 /* All entries, in the order of the table. */
 /* clang-format off */
@@ -304,7 +304,7 @@ int tr_cuda_unpack(const tr_cuda_stream_t *s, const tr_cuda_unpack_t *a);
     F(embed) F(rope_angles) F(norm) F(row_norm) F(act_mul) F(scale_cap)    \
     F(pool) F(fill_random)                                                 \
     F(convert) F(select) F(sample) F(sample_work)                          \
-    F(route) F(order) F(experts) F(sum_experts)                            \
+    F(choose) F(route) F(order) F(experts) F(sum_experts)                  \
     F(decode_work) F(decode_plan) F(decode) F(decode_score)                \
     F(attention_work) F(attention)                                         \
     F(prompt_work) F(prompt) F(prompt_behind)                              \

@@ -19,6 +19,7 @@
         return soft_launch(s, #name, name, a, sizeof(*a));                     \
     }
 
+EXPERTS_LAUNCH(choose)
 EXPERTS_LAUNCH(route)
 EXPERTS_LAUNCH(order)
 EXPERTS_LAUNCH(experts)

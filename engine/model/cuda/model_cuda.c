@@ -173,6 +173,7 @@ layout_experts(tr_model_cuda_t *m, uint8_t *base, size_t *at)
     TAKE(experts.weight, places * 4);
     TAKE(experts.first, (c->route.experts + (size_t) 1) * 4);
     TAKE(experts.row, places * 4);
+    TAKE(experts.meet, sizeof(uint32_t));
     TAKE(experts.gate_up, places * m->experts.ld_gate_up * 2);
     TAKE(experts.mlp, places * m->experts.ld_mlp * 2);
     TAKE(experts.output, places * m->ld_hidden * 2);

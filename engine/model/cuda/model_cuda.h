@@ -64,6 +64,7 @@ typedef struct {
     float *weight;                /* the same */
     uint32_t *first;              /* [experts + 1] */
     uint32_t *row;                /* [places] */
+    uint32_t *meet;               /* of tr_cuda_choose */
     void *gate_up, *mlp, *output; /* [places] of T */
     void *shared;                 /* [rows] of T */
 } tr_cuda_experts_work_t;
@@ -438,7 +439,12 @@ void tr_model_cuda_dummy_codes(void *packing, uint32_t first, uint32_t end,
 void tr_model_cuda_dummy_scales(const tr_cuda_packing_t *p, uint32_t group,
                                 uint8_t *line);
 
-/* model_cuda_experts.c: what a layer's experts make of normed, into delta. */
+/* Before a layer's MLP: hidden += what attention gave, normed is made. */
+tr_cuda_norm_t tr_model_cuda_norm_mlp(tr_model_cuda_t *m, uint32_t layer,
+                                      uint32_t rows);
+
+/* model_cuda_experts.c: that norm, and what a layer's experts make of normed, into
+ * delta. */
 bool tr_model_cuda_experts(tr_model_cuda_t *m, uint32_t layer, uint32_t rows);
 
 /* model_cuda_weights.c: takes the memory of the weights and fills it. */

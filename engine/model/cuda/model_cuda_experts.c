@@ -1,10 +1,11 @@
 /*
  * model_cuda.h: layers with experts (kernels/cuda/device.h).
  *
- *   product of the router; who goes to whom; rows in the order of experts;
- *   products gate and up of each expert's rows, activation, product down; the
- *   weighted sum, which becomes the layer's delta.  Where a model has an expert
- *   that all rows go to, its products come first.
+ *   norm, product of the router, who goes to whom, rows in the order of experts:
+ *   one launch with few rows; products gate and up of each expert's rows, with few
+ *   rows with the activation, product down; the weighted sum, which becomes the
+ *   layer's delta.  Where a model has an expert that all rows go to, its products
+ *   come behind the first of these.
  *
  * Every launch depends on the number of rows alone, so that a step with experts
  * is a graph as others are.
@@ -30,35 +31,52 @@ product_of(const tr_model_cuda_t *m, uint32_t layer, tr_part_t part,
                                 .form = m->layers[layer].form[part] };
 }
 
-/* Whom rows go to, and their places. */
-static bool
-choose(tr_model_cuda_t *m, uint32_t layer, uint32_t rows)
+/* Whom rows go to, and their places, from the norm in front of it all. */
+static tr_cuda_choose_t
+choice_of(tr_model_cuda_t *m, uint32_t layer, uint32_t rows)
 {
     const tr_moe_t *moe = &m->config.recipe.moe;
     const tr_cuda_experts_work_t *t = &m->experts;
     void *const *w = m->layers[layer].part;
-    const tr_cuda_route_t route = { .route = moe->route,
-                                    .rows = rows,
-                                    .logits = t->logits,
-                                    .ld = t->ld_logits,
-                                    .logit_bias = w[TR_PART_ROUTER_BIAS],
-                                    .choice_bias = w[TR_PART_CHOICE_BIAS],
-                                    .expert = t->expert,
-                                    .weight = t->weight };
-    const tr_cuda_order_t order = { .rows = rows,
-                                    .top_k = moe->route.top_k,
-                                    .experts = moe->route.experts,
-                                    .expert = t->expert,
-                                    .first = t->first,
-                                    .place = t->place,
-                                    .row = t->row };
 
-    return tr_model_cuda_multiply(m, m->stream, TR_PART_ROUTER, layer,
-                                  m->normed, m->ld_hidden, rows, t->logits,
-                                  t->ld_logits)
-           && tr_model_cuda_launched(m, m->cuda->route(m->stream, &route),
+    return (tr_cuda_choose_t){ .norm = tr_model_cuda_norm_mlp(m, layer, rows),
+                               .w = w[TR_PART_ROUTER],
+                               .logits = t->logits,
+                               .route = { .route = moe->route,
+                                          .rows = rows,
+                                          .logits = t->logits,
+                                          .ld = t->ld_logits,
+                                          .logit_bias = w[TR_PART_ROUTER_BIAS],
+                                          .choice_bias = w[TR_PART_CHOICE_BIAS],
+                                          .expert = t->expert,
+                                          .weight = t->weight },
+                               .order = { .rows = rows,
+                                          .top_k = moe->route.top_k,
+                                          .experts = moe->route.experts,
+                                          .expert = t->expert,
+                                          .first = t->first,
+                                          .place = t->place,
+                                          .row = t->row },
+                               .meet = t->meet };
+}
+
+static bool
+choose(tr_model_cuda_t *m, uint32_t layer, uint32_t rows)
+{
+    const tr_cuda_choose_t c = choice_of(m, layer, rows);
+
+    if (m->stream->device->trial && tr_cuda_choose_fits(rows, c.norm.n)
+        && c.norm.post_weight == NULL && c.norm.scale == 1) {
+        return tr_model_cuda_launched(m, m->cuda->choose(m->stream, &c),
+                                      "choose");
+    }
+    return tr_model_cuda_launched(m, m->cuda->norm(m->stream, &c.norm), "norm")
+           && tr_model_cuda_multiply(m, m->stream, TR_PART_ROUTER, layer,
+                                     m->normed, m->ld_hidden, rows, c.logits,
+                                     c.route.ld)
+           && tr_model_cuda_launched(m, m->cuda->route(m->stream, &c.route),
                                      "route")
-           && tr_model_cuda_launched(m, m->cuda->order(m->stream, &order),
+           && tr_model_cuda_launched(m, m->cuda->order(m->stream, &c.order),
                                      "order");
 }
 
@@ -74,6 +92,15 @@ act_mul(tr_model_cuda_t *m, uint32_t layer, const void *x, size_t ldx,
                                   "act_mul");
 }
 
+/* Is the activation done with the products before it? */
+static bool
+gates(const tr_model_cuda_t *m, const tr_cuda_experts_t *up)
+{
+    return tr_cuda_experts_few(m->stream->device, up->places, up->experts,
+                               up->n / 2)
+           && (up->form.format == TR_WEIGHT_16 || up->n % 32 == 0);
+}
+
 /* The experts' results, in their order. */
 static bool
 multiply(tr_model_cuda_t *m, uint32_t layer, uint32_t places)
@@ -87,16 +114,19 @@ multiply(tr_model_cuda_t *m, uint32_t layer, uint32_t places)
     up.row = t->row;
     up.x = m->normed;
     up.ldx = m->ld_hidden;
-    up.y = t->gate_up;
-    up.ldy = t->ld_gate_up;
+    up.gated = gates(m, &up);
+    up.act = (tr_act_t) m->config.recipe.layer[layer].act;
+    up.y = up.gated ? t->mlp : t->gate_up;
+    up.ldy = up.gated ? t->ld_mlp : t->ld_gate_up;
     down.x = t->mlp;
     down.ldx = t->ld_mlp;
     down.y = t->output;
     down.ldy = m->ld_hidden;
     return tr_model_cuda_launched(m, m->cuda->experts(m->stream, &up),
                                   "experts")
-           && act_mul(m, layer, t->gate_up, t->ld_gate_up, places,
-                      m->config.recipe.moe.width, t->mlp, t->ld_mlp)
+           && (up.gated
+               || act_mul(m, layer, t->gate_up, t->ld_gate_up, places,
+                          m->config.recipe.moe.width, t->mlp, t->ld_mlp))
            && tr_model_cuda_launched(m, m->cuda->experts(m->stream, &down),
                                      "experts");
 }
@@ -134,8 +164,8 @@ tr_model_cuda_experts(tr_model_cuda_t *m, uint32_t layer, uint32_t rows)
                                         .ldo = m->ld_hidden,
                                         .type = m->type };
 
-    return (!shared || multiply_shared(m, layer, rows))
-           && choose(m, layer, rows)
+    return choose(m, layer, rows)
+           && (!shared || multiply_shared(m, layer, rows))
            && multiply(m, layer, rows * r->moe.route.top_k)
            && tr_model_cuda_launched(m, m->cuda->sum_experts(m->stream, &sum),
                                      "sum_experts");

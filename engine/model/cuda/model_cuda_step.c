@@ -183,9 +183,8 @@ norm_attention(tr_model_cuda_t *m, const tr_cuda_stream_t *stream,
     return launched(m, m->cuda->norm(stream, &a), "norm");
 }
 
-/* Before its MLP: hidden += what attention gave. */
-static bool
-norm_mlp(tr_model_cuda_t *m, uint32_t layer, uint32_t rows)
+tr_cuda_norm_t
+tr_model_cuda_norm_mlp(tr_model_cuda_t *m, uint32_t layer, uint32_t rows)
 {
     void *const *w = m->layers[layer].part;
     tr_cuda_norm_t a = tr_model_cuda_norm(m, rows, m->delta,
@@ -193,7 +192,7 @@ norm_mlp(tr_model_cuda_t *m, uint32_t layer, uint32_t rows)
 
     a.bias = w[TR_PART_O_BIAS];
     a.post_weight = w[TR_PART_POST_ATTN_NORM];
-    return launched(m, m->cuda->norm(m->stream, &a), "norm");
+    return a;
 }
 
 /* ---- beside the stream --------------------------------------------------- */
@@ -274,7 +273,10 @@ gate(tr_model_cuda_t *m, uint32_t layer, uint32_t n)
 static bool
 dense_mlp(tr_model_cuda_t *m, uint32_t layer, uint32_t n)
 {
-    return gate(m, layer, n)
+    tr_cuda_norm_t norm = tr_model_cuda_norm_mlp(m, layer, n);
+
+    return launched(m, m->cuda->norm(m->stream, &norm), "norm")
+           && gate(m, layer, n)
            && tr_model_cuda_multiply(m, m->stream, TR_PART_DOWN, layer, m->mlp,
                                      m->ld_mlp, n, m->delta, m->ld_hidden);
 }
@@ -287,7 +289,6 @@ after_attention(tr_model_cuda_t *m, uint32_t layer, uint32_t n)
     }
     return tr_model_cuda_multiply(m, m->stream, TR_PART_O, layer, m->attn,
                                   m->ld_attn, n, m->delta, m->ld_hidden)
-           && norm_mlp(m, layer, n)
            && (m->config.recipe.layer[layer].experts
                    ? tr_model_cuda_experts(m, layer, n)
                    : dense_mlp(m, layer, n));

@@ -12,6 +12,7 @@
 #include "kernels/cuda/block.cuh"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/lanes_hadamard.cuh"
+#include "kernels/cuda/layers/act.cuh"
 
 TR_HD uint32_t
 eights(uint32_t n)
@@ -588,26 +589,6 @@ act_wide(const act_args_t *a)
 {
     return is_wide(a->x) && is_wide(a->ldx, 2) && is_wide(a->out)
            && is_wide(a->ldo, 2) && is_wide(a->n, 2);
-}
-
-/* act(gate) * up.  What __expf and __fdividef are off by is far below 16
- * bits. */
-template <tr_act_t ACT>
-TR_DEVICE float
-act_of(float gate, float up)
-{
-    if (ACT == TR_ACT_GELU_TANH) {
-        float u = 0.7978845608f * (gate + 0.044715f * gate * gate * gate);
-
-        /* x / 2 (1 + tanh(u)) is x / (1 + e^-2u) */
-        return __fdividef(gate, 1.0f + __expf(-2 * u)) * up;
-    }
-    if (ACT == TR_ACT_OAI) {
-        float g = fminf(gate, 7), u = fminf(fmaxf(up, -7), 7);
-
-        return (u + 1) * __fdividef(g, 1.0f + __expf(-1.702f * g));
-    }
-    return __fdividef(gate, 1.0f + __expf(-gate)) * up;
 }
 
 template <tr_act_t ACT>

@@ -9,6 +9,8 @@
  */
 #include "experts_reference.h"
 
+#include "model_reference.h"
+
 #include <stdlib.h>
 
 #include "kernels/cpu/cpu.h"
@@ -61,6 +63,30 @@ tr_ref_order(const tr_cuda_order_t *a)
     return TR_KERNEL_OK;
 }
 
+int
+tr_ref_choose(const tr_cuda_choose_t *a)
+{
+    const tr_cuda_norm_t *n = &a->norm;
+    tr_cuda_route_t route = a->route;
+    int rc = tr_cuda_choose_fits(n->rows, n->n) ? tr_ref_norm(n)
+                                                : TR_KERNEL_BADARG;
+
+    for (uint32_t r = 0; r < n->rows && rc == TR_KERNEL_OK; r++) {
+        for (uint32_t e = 0; e < a->route.route.experts; e++) {
+            float sum = 0;
+
+            for (uint32_t i = 0; i < n->n; i++) {
+                sum += tr_float_load(n->out, r * n->ldo + i, n->type)
+                       * tr_float_load(a->w, (size_t) e * n->n + i, n->type);
+            }
+            a->logits[r * a->route.ld + e] = sum;
+        }
+    }
+    route.logits = a->logits;
+    rc = rc == TR_KERNEL_OK ? tr_ref_route(&route) : rc;
+    return rc == TR_KERNEL_OK ? tr_ref_order(&a->order) : rc;
+}
+
 /* Row i of an expert's weights; of packed ones as they are in 16 bits. */
 static void
 load_weights(const tr_cuda_experts_t *a, uint32_t expert, uint32_t i, float *to)
@@ -80,40 +106,46 @@ load_weights(const tr_cuda_experts_t *a, uint32_t expert, uint32_t i, float *to)
     }
 }
 
-static bool
-experts_valid(const tr_cuda_experts_t *a)
+/* A place by row i of its expert. */
+static float
+expert_sum(const tr_cuda_experts_t *a, uint32_t e, uint32_t i, uint32_t p,
+           const float *w)
 {
-    return a->experts != 0 && a->experts <= TR_EXPERTS_MAX && a->k != 0
-           && a->k % 8 == 0 && a->n != 0 && a->ldx >= a->k && a->ldx % 8 == 0
-           && a->ldy >= a->n && tr_dtype_is_short(a->type)
-           && (a->form.format == TR_WEIGHT_16
-               || (tr_weight_valid_experts(a->form, a->experts, a->n, a->k)
-                   && a->type == TR_BF16));
+    size_t row = (a->row == NULL ? p : a->row[p]) * a->ldx;
+    float sum = 0;
+
+    for (uint32_t j = 0; j < a->k; j++) {
+        sum += tr_float_load(a->x, row + j, a->type) * w[j];
+    }
+    return sum + (a->bias == NULL ? 0 : a->bias[(size_t) e * a->n + i]);
 }
 
 int
 tr_ref_experts(const tr_cuda_experts_t *a)
 {
+    uint32_t n = a->gated ? a->n / 2 : a->n;
     float *w;
 
-    if (!experts_valid(a)) {
+    if (!tr_cuda_experts_shape(a)) {
         return TR_KERNEL_BADARG;
     }
-    w = malloc(a->k * sizeof(*w));
+    w = malloc(2ul * a->k * sizeof(*w));
     if (w == NULL) {
         return TR_CUDA_FAILED;
     }
     for (uint32_t e = 0; e < a->experts && a->places != 0; e++) {
-        for (uint32_t i = 0; i < a->n && a->first[e] < a->first[e + 1]; i++) {
+        for (uint32_t i = 0; i < n && a->first[e] < a->first[e + 1]; i++) {
             load_weights(a, e, i, w);
+            if (a->gated) {
+                load_weights(a, e, n + i, w + a->k);
+            }
             for (uint32_t p = a->first[e]; p < a->first[e + 1]; p++) {
-                size_t row = (a->row == NULL ? p : a->row[p]) * a->ldx;
-                float sum = 0;
+                float sum = expert_sum(a, e, i, p, w);
 
-                for (uint32_t j = 0; j < a->k; j++) {
-                    sum += tr_float_load(a->x, row + j, a->type) * w[j];
+                if (a->gated) {
+                    sum = tr_ref_act(a->act, sum,
+                                     expert_sum(a, e, n + i, p, w + a->k));
                 }
-                sum += a->bias == NULL ? 0 : a->bias[(size_t) e * a->n + i];
                 tr_float_store(a->y, p * a->ldy + i, a->type, sum);
             }
         }

@@ -11,6 +11,7 @@
 extern "C" {
 #endif
 
+int tr_ref_choose(const tr_cuda_choose_t *a);
 int tr_ref_route(const tr_cuda_route_t *a);
 int tr_ref_order(const tr_cuda_order_t *a);
 int tr_ref_experts(const tr_cuda_experts_t *a);

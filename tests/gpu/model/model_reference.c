@@ -294,8 +294,8 @@ tr_ref_row_norm(const tr_cuda_qkv_t *a)
 }
 
 /* act(gate) * up, as act.h has it. */
-static float
-act_of(tr_act_t act, float gate, float up)
+float
+tr_ref_act(tr_act_t act, float gate, float up)
 {
     float x = gate;
 
@@ -324,7 +324,7 @@ tr_ref_act_mul(tr_act_t act, const void *x, size_t ldx, uint32_t rows,
             float gate = tr_float_load(x, r * ldx + i, type);
             float up = tr_float_load(x, r * ldx + n + i, type);
 
-            tr_float_store(out, r * ldo + i, type, act_of(act, gate, up));
+            tr_float_store(out, r * ldo + i, type, tr_ref_act(act, gate, up));
         }
     }
     return TR_KERNEL_OK;
@@ -388,7 +388,7 @@ tr_ref_small_gemm_sums(const tr_cuda_small_gemm_t *a, const float *sums,
             float x = sums[i] * scale;
 
             if (gated) {
-                x = act_of(a->act, x, sums[n + i] * scale);
+                x = tr_ref_act(a->act, x, sums[n + i] * scale);
             }
             tr_float_store(a->y, r * a->ldy + i, TR_BF16, x);
         }
@@ -545,7 +545,7 @@ tr_ref_fp8_gemm(const tr_cuda_fp8_gemm_t *a)
             float x = fp8_sum(a, r, w);
 
             if (a->gated) {
-                x = act_of(a->act, x, fp8_sum(a, r, w + a->k));
+                x = tr_ref_act(a->act, x, fp8_sum(a, r, w + a->k));
             }
             tr_float_store(a->y, r * a->ldy + i, TR_BF16, x);
         }

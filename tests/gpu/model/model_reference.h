@@ -22,6 +22,7 @@ int tr_ref_norm(const tr_cuda_norm_t *a);
 int tr_ref_pool(const tr_cuda_pool_t *a);
 int tr_ref_qkv(const tr_cuda_qkv_t *a);
 int tr_ref_row_norm(const tr_cuda_qkv_t *a);
+float tr_ref_act(tr_act_t act, float gate, float up);
 int tr_ref_act_mul(tr_act_t act, const void *x, size_t ldx, uint32_t rows,
                    uint32_t n, tr_dtype_t type, void *out, size_t ldo);
 int tr_ref_scale_cap(float *x, size_t ldx, uint32_t rows, uint32_t n,

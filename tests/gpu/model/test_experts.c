@@ -138,13 +138,149 @@ check_route(void)
     return ok;
 }
 
+/* ---- all up to the products ----------------------------------------------- */
+
+typedef struct {
+    uint32_t rows, n;
+    tr_dtype_t type;
+    tr_route_t route;
+    size_t ld, ldo;
+    bool adds;
+    array_t hidden, delta, bias, weight, out, w, logits, expert, chosen, first;
+    array_t place, row, meet;
+} choice_t;
+
+static tr_cuda_choose_t
+choice_args(const choice_t *c, void *(*of)(const array_t *) )
+{
+    tr_cuda_choose_t a = { .norm = { .rows = c->rows,
+                                     .n = c->n,
+                                     .hidden = of(&c->hidden),
+                                     .ldh = c->ld,
+                                     .delta = c->adds ? of(&c->delta) : NULL,
+                                     .ldd = c->ld,
+                                     .bias = c->adds ? of(&c->bias) : NULL,
+                                     .scale = 1,
+                                     .weight = of(&c->weight),
+                                     .eps = 1e-5f,
+                                     .out = of(&c->out),
+                                     .ldo = c->ldo,
+                                     .type = c->type },
+                           .w = of(&c->w),
+                           .logits = of(&c->logits),
+                           .route = { .route = c->route,
+                                      .rows = c->rows,
+                                      .ld = c->route.experts,
+                                      .expert = of(&c->expert),
+                                      .weight = of(&c->chosen) },
+                           .order = { c->rows, c->route.top_k, c->route.experts,
+                                      of(&c->expert), of(&c->first),
+                                      of(&c->place), of(&c->row) },
+                           .meet = of(&c->meet) };
+
+    return a;
+}
+
+static void
+choice_open(choice_t *c)
+{
+    uint32_t places;
+
+    c->rows = 1 + random_below(TR_CUDA_CHOOSE_ROWS);
+    c->n = 8 * (1 + random_below(random_below(2) ? 40 : 360));
+    c->type = random_below(2) ? TR_F16 : TR_BF16;
+    c->route = any_route();
+    c->ld = c->n + 8 * random_below(3);
+    c->ldo = c->n + 8 * random_below(3);
+    c->adds = random_below(3) != 0;
+    places = c->rows * c->route.top_k;
+    c->hidden = numbers(c->rows * c->ld, TR_F32, 1);
+    c->delta = numbers(c->rows * c->ld, c->type, 1);
+    c->bias = numbers(c->n, TR_F32, 1);
+    c->weight = numbers(c->n, TR_F32, 1);
+    c->out = array_new(c->rows * c->ldo, 2, false);
+    c->w = numbers((size_t) c->route.experts * c->n, c->type, 2 / sqrt(c->n));
+    c->logits = array_new((size_t) c->rows * c->route.experts, 4, false);
+    c->expert = array_new(places, 4, false);
+    c->chosen = array_new(places, 4, false);
+    c->first = array_new(c->route.experts + 1, 4, false);
+    c->place = array_new(places, 4, false);
+    c->row = array_new(places, 4, false);
+    c->meet = array_new(1, 4, false);
+    memset(array_host(&c->meet), 0, 4);
+    array_send(&c->meet);
+}
+
+static void
+choice_close(choice_t *c)
+{
+    array_t *all[] = { &c->hidden, &c->delta, &c->bias,   &c->weight,
+                       &c->out,    &c->w,     &c->logits, &c->expert,
+                       &c->chosen, &c->first, &c->place,  &c->row,
+                       &c->meet };
+
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+        array_free(all[i]);
+    }
+}
+
+/* What was chosen follows from the device's own logits: of two that are nearly
+ * equal others may be the larger on the host. */
+static bool
+choice_follows(choice_t *c)
+{
+    tr_cuda_choose_t a = choice_args(c, array_host);
+    uint8_t *got = array_fetch(&c->logits);
+    bool ok;
+
+    memcpy(array_host(&c->logits), got,
+           (size_t) c->rows * c->route.experts * 4);
+    free(got);
+    a.route.logits = a.logits;
+    ok = tr_ref_route(&a.route) == TR_KERNEL_OK
+         && tr_ref_order(&a.order) == TR_KERNEL_OK
+         && array_same(&c->expert, "expert") && array_same(&c->first, "first")
+         && array_same(&c->place, "place") && array_same(&c->row, "row")
+         && close_to(&c->chosen, c->rows * c->route.top_k, TR_F32, 1e-5,
+                     "weight");
+    return ok;
+}
+
+static bool
+check_choose(void)
+{
+    tr_cuda_choose_t a;
+    choice_t c;
+    bool ok;
+
+    choice_open(&c);
+    a = choice_args(&c, array_there);
+    side_launch(&side, tr_cuda_choose(&side.stream, &a), "choose");
+    a = choice_args(&c, array_host);
+    ok = tr_ref_choose(&a) == TR_KERNEL_OK
+         && close_to(&c.hidden, c.rows * c.ld, TR_F32, 1e-6, "hidden")
+         && close_to(&c.out, c.rows * c.ldo, c.type, 1e-5, "normed")
+         && close_to(&c.logits, (size_t) c.rows * c.route.experts, TR_F32, 4e-3,
+                     "logits")
+         && array_same(&c.meet, "meet") && choice_follows(&c);
+    if (!ok) {
+        printf("choose: rows %u, n %u, type %d, top %u of %u, groups %u of %u, "
+               "adds %d\n",
+               c.rows, c.n, c.type, c.route.top_k, c.route.experts,
+               c.route.top_groups, c.route.groups, c.adds);
+    }
+    choice_close(&c);
+    return ok;
+}
+
 /* ---- an MLP's products --------------------------------------------------- */
 
 typedef struct {
     uint32_t rows, top_k, experts, n, k;
     tr_dtype_t type;
     size_t ldx, ldy;
-    bool biased;
+    bool biased, gated;
+    tr_act_t act;
     tr_weight_form_t form;
     array_t expert, first, place, row, x, w, bias, y;
 } case_t;
@@ -200,6 +336,12 @@ packed(tr_weight_form_t f, uint32_t n, uint32_t k)
     return a;
 }
 
+static uint32_t
+outputs(const case_t *c)
+{
+    return c->gated ? c->n / 2 : c->n;
+}
+
 static void
 case_open(case_t *c, tr_weight_form_t form)
 {
@@ -221,8 +363,13 @@ case_open(case_t *c, tr_weight_form_t form)
         c->k = inputs * (1 + random_below(320 / inputs));
         c->type = TR_BF16;
     }
+    side.device.trial = random_below(2);
+    c->gated = random_below(2)
+               && tr_cuda_experts_few(&side.device, places, c->experts, c->n);
+    c->act = (tr_act_t) random_below(TR_ACTS);
+    c->n *= c->gated ? 2 : 1;
     c->ldx = c->k + 8 * random_below(3);
-    c->ldy = c->n + random_below(9);
+    c->ldy = outputs(c) + random_below(9);
     c->biased = random_below(2);
     c->expert = array_new(places, 4, false);
     for (uint32_t i = 0; i < places; i++) {
@@ -276,11 +423,14 @@ product_of(const case_t *c, bool by_row, void *(*of)(const array_t *) )
                                 .bias = c->biased ? of(&c->bias) : NULL,
                                 .y = of(&c->y),
                                 .ldy = c->ldy,
+                                .gated = c->gated,
+                                .act = c->act,
                                 .type = c->type,
                                 .form = c->form };
 }
 
-/* The place of a row alone, of its expert alone. */
+/* The place of a row alone, of its expert alone; where there are not few, sums have
+ * another order than they would have alone with few. */
 static bool
 place_alone(case_t *c, bool by_row)
 {
@@ -298,6 +448,8 @@ place_alone(case_t *c, bool by_row)
         ((uint32_t *) array_host(&alone))[i] = i > e;
     }
     array_send(&alone);
+    side.device.trial = tr_cuda_experts_few(&side.device, a.places, a.experts,
+                                            outputs(c));
     a.places = 1;
     a.first = array_there(&alone);
     a.row = by_row ? a.row + p : NULL;
@@ -305,7 +457,7 @@ place_alone(case_t *c, bool by_row)
     a.y = (uint16_t *) a.y + p * c->ldy;
     side_launch(&side, tr_cuda_experts(&side.stream, &a), "experts");
     after = array_fetch(&c->y);
-    same = memcmp(before + at, after + at, c->n * 2ul) == 0;
+    same = memcmp(before + at, after + at, outputs(c) * 2ul) == 0;
     if (!same) {
         printf("experts: place %u alone has other bits\n", p);
     }
@@ -366,7 +518,9 @@ check_experts(tr_weight_form_t form)
     side_launch(&side, tr_cuda_experts(&side.stream, &a), "experts");
     a = product_of(&c, by_row, array_host);
     tr_ref_experts(&a);
-    ok = ok && close_to(&c.y, a.places * c.ldy, c.type, 1e-5, "experts")
+    ok = ok
+         && close_to(&c.y, a.places * c.ldy, c.type, c.gated ? 4e-5 : 1e-5,
+                     "experts")
          && (form.format == TR_WEIGHT_16 || same_in_16_bits(&c, by_row))
          && place_alone(&c, by_row);
     if (!ok) {
@@ -483,7 +637,8 @@ main(int argc, char **argv)
     seed = argc > 2 ? strtoull(argv[2], NULL, 10) : (uint64_t) time(NULL);
     for (uint32_t r = 0; r < rounds; r++) {
         random_seed(seed + r);
-        if (!check_route() || !check_experts((tr_weight_form_t){ 0 })
+        if (!check_route() || !check_choose()
+            || !check_experts((tr_weight_form_t){ 0 })
             || (packs && !check_experts(any_form())) || !check_sum()) {
             printf("FAILED: test_experts 1 %llu\n",
                    (unsigned long long) (seed + r));
