@@ -245,9 +245,12 @@ fill_identity(const tr_engine_t *e, tr_status_card_t *card)
     char settings[1024];
     uint64_t exact;
 
-    snprintf(settings, sizeof(settings), "%s|%s|%s|%s", e->config.chat_template,
-             e->config.tool_dialect, e->config.generation_config,
-             card->kv_policy);
+    bool staged = strcmp(e->config.prefill_level, TR_KV_PREFILL_NONE) != 0;
+
+    snprintf(settings, sizeof(settings), "%s|%s|%s|%s%s%s",
+             e->config.chat_template, e->config.tool_dialect,
+             e->config.generation_config, card->kv_policy, staged ? "|" : "",
+             staged ? e->config.prefill_level : "");
     if (tr_model_identify(e->config.model, settings, card->model_id) != TR_OK) {
         tr_log(TR_LEVEL_WARN,
                "the model has no identity: requests do not move to or from "

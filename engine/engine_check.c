@@ -244,7 +244,7 @@ check_recipe(const tr_config_t *config, tr_recipe_t *recipe, FILE *out,
 
 /* What the policies are, and where they have their settings from. */
 static void
-say_policies(const tr_executor_t *e, FILE *out)
+say_policies(const tr_executor_t *e, const tr_config_t *config, FILE *out)
 {
     for (uint32_t i = 0; i < e->n_policies; i++) {
         const tr_executor_policy_t *p = &e->policies[i];
@@ -254,6 +254,12 @@ say_policies(const tr_executor_t *e, FILE *out)
                 tr_kv_policy_uncalibrated(p->policy, p->source)
                     ? " (tokenring calibrate finds the model's own)"
                     : "");
+    }
+    if (strcmp(config->prefill_level, TR_KV_PREFILL_NONE) != 0) {
+        fprintf(out,
+                "kv of prompts that are computed: %s, but for the last %u "
+                "tokens or less\n",
+                config->prefill_level, TR_KV_STAGE);
     }
 }
 
@@ -276,7 +282,7 @@ check_cache(const tr_config_t *config, const tr_model_config_t *model,
                                           NULL, none, err);
     }
     if (rc == TR_OK) {
-        say_policies(&shape, out);
+        say_policies(&shape, config, out);
     }
     if (rc == TR_OK && !gpu) {
         tr_executor_fit_cache(&shape);

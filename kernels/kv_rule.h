@@ -27,7 +27,8 @@ typedef enum {
     TR_KV_RULE_SHARE,     /* static: budgets by share of the length */
     TR_KV_RULE_BUDGET,    /* h2o: one budget, by sum */
     TR_KV_RULE_SINKS,     /* streamingllm: the first tokens */
-    TR_KV_RULE_RECENT     /* snapkv: by what the last queries looked at */
+    TR_KV_RULE_RECENT,    /* snapkv: by what the last queries looked at */
+    TR_KV_RULE_STAGE      /* a prompt that goes on: new tokens go to tier 0 */
 } tr_kv_rule_kind_t;
 
 /* The fields of a rule; a policy (engine/kv/policy/kv_policy.h) has them,
@@ -393,9 +394,22 @@ tr_kv_rule_place(const tr_kv_rule_t *r, const tr_kv_stats_t *m, int from,
         return tr_kv_rank_level(r, key, cut, from);
     case TR_KV_RULE_SINKS:
         return m->position < r->sinks ? 0 : TR_KV_NOWHERE;
+    case TR_KV_RULE_STAGE:
+        return from > 0 ? from : 0;
     default:
         return 0;
     }
+}
+
+/* The rule by which a prompt is compressed while it is still being computed,
+ * behind each so many of its tokens: r decides at its end. */
+TR_HD tr_kv_rule_t
+tr_kv_rule_stage(const tr_kv_rule_t *r)
+{
+    tr_kv_rule_t stage = *r;
+
+    stage.kind = TR_KV_RULE_STAGE;
+    return stage;
 }
 
 /* Decision 5: how many of n uncompressed pages a step reads; 0: all. */

@@ -220,7 +220,19 @@ typedef struct {
     uint32_t observe; /* w > 0: an uncompressed token's score becomes recent *
                        * (later queries) / min(w, later queries), w being the
                        * number of queries from recent_from on */
+    /* Layers [first_layer, first_layer + layers) alone; layers 0: all. */
+    uint32_t first_layer, layers;
 } tr_kv_compress_t;
+
+/* Is a head, counted over all layers, one that this is about? */
+TR_HD bool
+tr_kv_compress_has(const tr_kv_compress_t *c, uint32_t kv_heads, uint32_t head)
+{
+    uint32_t layer = head / kv_heads;
+
+    return c->layers == 0
+           || (layer >= c->first_layer && layer - c->first_layer < c->layers);
+}
 
 /* A channel of what attention gives, over all queries and the query heads of a
  * group: the sum of its squares with the old pages of a compression, and of the

@@ -48,12 +48,19 @@ tr_branch_charge(const driver_t *d, uint32_t policy, uint32_t len)
                                    : 0);
 }
 
-/* The prompt, which its prefix has computed. */
+/* The prompt, which its prefix has computed, unless the policy compresses it in
+ * stages: what follows a stage then depends on the policy. */
 static tr_status_t
-fork_prompt(driver_t *d, branch_t *f)
+begin_prompt(driver_t *d, branch_t *f)
 {
     prefix_t *t = f->prefix;
+    uint32_t stage = tr_kv_stages(d->kv, d->e->policy[f->policy]);
     tr_status_t rc;
+
+    if (stage != 0 && f->prompt > stage) {
+        f->len = 0;
+        return tr_branch_compute(d, f, t->ids.data, f->prompt);
+    }
 
     f->state = BRANCH_COMPRESS;
     f->len = f->prompt;
@@ -97,7 +104,7 @@ tr_branch_begin(driver_t *d, prefix_t *t, uint32_t policy)
         rc = tr_reuse_begin(d, f);
     }
     if (rc == TR_OK && f->state != BRANCH_PROMPT) {
-        rc = fork_prompt(d, f);
+        rc = begin_prompt(d, f);
     }
     if (rc != TR_OK) {
         tr_kv_close(d->kv, f->slot);
@@ -375,11 +382,29 @@ tr_branch_advance(driver_t *d, branch_t *f, bool *moved)
     return ended(d, f) ? finish(d, f) : TR_OK;
 }
 
+/* Of n tokens of a prompt, those that come before its next stage; 0: what is
+ * there finds no room for its own. */
+static uint32_t
+until_stage(driver_t *d, const branch_t *f, uint32_t n)
+{
+    uint32_t stage = tr_kv_stages(d->kv, d->e->policy[f->policy]);
+
+    if (stage == 0 || f->prompt <= stage) {
+        return n;
+    }
+    if (tr_kv_stage_due(d->kv, f->slot, f->len)
+        && tr_kv_stage(d->kv, f->slot, f->len) != TR_OK) {
+        return 0;
+    }
+    return n < stage - f->len % stage ? n : stage - f->len % stage;
+}
+
 static void
 plan_prompt(driver_t *d, branch_t *f)
 {
     uint32_t left = f->next.len - f->next_at, n = tr_driver_rows(d, left);
 
+    n = n == 0 ? 0 : until_stage(d, f, n);
     if (n == 0 || tr_kv_reserve(d->kv, f->slot, f->len + n) != TR_OK) {
         return;
     }
@@ -388,7 +413,7 @@ plan_prompt(driver_t *d, branch_t *f)
                                       .pos = f->len,
                                       .n = n,
                                       .tokens = f->next.data + f->next_at,
-                                      .sample = n == left,
+                                      .sample = n == left && !is_text(f),
                                       .sampler = &d->greedy,
                                       .out = &f->sampled },
                   f, false);
@@ -432,6 +457,8 @@ tr_branch_stepped(driver_t *d, branch_t *f, const tr_batch_item_t *item)
         f->next_at += item->n;
         if (item->sample) {
             f->out[f->n_out++] = f->sampled.token;
+        }
+        if (f->next_at == f->next.len) {
             f->state = BRANCH_COMPRESS;
         }
         return TR_OK;

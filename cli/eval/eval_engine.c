@@ -76,6 +76,9 @@ hash_settings(uint64_t hash, const tr_config_t *c)
     if (strcmp(c->kv_centre, "off") != 0) {
         hash = tr_fnv1a_64(hash, "centred", 7);
     }
+    if (strcmp(c->prefill_level, TR_KV_PREFILL_NONE) != 0) {
+        hash = tr_fnv1a_64(hash, c->prefill_level, strlen(c->prefill_level));
+    }
     return hash;
 }
 
@@ -183,7 +186,12 @@ add_policy(tr_eval_engine_t *e, const char *spec, bool reused, tr_error_t *err)
 
     rc = tr_kv_policy_open(e->config.model, spec, e->layers, e->kv_heads,
                            e->head_dim, &e->policy[i], &source, err);
+    if (rc == TR_OK && e->policy[i]->n_levels != 0) {
+        rc = tr_kv_policy_prefill(e->policy[i], e->config.prefill_level, err);
+    }
     if (rc != TR_OK) {
+        tr_kv_policy_free(e->policy[i]);
+        e->policy[i] = NULL;
         return rc;
     }
     e->n_policies++;

@@ -15,7 +15,9 @@ typedef enum {
     BRANCH_FREE,
     BRANCH_COMPRESS, /* its prompt is cached, the policy has yet to see it */
     BRANCH_DECODE,
-    BRANCH_PROMPT /* keep_turns: the next message; reuse: what is not cached */
+    /* keep_turns: the next message; reuse: what is not cached; a prompt that is
+     * compressed in stages: all of it */
+    BRANCH_PROMPT
 } branch_state_t;
 
 typedef struct {
@@ -127,6 +129,9 @@ tr_status_t tr_eval_encode_turn(driver_t *d, const tr_eval_case_t *c,
 tr_status_t tr_reuse_choose(driver_t *d, prefix_t *t);
 /* The branch's slot was just opened, for a policy whose prefixes are reused. */
 tr_status_t tr_reuse_begin(driver_t *d, branch_t *f);
+/* Tokens [f->len, n) of its prompt are to be computed. */
+tr_status_t tr_branch_compute(driver_t *d, branch_t *f, const int32_t *tokens,
+                              uint32_t n);
 /* It has answered what is to be cached, and asks again. */
 tr_status_t tr_reuse_again(driver_t *d, branch_t *f);
 

@@ -223,9 +223,12 @@ take_slot(driver_t *d, prefix_t *t)
 {
     const tr_kv_policy_t *policy = prefix_policy(d, t->group);
     uint32_t len = t->len[t->last_turn];
-    uint64_t charge = tr_kv_pages_for(d->kv, policy, len),
-             branch = t->branch_charge;
+    uint64_t charge = tr_kv_pages_for(d->kv, policy, len);
+    uint64_t branch = t->branch_charge;
+    uint64_t whole = (uint64_t) d->e->layers * d->e->kv_heads
+                     * (len / tr_kv_plan(d->kv)->layout[0].tokens + 1);
 
+    charge = charge > whole ? charge : whole; /* it has no stages */
     charge *= apart(t) ? 2 : 1;
     for (uint32_t i = 0; i < d->n_prefixes; i++) {
         const prefix_t *other = &d->prefixes[i];

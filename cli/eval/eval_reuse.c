@@ -103,9 +103,8 @@ begin_with(driver_t *d, branch_t *f, const int32_t *tokens, uint32_t n)
                                       d->e->label[f->policy], f->reused);
 }
 
-/* Tokens [f->len, n) are to be computed. */
-static tr_status_t
-compute(driver_t *d, branch_t *f, const int32_t *tokens, uint32_t n)
+tr_status_t
+tr_branch_compute(driver_t *d, branch_t *f, const int32_t *tokens, uint32_t n)
 {
     f->next.len = n - f->len;
     f->next.data = malloc(f->next.len * sizeof(*tokens));
@@ -132,7 +131,7 @@ tr_reuse_begin(driver_t *d, branch_t *f)
     f->leaves = true;
     rc = begin_with(d, f, f->prefix->ids.data, 0);
     if (rc == TR_OK && d->run->reuse == TR_EVAL_SHARED) {
-        rc = compute(d, f, other->data, other->len);
+        rc = tr_branch_compute(d, f, other->data, other->len);
     }
     return rc;
 }
@@ -173,7 +172,7 @@ ask(driver_t *d, branch_t *f, uint32_t begun)
     rc = begin_with(d, f, tokens, n + begun - 1);
     if (rc == TR_OK) {
         free(f->next.data);
-        rc = compute(d, f, tokens, n + begun);
+        rc = tr_branch_compute(d, f, tokens, n + begun);
     }
     free(tokens);
     return rc;

@@ -170,6 +170,10 @@ static const setting_t settings[] = {
       NULL,
       "share of the KV page pool that prompts may take before they are "
       "compressed; a single prompt may take all of it" },
+    { "prefill_level", KIND_TEXT, AT(prefill_level), "16/16", 3, 0, NULL,
+      "bits of the keys and values of a prompt that is being computed, but "
+      "for its last 512 tokens or less: the best level of the KV policy, as "
+      "8/4, or 16/16" },
     { "kv_policy", KIND_TEXT, AT(kv_policy), "full", 1, 0, NULL,
       "what the KV cache keeps, and how precisely, as "
       "NAME:SETTING=VALUE,SETTING=VALUE; full: everything at 16 bits; auto:"

@@ -83,6 +83,9 @@ typedef struct {
     char kv_rotate[8];          /* auto | off | k | v | kv */
     bool kv_equalise;           /* outlier channels, at load; default yes */
     double prefill_kv_fraction; /* of the pool, for prompts */
+    char prefill_level[8];      /* at which they stand: tr_kv_policy_prefill */
+    uint32_t prefill_stage;     /* no setting: tests have shorter stages; 0:
+                                 * TR_KV_STAGE */
     uint64_t swap_memory;       /* bytes for preempted sequences */
     uint32_t max_model_len;     /* 0: the model's */
     uint32_t max_num_seqs;      /* sequences that run at once */

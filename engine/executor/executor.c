@@ -142,6 +142,25 @@ tr_executor_reuses_compressed(const tr_config_t *config)
            && strcmp(config->backend, "null") != 0;
 }
 
+/* All that compress, of which there must be one: with another, 16 bits is what is
+ * asked for. */
+static tr_status_t
+check_prefill(const tr_executor_t *e, const tr_config_t *config,
+              tr_error_t *err)
+{
+    bool none = !tr_executor_compresses(e);
+    tr_status_t rc = TR_OK;
+
+    for (uint32_t i = 0; i < e->n_policies && rc == TR_OK; i++) {
+        const tr_kv_policy_t *p = e->policies[i].policy;
+
+        if (none || p->n_levels != 0) {
+            rc = tr_kv_policy_prefill(p, config->prefill_level, err);
+        }
+    }
+    return rc;
+}
+
 tr_status_t
 tr_executor_open_policies(tr_executor_t *e, const tr_config_t *config,
                           tr_error_t *err)
@@ -156,6 +175,9 @@ tr_executor_open_policies(tr_executor_t *e, const tr_config_t *config,
 
         rc = add_policy(e, config->model, "kv_policies", at, n, err);
         at += n;
+    }
+    if (rc == TR_OK) {
+        rc = check_prefill(e, config, err);
     }
     if (tr_executor_reuses_compressed(config)) {
         for (uint32_t i = 0; i < e->n_policies; i++) {
@@ -214,8 +236,9 @@ describe_policy(const tr_executor_t *e, uint32_t i, const tr_config_t *config)
 {
     const tr_executor_policy_t *p = &e->policies[i];
 
-    tr_log(TR_LEVEL_NOTICE, "kv policy %s%s from=%s reuse=%s", p->policy->spec,
-           i == 0 ? " (default)" : "", tr_kv_source_name(p->source),
+    tr_log(TR_LEVEL_NOTICE, "kv policy %s%s from=%s prefill_level=%s reuse=%s",
+           p->policy->spec, i == 0 ? " (default)" : "",
+           tr_kv_source_name(p->source), config->prefill_level,
            strcmp(config->kv_reuse, "no") == 0 ? "off"
            : tr_kv_reuses(e->kv, p->policy)    ? "yes"
                                                : "cannot");
@@ -310,6 +333,15 @@ slots(const tr_executor_t *e, const tr_config_t *config)
     return n < TR_KV_SLOTS_MAX ? n : TR_KV_SLOTS_MAX;
 }
 
+static uint32_t
+stage(const tr_config_t *config)
+{
+    if (strcmp(config->prefill_level, TR_KV_PREFILL_NONE) == 0) {
+        return 0;
+    }
+    return config->prefill_stage != 0 ? config->prefill_stage : TR_KV_STAGE;
+}
+
 void
 tr_executor_cache_config(const tr_executor_t *e, const tr_config_t *config,
                          uint32_t max_len, tr_kv_config_t *out)
@@ -326,6 +358,7 @@ tr_executor_cache_config(const tr_executor_t *e, const tr_config_t *config,
                              .reuse_compressed = tr_executor_reuses_compressed(
                                  config),
                              .guard = e->guard,
+                             .stage = stage(config),
                              .policies = e->kv_policies,
                              .n_policies = e->n_policies };
 }

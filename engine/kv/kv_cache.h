@@ -10,6 +10,7 @@
  * a sequence.  The cache of the CPU is kv_host.c, that of a GPU kv_device.h.
  *
  *   open -> reserve, reserve ..      prompt: uncompressed pages, chunk by chunk
+ *        -> stage -> reserve, ..     where its beginning is compressed already
  *        -> compress                 all layers planned, moved, recycled
  *        -> reserve (len + 1), ..    generation: one token a step
  *        -> close
@@ -79,7 +80,12 @@ typedef struct {
                             * not without kernels */
     tr_kv_guard_t *guard;  /* NULL, or who compares some prompts; borrowed, not
                             * on a device */
+    /* Not 0: prompts of policies that compress do so while they are computed
+     * (tr_kv_stage), behind each so many of their tokens. */
+    uint32_t stage;
 } tr_kv_config_t;
+
+#define TR_KV_STAGE 512u /* as the engine sets it */
 
 tr_status_t tr_kv_cache_create(const tr_kv_config_t *config,
                                tr_kv_cache_t **out, tr_error_t *err);
@@ -99,7 +105,8 @@ uint64_t tr_kv_free_pages(const tr_kv_cache_t *kv);
 uint64_t tr_kv_token_bytes(const tr_kv_cache_t *kv);
 /* Pages to have before a prompt of n tokens is begun: its uncompressed pages
  * and the compressed copy that its policy is charged for (NULL: the
- * default). */
+ * default).  Where prompts are compressed in stages: the most that it takes at a
+ * time. */
 uint64_t tr_kv_pages_for(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
                          uint32_t n);
 /* The most tokens of one sequence; at most the configured max_len.  Alone in
@@ -151,6 +158,22 @@ void tr_kv_reserve_batch(tr_kv_cache_t *kv, const int32_t *slots,
  * uncompressed.  TR_AGAIN: the pool is short for the copy, nothing was
  * changed. */
 tr_status_t tr_kv_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len);
+/* Where prompts are compressed while they are computed: behind which multiple of
+ * this many tokens; 0: only at their end.  NULL: the default policy's. */
+uint32_t tr_kv_stages(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy);
+/* A prompt that goes on has stored positions [0, len), len being such a multiple:
+ * those that are uncompressed go to the best level of the policy, or its window,
+ * and what follows is uncompressed again.  So a row sees the tokens since the
+ * last multiple at 16 bits, and those before at that level.  Layers go one after
+ * the other, as they do in tr_kv_compress at the end of such a prompt, so that
+ * it takes little beside what it gives back.  TR_AGAIN: the pool is short, nothing
+ * was changed. */
+tr_status_t tr_kv_stage(tr_kv_cache_t *kv, int32_t slot, uint32_t len);
+/* Is that to be done before position `len` is computed? */
+bool tr_kv_stage_due(const tr_kv_cache_t *kv, int32_t slot, uint32_t len);
+/* Pages that the slot holds, at most, and tokens for which it has some. */
+uint64_t tr_kv_held_pages(const tr_kv_cache_t *kv, int32_t slot);
+uint32_t tr_kv_reserved(const tr_kv_cache_t *kv, int32_t slot);
 /* Does the slot have uncompressed tokens that its policy would compress? */
 bool tr_kv_uncompressed(const tr_kv_cache_t *kv, int32_t slot);
 /* Was it tried, and what became of it will be known when the batches under way,

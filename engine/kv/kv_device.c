@@ -398,6 +398,7 @@ static const tr_kv_ops_t gpu_ops = {
     .prompt = tr_kv_gpu_prompt,
     .reserve_batch = tr_kv_gpu_reserve_batch,
     .compress = tr_kv_gpu_compress,
+    .stage = tr_kv_gpu_stage,
     .compressing = gpu_compressing,
     .fork = tr_kv_gpu_fork,
     .swap_out = tr_kv_gpu_swap_out,

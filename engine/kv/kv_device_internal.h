@@ -41,6 +41,7 @@ typedef enum {
     /* from here on the ring of free pages changes: kept in order */
     TR_KV_DO_ASK,
     TR_KV_DO_COMPLETE,
+    TR_KV_DO_STAGES, /* the same, some layers at a time: one at a time */
     TR_KV_DO_CUT,
     TR_KV_DO_RESTORE,
     TR_KV_DO_OUT,
@@ -287,6 +288,7 @@ void tr_kv_gpu_reserve_batch(tr_kv_cache_t *kv, const int32_t *slots,
                              const uint32_t *lens, uint32_t n,
                              tr_status_t *result);
 tr_status_t tr_kv_gpu_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len);
+tr_status_t tr_kv_gpu_stage(tr_kv_cache_t *kv, int32_t slot, uint32_t len);
 tr_status_t tr_kv_gpu_fork(tr_kv_cache_t *kv, int32_t from, int32_t to,
                            uint32_t len);
 tr_status_t tr_kv_gpu_swap_out(tr_kv_cache_t *kv, int32_t slot);

@@ -28,6 +28,7 @@ static const size_t record_size[] = {
     [TR_KV_DO_COPY] = sizeof(tr_kv_share_t),
     [TR_KV_DO_ASK] = sizeof(tr_kv_page_request_t),
     [TR_KV_DO_COMPLETE] = sizeof(tr_kv_complete_t),
+    [TR_KV_DO_STAGES] = sizeof(tr_kv_complete_t),
     [TR_KV_DO_CUT] = sizeof(tr_kv_cut_t),
     [TR_KV_DO_RESTORE] = sizeof(tr_kv_restore_t),
     [TR_KV_DO_OUT] = 0,
@@ -95,7 +96,7 @@ find_group(const tr_kv_gpu_t *g, tr_kv_do_t kind, int64_t after)
     while (i > 0 && (int64_t) i - 1 > after) {
         const tr_kv_group_t *group = &l->group[--i];
 
-        if (group->kind == kind
+        if (group->kind == kind && kind != TR_KV_DO_STAGES
             && ((kind != TR_KV_DO_COMPLETE && kind != TR_KV_DO_CUT)
                 || group->n < g->device.max_prompts)) {
             return i;
@@ -238,6 +239,31 @@ write_list(const tr_kv_gpu_t *g, uint8_t *in, size_t at)
     return at;
 }
 
+/* A prompt of which some layers are moved at a time, which was planned. */
+static int
+launch_parts(tr_kv_gpu_t *g, const tr_kv_group_t *group, uint32_t *refused)
+{
+    const tr_kv_complete_t *c = &g->list.command[group->first].complete;
+    const tr_device_t *cuda = g->device.cuda;
+    const tr_cuda_stream_t *s = g->device.stream;
+    uint32_t part, parts = tr_kv_parts(g->m.view.layers, c->layers);
+    int rc = 0;
+
+    for (part = 0; part < parts && rc == 0; part++) {
+        if (part != 0) {
+            rc = cuda->manager_fill_prompts(s, &g->m, 1);
+        }
+        if (rc == 0) {
+            rc = cuda->kv_compress(s, &g->m.view, g->m.compress, 1, c->layers,
+                                   c->len, refused, g->compress_work);
+        }
+        if (rc == 0) {
+            rc = cuda->manager_install_prompts(s, &g->m, 1);
+        }
+    }
+    return rc;
+}
+
 /* A prompt's end: planned, moved, and the new pages in place of the old. */
 static int
 launch_complete(tr_kv_gpu_t *g, const tr_kv_group_t *group, const void *in)
@@ -255,9 +281,14 @@ launch_complete(tr_kv_gpu_t *g, const tr_kv_group_t *group, const void *in)
         longest = len > longest ? len : longest;
     }
     rc = cuda->manager_plan_prompts(s, &g->m, in, group->n);
+    if (g->list.command[group->first].complete.layers != 0) {
+        b->n_refused += group->n;
+        return rc != 0 ? rc : launch_parts(g, group, refused);
+    }
     if (rc == 0) {
-        rc = cuda->kv_compress(s, &g->m.view, g->m.compress, group->n, longest,
-                               refused, g->compress_work);
+        rc = cuda->kv_compress(s, &g->m.view, g->m.compress, group->n,
+                               g->m.view.layers, longest, refused,
+                               g->compress_work);
     }
     for (i = 0, at = group->first; i < group->n && rc == 0; i++) {
         const tr_kv_complete_t *c = &g->list.command[at].complete;
@@ -287,7 +318,8 @@ launch_cuts(tr_kv_gpu_t *g, const tr_cuda_history_t *history,
     }
     assert(b->n_refused + group->n <= TR_KV_REFUSED(g->kv.config.slots));
     if (rc == 0) {
-        rc = cuda->kv_compress(s, &g->m.view, g->m.compress, group->n, longest,
+        rc = cuda->kv_compress(s, &g->m.view, g->m.compress, group->n,
+                               g->m.view.layers, longest,
                                g->refused + b->n_refused, g->compress_work);
     }
     b->n_refused += group->n;
@@ -405,6 +437,7 @@ launch_group(tr_kv_gpu_t *g, const tr_kv_group_t *group, const void *in)
     case TR_KV_DO_ASK:
         return cuda->manager_step(s, &g->m, in, group->n);
     case TR_KV_DO_COMPLETE:
+    case TR_KV_DO_STAGES:
         return launch_complete(g, group, in);
     case TR_KV_DO_CUT:
         return launch_cuts(g, history, group, in);

@@ -214,7 +214,9 @@ tr_kv_gpu_prompt(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
     tr_kv_command(g, TR_KV_DO_BEGIN, slot, -1)->begin = begin;
     g->mirror[slot].touched = g->next;
     manager_begin(&kv->m, &begin);
-    tr_kv_guard_prompt(g, slot, len);
+    if (tr_kv_at_once(kv, len) == 0) {
+        tr_kv_guard_prompt(g, slot, len);
+    }
 }
 
 /* ---- reserve ------------------------------------------------------------ */
@@ -354,11 +356,59 @@ send_complete(tr_kv_gpu_t *g, tr_kv_complete_t complete)
         tell(g, slot, complete.len);
     }
     complete.rule.alpha_of = device_alpha(g, complete.rule.alpha_of);
-    tr_kv_command(g, TR_KV_DO_COMPLETE, slot, -1)->complete = complete;
+    tr_kv_command(g, complete.layers != 0 ? TR_KV_DO_STAGES : TR_KV_DO_COMPLETE,
+                  slot, -1)
+        ->complete = complete;
     coming(g)->n_completed++;
     x->touched = x->trial_of = g->next;
     x->trial_len = complete.len;
     x->trial_returns = g->returns;
+}
+
+/* Pages that a slot of a policy which forgets nothing has outside of layers that
+ * slide, at least. */
+static uint64_t
+least_held(const tr_kv_gpu_t *g, int32_t slot, const tr_kv_seq_t *q)
+{
+    uint32_t most = 1, each = 0, l;
+
+    for (l = 0; l < q->n_tiers; l++) {
+        uint32_t tokens = g->kv.plan.layout[q->tier_layout[l]].tokens;
+
+        most = tokens > most ? tokens : most;
+    }
+    if (q->base != 0 && q->window != 0) {
+        each = manager_window_pages(&g->kv.m, q, q->base);
+    }
+    if (tr_kv_policy_cuts(&g->kv.policy[slot].origin)) {
+        each += manager_ceil(q->window_from - q->sinks, most);
+    }
+    return (uint64_t) each * (g->kv.heads - manager_near(&g->kv.m, q));
+}
+
+/* What a job takes of the ring, at most, for a copy of `worst` pages, and what it
+ * gives back in any case when it is done, if that is known. */
+static uint64_t
+peak_of(const tr_kv_gpu_t *g, const tr_kv_job_t *job, uint64_t worst,
+        uint64_t *back)
+{
+    uint32_t rest = g->kv.heads - manager_near(&g->kv.m, &job->to);
+    uint32_t layers = rest / g->kv.config.kv_heads;
+    uint64_t old, near, part;
+
+    *back = 0;
+    if (job->layers == 0 || layers == 0) {
+        return worst;
+    }
+    old = g->mirror[job->slot].low;
+    near = (uint64_t) manager_near(&g->kv.m, &job->to)
+           * (g->kv.m.slot[job->slot].near_pages - job->near_from);
+    old = old > near ? old - near : 0;
+    *back = old
+            + (uint64_t) manager_near(&g->kv.m, &job->to)
+                  * (job->near_to - job->near_from);
+    part = (worst + layers - 1) / layers * job->layers;
+    return worst > old ? worst - old + part : part;
 }
 
 /* The mirror of a slot whose prompt was compressed, its copy on so many
@@ -383,10 +433,12 @@ tr_kv_gpu_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
     tr_kv_gpu_t *g = tr_kv_gpu(kv);
     tr_kv_slot_t *s = tr_kv_slot(kv, slot);
     tr_kv_mirror_t *x = &g->mirror[slot];
-    tr_kv_complete_t complete = { .slot = slot, .len = len };
+    tr_kv_complete_t complete = { .slot = slot,
+                                  .len = len,
+                                  .layers = tr_kv_at_once(kv, len) };
+    uint64_t worst, peak, back;
     tr_kv_policy_t policy;
     tr_kv_job_t job;
-    uint64_t worst;
     int64_t bound;
 
     assert(!s->out && len >= kv->m.seq[slot].base && len <= s->tokens);
@@ -410,24 +462,64 @@ tr_kv_gpu_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
     }
     if (s->uncompressed_pages == 0) { /* nothing moves */
         complete.rule = s->rule;
+        complete.layers = 0;
         send_complete(g, complete);
         s->uncompressed = false;
         return TR_OK;
     }
     worst = tr_kv_worst_copy_of(g, &job.to);
-    tr_kv_make_room(g, slot, worst);
+    peak = peak_of(g, &job, worst, &back);
+    tr_kv_make_room(g, slot, peak);
     bound = tr_kv_bound(g);
     send_complete(g, complete);
     coming(g)->claimed += worst; /* more than the bound: it may be better */
-    if ((int64_t) worst > bound) {
+    if ((int64_t) peak > bound) {
         x->low = least(x->low,
                        tr_kv_least_copy_of(g, &job.to) + near_of(g, &job));
         x->trial = TR_KV_TRIED;
         return TR_AGAIN;
     }
+    coming(g)->returned += back;
     x->low = tr_kv_least_copy_of(g, &job.to) + near_of(g, &job);
     x->trial = TR_KV_SURE;
     become(g, &job, worst, &policy);
+    return TR_OK;
+}
+
+/* Only where it fits for certain: the next may come before a report does. */
+tr_status_t
+tr_kv_gpu_stage(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
+{
+    tr_kv_gpu_t *g = tr_kv_gpu(kv);
+    const tr_kv_begin_t begin = { slot, tr_kv_slot(kv, slot)->prompt };
+    tr_kv_mirror_t *x = &g->mirror[slot];
+    tr_kv_complete_t complete = { .slot = slot,
+                                  .len = len,
+                                  .layers = tr_kv_at_once(kv, begin.len) };
+    uint64_t worst, peak, back;
+    tr_kv_policy_t policy;
+    tr_kv_job_t job;
+
+    tr_kv_policy_for(&kv->policy[slot].origin, len, &policy);
+    complete.rule = tr_kv_rule_stage(&policy.rule);
+    manager_job(&kv->m, &complete, &job);
+    assert(job.granted && job.move);
+    worst = tr_kv_worst_copy_of(g, &job.to);
+    peak = peak_of(g, &job, worst, &back);
+    tr_kv_make_room(g, slot, peak);
+    if ((int64_t) peak > tr_kv_bound(g)
+        || coming(g)->n_completed == kv->config.slots) {
+        return TR_AGAIN;
+    }
+    send_complete(g, complete);
+    coming(g)->claimed += worst;
+    coming(g)->returned += back;
+    g->returns++;
+    x->low = least_held(g, slot, &job.to) + near_of(g, &job);
+    become(g, &job, worst, &policy);
+    tr_kv_command(g, TR_KV_DO_BEGIN, slot, -1)->begin = begin;
+    x->touched = g->next;
+    manager_begin(&kv->m, &begin);
     return TR_OK;
 }
 

@@ -138,7 +138,8 @@ host_prompt(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
     assert(!tr_kv_slot(kv, slot)->out && len >= kv->m.slot[slot].tokens);
     tr_kv_host_prompt(&kv->m, &begin, 1);
     trust(kv, "prompt", slot);
-    if (kv->config.guard != NULL && kv->m.seq[slot].n_tiers != 0) {
+    if (kv->config.guard != NULL && kv->m.seq[slot].n_tiers != 0
+        && tr_kv_at_once(kv, len) == 0) {
         tr_kv_guard_begin(kv->config.guard, slot, len);
     }
 }
@@ -208,48 +209,96 @@ guard(tr_kv_cache_t *kv, int32_t slot)
     tr_kv_guard_forget(g, slot);
 }
 
+/* What the request takes is granted; false: the pool is short. */
+static bool
+plan(tr_kv_cache_t *kv, const tr_kv_complete_t *c)
+{
+    const tr_stream_t *t = &kv->config.stream;
+
+    tr_kv_host_plan_prompts(t, &kv->m, c, 1, kv->work);
+    trust(kv, "compress", c->slot);
+    if (kv->m.result[0] == TR_KV_STALLED
+        && tr_kv_reuse_room(kv, c->slot, kv->m.job[0].peak)) {
+        tr_kv_host_plan_prompts(t, &kv->m, c, 1, kv->work);
+        trust(kv, "compress", c->slot);
+    }
+    return kv->m.result[0] == TR_KV_GRANTED;
+}
+
+/* And its tokens move, all layers at once or some at a time. */
 static tr_status_t
-host_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
+complete(tr_kv_cache_t *kv, const tr_kv_complete_t *c,
+         const tr_kv_policy_t *begun)
 {
     const tr_stream_t *t = &kv->config.stream;
     const tr_kernels_t *k = kv->config.kernels;
     const tr_kv_job_t *job = &kv->m.job[0];
-    uint32_t before = tr_kv_slot(kv, slot)->tokens;
-    tr_kv_complete_t c = { .slot = slot, .len = len };
+    uint32_t before = kv->m.slot[c->slot].tokens, part, parts;
     tr_status_t rc = TR_OK;
+
+    if (!plan(kv, c)) {
+        return TR_AGAIN;
+    }
+    parts = job->move ? tr_kv_parts(kv->config.layers, c->layers) : 1;
+    for (part = 0; part < parts; part++) {
+        if (part != 0) {
+            tr_kv_host_fill_prompts(t, &kv->m, 1);
+        }
+        if (rc == TR_OK && job->move && k != NULL
+            && k->kv_compress(t, &kv->view, &kv->m.compress[0], kv->kernel_work)
+                   != TR_KERNEL_OK) {
+            /* what the slot holds is then worthless, but its pages are accounted
+             * for, and the caller ends it */
+            rc = TR_ERR_INTERNAL;
+        } else if (rc == TR_OK && job->move && kv->config.guard != NULL
+                   && c->layers == 0) {
+            guard(kv, c->slot);
+        }
+        tr_kv_host_install_prompts(t, &kv->m, 1);
+        trust(kv, "install", c->slot);
+    }
+    if (job->move) {
+        kv->policy[c->slot].begun = *begun;
+        kv->totals.tokens -= before - c->len;
+    }
+    return rc;
+}
+
+static tr_status_t
+host_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
+{
+    tr_kv_complete_t c = { .slot = slot,
+                           .len = len,
+                           .layers = tr_kv_at_once(kv, len) };
     tr_kv_policy_t begun;
 
-    assert(!kv->m.slot[slot].out && len >= kv->m.seq[slot].base
-           && len <= before);
+    assert(!tr_kv_slot(kv, slot)->out && len >= kv->m.seq[slot].base
+           && len <= kv->m.slot[slot].tokens);
     if (kv->m.seq[slot].n_tiers == 0) {
         return TR_OK;
     }
     tr_kv_policy_for(&kv->policy[slot].origin, len, &begun);
     c.rule = begun.rule;
-    tr_kv_host_plan_prompts(t, &kv->m, &c, 1, kv->work);
-    trust(kv, "compress", slot);
-    if (kv->m.result[0] == TR_KV_STALLED
-        && tr_kv_reuse_room(kv, slot, job->pages)) {
-        tr_kv_host_plan_prompts(t, &kv->m, &c, 1, kv->work);
-        trust(kv, "compress", slot);
-    }
-    if (kv->m.result[0] != TR_KV_GRANTED) {
-        return TR_AGAIN;
-    }
-    if (job->move && k != NULL
-        && k->kv_compress(t, &kv->view, &kv->m.compress[0], kv->kernel_work)
-               != TR_KERNEL_OK) {
-        /* what the slot holds is then worthless, but its pages are accounted
-         * for, and the caller ends it */
-        rc = TR_ERR_INTERNAL;
-    } else if (job->move && kv->config.guard != NULL) {
-        guard(kv, slot);
-    }
-    tr_kv_host_install_prompts(t, &kv->m, 1);
-    trust(kv, "install", slot);
-    if (job->move) {
-        kv->policy[slot].begun = begun;
-        kv->totals.tokens -= before - len;
+    return complete(kv, &c, &begun);
+}
+
+static tr_status_t
+host_stage(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
+{
+    const tr_kv_begin_t begin = { slot, kv->m.slot[slot].prompt };
+    tr_kv_complete_t c = { .slot = slot,
+                           .len = len,
+                           .layers = tr_kv_at_once(kv, begin.len) };
+    tr_kv_policy_t begun;
+    tr_status_t rc;
+
+    assert(!tr_kv_slot(kv, slot)->out && len <= kv->m.slot[slot].tokens);
+    tr_kv_policy_for(&kv->policy[slot].origin, len, &begun);
+    c.rule = tr_kv_rule_stage(&begun.rule);
+    rc = complete(kv, &c, &begun);
+    if (rc != TR_AGAIN) {
+        tr_kv_host_prompt(&kv->m, &begin, 1);
+        trust(kv, "stage", slot);
     }
     return rc;
 }
@@ -467,6 +516,7 @@ static const tr_kv_ops_t host_ops = {
     .prompt = host_prompt,
     .reserve_batch = host_reserve_batch,
     .compress = host_compress,
+    .stage = host_stage,
     .compressing = host_compressing,
     .fork = host_fork,
     .swap_out = host_swap_out,

@@ -139,6 +139,7 @@ typedef struct {
                           const uint32_t *lens, uint32_t n,
                           tr_status_t *result);
     tr_status_t (*compress)(tr_kv_cache_t *kv, int32_t slot, uint32_t len);
+    tr_status_t (*stage)(tr_kv_cache_t *kv, int32_t slot, uint32_t len);
     bool (*compressing)(const tr_kv_cache_t *kv, int32_t slot);
     tr_status_t (*fork)(tr_kv_cache_t *kv, int32_t from, int32_t to,
                         uint32_t len);
@@ -213,6 +214,17 @@ static inline uint32_t
 tr_kv_near(const tr_kv_cache_t *kv, const tr_kv_policy_t *p)
 {
     return p->n_levels != 0 ? kv->near : 0;
+}
+
+/* Layers that the compression of a prompt of len tokens takes at a time
+ * (tr_kv_complete_t): where prompts have stages, a thirty-second of all; 0: all at
+ * once, as those do that have none.  These alone are compared (kv_guard.h). */
+static inline uint32_t
+tr_kv_at_once(const tr_kv_cache_t *kv, uint32_t len)
+{
+    return kv->config.stage == 0 || len <= kv->config.stage
+               ? 0
+               : (kv->config.layers + 31) / 32;
 }
 
 static inline tr_kv_slot_t *

@@ -52,6 +52,36 @@ tr_kv_uncompressed(const tr_kv_cache_t *kv, int32_t slot)
     return s->rule.n_levels != 0 && s->tokens > kv->m.seq[slot].base;
 }
 
+uint32_t
+tr_kv_stages(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy)
+{
+    const tr_kv_policy_t *p = policy != NULL ? policy : kv->usual;
+
+    return p->n_levels != 0 ? kv->config.stage : 0;
+}
+
+bool
+tr_kv_stage_due(const tr_kv_cache_t *kv, int32_t slot, uint32_t len)
+{
+    const tr_kv_slot_t *s = tr_kv_slot(kv, slot);
+
+    return kv->config.stage != 0 && s->rule.n_levels != 0 && s->uncompressed
+           && len % kv->config.stage == 0 && len > kv->m.seq[slot].base
+           && len < s->prompt;
+}
+
+uint64_t
+tr_kv_held_pages(const tr_kv_cache_t *kv, int32_t slot)
+{
+    return tr_kv_slot(kv, slot)->pages;
+}
+
+uint32_t
+tr_kv_reserved(const tr_kv_cache_t *kv, int32_t slot)
+{
+    return tr_kv_slot(kv, slot)->tokens;
+}
+
 uint64_t
 tr_kv_swapped_pages(const tr_kv_cache_t *kv, int32_t slot)
 {
@@ -121,6 +151,13 @@ tr_status_t
 tr_kv_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
 {
     return kv->ops->compress(kv, slot, len);
+}
+
+tr_status_t
+tr_kv_stage(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
+{
+    assert(tr_kv_stage_due(kv, slot, len));
+    return kv->ops->stage(kv, slot, len);
 }
 
 bool

@@ -59,19 +59,17 @@ tr_kv_policy_window(const tr_page_plan_t *plan, const tr_kv_policy_t *p,
                               tr_kv_level_tokens(plan, &p->window_level));
 }
 
-uint64_t
-tr_kv_pages_for(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
-                uint32_t n)
+/* Pages of the copy that the policy is charged for, all heads. */
+static uint64_t
+tr_kv_charged_copy(const tr_kv_cache_t *kv, const tr_kv_policy_t *p, uint32_t n)
 {
-    const tr_kv_policy_t *p = policy != NULL ? policy : kv->usual;
     uint32_t kv_heads = kv->config.kv_heads, head, l;
     tr_kv_policy_t begun;
     uint64_t sum;
 
     tr_kv_policy_for(p, n, &begun);
-    sum = (uint64_t) manager_ceil(n, kv->plan.layout[0].tokens) * kv->heads
-          + (uint64_t) tr_kv_policy_window(&kv->plan, p, n)
-                * (kv->heads - tr_kv_near(kv, p));
+    sum = (uint64_t) tr_kv_policy_window(&kv->plan, p, n)
+          * (kv->heads - tr_kv_near(kv, p));
     for (head = 0; head < kv->heads && p->n_levels != 0; head++) {
         uint32_t tokens[TR_KV_TIERS_MAX] = { 0 };
 
@@ -85,6 +83,64 @@ tr_kv_pages_for(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
         }
     }
     return sum;
+}
+
+/* Pages of n tokens in stages, all heads, of which the last `rest` are at 16
+ * bits. */
+static uint64_t
+tr_kv_staged(const tr_kv_cache_t *kv, const tr_kv_policy_t *p, uint32_t n,
+             uint32_t rest)
+{
+    uint32_t near = tr_kv_near(kv, p), held = n - rest, seen;
+    uint32_t window = tr_kv_window_tokens(p, held);
+    uint64_t each = manager_ceil(rest, kv->plan.layout[0].tokens);
+
+    if (held != 0) {
+        each += manager_ceil(held - window,
+                             tr_kv_level_tokens(&kv->plan, &p->level[0]))
+                + tr_kv_policy_window(&kv->plan, p, held);
+    }
+    seen = held < kv->reach ? held : kv->reach;
+    return each * (kv->heads - near)
+           + (uint64_t) near
+                 * (manager_ceil(seen + rest, kv->plan.layout[0].tokens) + 1);
+}
+
+/* The most pages of a prompt of n tokens that has stages, and ends with a copy of
+ * so many: at the last stage, and at the end, in each case with the copy of the
+ * layers that are first. */
+static uint64_t
+tr_kv_staged_peak(const tr_kv_cache_t *kv, const tr_kv_policy_t *p, uint32_t n,
+                  uint64_t copy)
+{
+    uint32_t stage = kv->config.stage, last = (n - 1) / stage * stage;
+    uint32_t at_once = tr_kv_at_once(kv, n);
+    uint32_t layers = (kv->heads - tr_kv_near(kv, p)) / kv->config.kv_heads;
+    uint64_t before = tr_kv_staged(kv, p, last, stage);
+    uint64_t after = tr_kv_staged(kv, p, last, 0);
+    uint64_t end = tr_kv_staged(kv, p, n, n - last);
+
+    layers = layers != 0 ? layers : 1;
+    before += (after + layers - 1) / layers * at_once;
+    if (copy > end) { /* the last layers find less than they take */
+        end = copy;
+    }
+    end += (copy + layers - 1) / layers * at_once;
+    return before > end ? before : end;
+}
+
+uint64_t
+tr_kv_pages_for(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
+                uint32_t n)
+{
+    const tr_kv_policy_t *p = policy != NULL ? policy : kv->usual;
+    uint64_t copy = tr_kv_charged_copy(kv, p, n);
+
+    if (p->n_levels != 0 && tr_kv_at_once(kv, n) != 0) {
+        return tr_kv_staged_peak(kv, p, n, copy);
+    }
+    return (uint64_t) manager_ceil(n, kv->plan.layout[0].tokens) * kv->heads
+           + copy;
 }
 
 uint32_t
@@ -113,15 +169,19 @@ tr_kv_worst_copy(const tr_page_plan_t *plan, const tr_kv_policy_t *p,
 static bool
 tr_kv_len_fits(const tr_kv_cache_t *kv, const tr_kv_policy_t *p, uint32_t n)
 {
-    uint64_t each = manager_ceil(n, kv->plan.layout[0].tokens), all;
+    uint64_t each = manager_ceil(n, kv->plan.layout[0].tokens), all, copy = 0;
 
     all = each * kv->heads;
     if (p->n_levels != 0) {
         each = (uint64_t) tr_kv_worst_copy(&kv->plan, p, n) + p->n_levels + 1
                + tr_kv_policy_window(&kv->plan, p, n);
-        all += each * (kv->heads - kv->near);
+        copy = each * (kv->heads - kv->near);
     }
-    return all <= kv->m.size.pages;
+    if (p->n_levels != 0 && tr_kv_at_once(kv, n) != 0) {
+        all = (uint64_t) (p->n_levels + 1) * kv->heads;
+        return all + tr_kv_staged_peak(kv, p, n, copy) <= kv->m.size.pages;
+    }
+    return all + copy <= kv->m.size.pages;
 }
 
 uint32_t

@@ -66,6 +66,7 @@ typedef struct tr_sequence {
     /* Tokens that are computed at 16 bits, then compressed: the prompt, or what
      * was lost when it had to be computed again.  0: never compressed. */
     uint32_t uncompressed_len;
+    bool staged;  /* they are compressed in stages (tr_kv_stage) */
     bool is_long; /* it has more tokens than the scheduler's long_from */
     bool exact;   /* a copy must stop where its source stands */
     /* Tokens of another engine that are computed one by one, as they were there:

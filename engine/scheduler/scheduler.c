@@ -355,7 +355,8 @@ tr_scheduler_step(tr_scheduler_t *s, tr_sequence_t *q, uint32_t limit)
 static bool
 tr_scheduler_wants(tr_scheduler_t *s, tr_sequence_t *q, uint32_t *prompts)
 {
-    if (tr_sequence_paused(q) || tr_scheduler_complete(s, q)) {
+    if (tr_sequence_paused(q) || tr_scheduler_complete(s, q)
+        || tr_scheduler_held_up(s, q)) {
         return false;
     }
     if (q->computed + 1 == q->prompt_len && tr_sequence_shares(q)) {
@@ -455,7 +456,7 @@ tr_scheduler_prompts(tr_scheduler_t *s)
     uint32_t n = 0;
 
     for (q = s->running.first; q != NULL; q = q->next) {
-        if (tr_sequence_prefills(q)) {
+        if (tr_sequence_prefills(q) && !tr_scheduler_held_up(s, q)) {
             s->scratch[n++] = q;
         }
     }
@@ -552,7 +553,10 @@ tr_scheduler_prefill(tr_scheduler_t *s)
     }
     while (n != 0 && s->n_tokens < all) {
         tr_sequence_t *q = tr_scheduler_take_prompt(s, &n);
-        uint32_t want = tr_sequence_goal(q) - q->computed, left;
+        uint32_t end = tr_scheduler_stage_end(s, q, q->computed), left;
+        uint32_t want = tr_sequence_goal(q);
+
+        want = (want < end ? want : end) - q->computed;
 
         if (mixed && least == NULL) {
             least = q->request->client;

@@ -95,7 +95,15 @@ bool tr_scheduler_unsure(tr_scheduler_t *s);
  * so: nothing of it can be computed before it is compressed. */
 bool tr_scheduler_complete(const tr_scheduler_t *s, const tr_sequence_t *q);
 
-/* Compresses whose prompts are complete.  One for which there is no room, even
+/* Where the chunk of a prompt from `from` on ends at the latest: behind it what is
+ * computed is compressed (tr_kv_stage).  UINT32_MAX: nowhere. */
+uint32_t tr_scheduler_stage_end(const tr_scheduler_t *s, const tr_sequence_t *q,
+                                uint32_t from);
+
+/* Is that to be done, or are there no pages for what follows? */
+bool tr_scheduler_held_up(const tr_scheduler_t *s, const tr_sequence_t *q);
+
+/* Compresses whose prompts are complete, or have come to a stage.  One for which there is no room, even
  * after all younger ones have made way, waits. */
 void tr_scheduler_compress(tr_scheduler_t *s);
 

@@ -1,7 +1,7 @@
 /*
  * The pages of sequences: admission, compression, preemption (scheduler.h).
  *
- *                 start            compress
+ *                 start        stage.. compress
  *   waiting ---------------> uncompressed ---------> compressed
  *      ^  ^                    |               |    |  ^
  *      |  +--- pages lost -----+               |    |  | swap in
@@ -241,16 +241,17 @@ tr_scheduler_reserve(tr_scheduler_t *s, tr_sequence_t *q)
 
 /* ---- compression -------------------------------------------------------- */
 
+typedef tr_status_t (*tr_scheduler_f)(tr_scheduler_t *s, tr_sequence_t *q);
+
+/* Does this with q's pages; younger ones make way. */
 static bool
-tr_scheduler_compress_one(tr_scheduler_t *s, tr_sequence_t *q)
+tr_scheduler_insist(tr_scheduler_t *s, tr_sequence_t *q, tr_scheduler_f f)
 {
     for (;;) {
-        tr_status_t rc = tr_kv_compress(s->kv, q->kv_slot, q->computed);
+        tr_status_t rc = f(s, q);
         tr_sequence_t *victim;
 
         if (rc == TR_OK) {
-            tr_scheduler_discharge(s, q);
-            tr_scheduler_keep_compressed(s, q);
             s->changes++;
             return true;
         }
@@ -270,6 +271,68 @@ tr_scheduler_compress_one(tr_scheduler_t *s, tr_sequence_t *q)
     }
 }
 
+static tr_status_t
+tr_scheduler_end_prompt(tr_scheduler_t *s, tr_sequence_t *q)
+{
+    tr_status_t rc = tr_kv_compress(s->kv, q->kv_slot, q->computed);
+
+    if (rc == TR_OK) {
+        tr_scheduler_discharge(s, q);
+        tr_scheduler_keep_compressed(s, q);
+    }
+    return rc;
+}
+
+uint32_t
+tr_scheduler_stage_end(const tr_scheduler_t *s, const tr_sequence_t *q,
+                       uint32_t from)
+{
+    uint32_t stage = tr_kv_stages(s->kv, q->request->kv_policy);
+
+    if (!q->staged || from >= q->uncompressed_len) {
+        return UINT32_MAX;
+    }
+    return q->uncompressed_len - from <= stage - from % stage
+               ? q->uncompressed_len
+               : from - from % stage + stage;
+}
+
+/* What it was promised is less by what it has. */
+static void
+tr_scheduler_recharge(tr_scheduler_t *s, tr_sequence_t *q)
+{
+    uint64_t held = tr_kv_held_pages(s->kv, q->kv_slot);
+    uint64_t copy = q->charge > held ? q->charge - held : 0;
+
+    s->promised += copy - q->copy;
+    q->copy = copy;
+}
+
+bool
+tr_scheduler_held_up(const tr_scheduler_t *s, const tr_sequence_t *q)
+{
+    return q->staged && q->computed < q->uncompressed_len
+           && (tr_kv_stage_due(s->kv, q->kv_slot, q->computed)
+               || tr_kv_reserved(s->kv, q->kv_slot) <= q->computed);
+}
+
+/* What is computed is compressed, and the next part gets pages. */
+static tr_status_t
+tr_scheduler_next_stage(tr_scheduler_t *s, tr_sequence_t *q)
+{
+    tr_status_t rc = TR_OK;
+
+    if (tr_kv_stage_due(s->kv, q->kv_slot, q->computed)) {
+        rc = tr_kv_stage(s->kv, q->kv_slot, q->computed);
+    }
+    if (rc == TR_OK) {
+        rc = tr_kv_reserve(s->kv, q->kv_slot,
+                           tr_scheduler_stage_end(s, q, q->computed));
+    }
+    tr_scheduler_recharge(s, q);
+    return rc;
+}
+
 void
 tr_scheduler_compress(tr_scheduler_t *s)
 {
@@ -278,8 +341,13 @@ tr_scheduler_compress(tr_scheduler_t *s)
     s->stalled = false;
     for (q = s->running.first; q != NULL && s->hopeless == NULL && !s->unsure;
          q = next) {
+        tr_scheduler_f f = tr_scheduler_complete(s, q) ? tr_scheduler_end_prompt
+                           : tr_scheduler_held_up(s, q)
+                               ? tr_scheduler_next_stage
+                               : NULL;
+
         /* one that is blocked makes way for those that wait instead */
-        if (tr_scheduler_complete(s, q) && !tr_scheduler_compress_one(s, q)
+        if (f != NULL && !tr_scheduler_insist(s, q, f)
             && !tr_scheduler_blocked(s, q)) {
             s->stalled = true;
         }
@@ -306,7 +374,7 @@ tr_scheduler_sibling(const tr_sequence_t *q)
     tr_sequence_t *best = NULL;
     uint32_t first = q->choice / r->n * r->n, i;
 
-    if (r->running_sequences == 0 || q->prompt_len == 1) {
+    if (r->running_sequences == 0 || q->prompt_len == 1 || q->staged) {
         return NULL;
     }
     for (i = first; i < first + r->n; i++) {
@@ -331,8 +399,9 @@ tr_sequence_shares(const tr_sequence_t *q)
     const tr_request_t *r = q->request;
     uint32_t first, i;
 
-    if (!q->exact || q->offered != 0 || q->computed >= q->prompt_len
-        || q->prompt_len == 1 || r->n == 1 || !tr_sequence_fresh(q)) {
+    if (!q->exact || q->staged || q->offered != 0
+        || q->computed >= q->prompt_len || q->prompt_len == 1 || r->n == 1
+        || !tr_sequence_fresh(q)) {
         return false;
     }
     first = q->choice / r->n * r->n;
@@ -394,6 +463,16 @@ tr_scheduler_run(tr_scheduler_t *s, tr_sequence_t *q)
     }
 }
 
+/* How far q, of which `shared` tokens are there, gets pages at its start. */
+static uint32_t
+tr_scheduler_first_end(const tr_scheduler_t *s, const tr_sequence_t *q,
+                       uint32_t shared)
+{
+    return q->staged                  ? tr_scheduler_stage_end(s, q, shared)
+           : q->uncompressed_len != 0 ? q->uncompressed_len
+                                      : q->len;
+}
+
 /* Gives q a slot with pages for its prompt (and for all it has said, where
  * nothing is compressed), the prompt copied from a sibling if there is one, else
  * what was found of it.  There are pages enough. */
@@ -433,9 +512,7 @@ tr_scheduler_start(tr_scheduler_t *s, tr_sequence_t *q,
         tr_kv_prompt(s->kv, slot, q->uncompressed_len);
     }
     if (rc == TR_OK) {
-        rc = tr_kv_reserve(s->kv, slot,
-                           q->uncompressed_len != 0 ? q->uncompressed_len
-                                                    : q->len);
+        rc = tr_kv_reserve(s->kv, slot, tr_scheduler_first_end(s, q, shared));
     }
     if (rc != TR_OK) {
         tr_kv_close(s->kv, slot);
@@ -444,6 +521,9 @@ tr_scheduler_start(tr_scheduler_t *s, tr_sequence_t *q,
     tr_scheduler_unlink(&s->waiting, q);
     q->kv_slot = slot;
     q->computed = shared;
+    if (q->staged) {
+        tr_scheduler_recharge(s, q);
+    }
     tr_scheduler_run(s, q);
     if (!q->expected && q->request->migrations == 0 && q->prompt_len > shared) {
         tr_fair_expect(q, q->prompt_len - shared);
@@ -515,7 +595,9 @@ tr_scheduler_affords_start(tr_scheduler_t *s, tr_sequence_t *q, uint64_t shared)
                                           : tr_sequence_first_len(q);
     uint64_t uncompressed = tr_scheduler_uncompressed(s, n);
     uint64_t charge = tr_kv_pages_for(s->kv, q->request->kv_policy, n);
-    uint64_t copy = charge > uncompressed ? charge - uncompressed : 0;
+    uint64_t copy = q->staged               ? charge
+                    : charge > uncompressed ? charge - uncompressed
+                                            : 0;
 
     if (copy == 0) { /* stays at 16 bits */
         return tr_scheduler_affords(s,
@@ -607,6 +689,17 @@ enum tr_try {
     TR_TRY_NO_ROOM
 };
 
+/* Is q's prompt longer than what a stage leaves at 16 bits? */
+static bool
+tr_scheduler_has_stages(const tr_scheduler_t *s, const tr_sequence_t *q)
+{
+    uint32_t stage = tr_kv_stages(s->kv, q->request->kv_policy);
+    uint32_t n = q->uncompressed_len != 0 ? q->uncompressed_len
+                                          : tr_sequence_first_len(q);
+
+    return stage != 0 && n > stage;
+}
+
 /* Admits q, which waits and has no slot. */
 static enum tr_try
 tr_scheduler_try(tr_scheduler_t *s, tr_sequence_t *q, uint32_t offering)
@@ -616,6 +709,7 @@ tr_scheduler_try(tr_scheduler_t *s, tr_sequence_t *q, uint32_t offering)
     bool admitted;
 
     q->is_long = s->long_from != 0 && tr_sequence_known(q) > s->long_from;
+    q->staged = tr_scheduler_has_stages(s, q);
     sibling = tr_scheduler_sibling(q);
     if (sibling != NULL && sibling->computed + 1 < q->prompt_len) {
         return TR_TRY_LATER; /* its prompt is being computed */

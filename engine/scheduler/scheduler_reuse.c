@@ -23,7 +23,7 @@ tr_scheduler_reads(const tr_scheduler_t *s, const tr_sequence_t *q)
 {
     return tr_scheduler_reuses(s, q) && q->prompt_scores == NULL
            && q->request->params.max_tokens != 0
-           && (q->request->n == 1
+           && (q->request->n == 1 || q->staged
                || !tr_kv_copies(s->kv, q->request->kv_policy));
 }
 

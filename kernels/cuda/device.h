@@ -286,7 +286,7 @@ int tr_cuda_unpack(const tr_cuda_stream_t *s, const tr_cuda_unpack_t *a);
 /* ---- the table ----------------------------------------------------------- */
 
 /* Changes with the order or the signature of any entry. */
-#define TR_DEVICE_VERSION 22u
+#define TR_DEVICE_VERSION 23u
 
 /* All entries, in the order of the table. */
 /* clang-format off */
@@ -314,7 +314,8 @@ int tr_cuda_unpack(const tr_cuda_stream_t *s, const tr_cuda_unpack_t *a);
     F(manager_step) F(manager_close) F(manager_plan_prompts)               \
     F(manager_install_prompts) F(manager_give) F(manager_take)             \
     F(manager_fork) F(manager_share) F(manager_tally)                      \
-    F(manager_plan_cuts) F(manager_plan_restores) F(manager_install_cuts)
+    F(manager_plan_cuts) F(manager_plan_restores) F(manager_install_cuts)  \
+    F(manager_fill_prompts)
 /* clang-format on */
 
 typedef struct {

@@ -45,14 +45,17 @@ int tr_cuda_kv_append(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                       const tr_cuda_keys_t *in, uint32_t *refused);
 
 /* tr_kernels_t.kv_compress for n slots at once.  jobs: [n] on the device, and
- * so is what they point to; slot < 0: nothing to do.  max_len: no head of a job
- * has more tokens.  refused: [n]; 1 for a job that is not allowed,
- * of which nothing is written, else 0 (cleared here).  No page that a job fills
+ * so is what they point to; slot < 0: nothing to do.  layers: those of each job,
+ * at most (tr_kv_compress_t.layers; kv->layers where that is 0).  max_len: no head
+ * of a job has more tokens.  refused: [n]; 1 for a job that is not allowed, of
+ * which nothing is written in these layers, else 0 (cleared here, unless
+ * tr_kv_compress_t.first_layer is not 0).  No page that a job fills
  * is a source of another.  work: tr_cuda_kv_compress_work() bytes, 256-byte
  * aligned, needs no clearing, for this n and max_len or larger ones. */
 int tr_cuda_kv_compress(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                         const tr_kv_compress_t *jobs, uint32_t n,
-                        uint32_t max_len, uint32_t *refused, void *work);
+                        uint32_t layers, uint32_t max_len, uint32_t *refused,
+                        void *work);
 size_t tr_cuda_kv_compress_work(const tr_kv_view_t *kv, uint32_t n,
                                 uint32_t max_len);
 

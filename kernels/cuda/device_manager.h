@@ -50,6 +50,10 @@ int tr_cuda_manager_plan_prompts(const tr_cuda_stream_t *s,
                                  const tr_kv_complete_t *complete, uint32_t n);
 int tr_cuda_manager_install_prompts(const tr_cuda_stream_t *s,
                                     const tr_kv_manager_t *m, uint32_t n);
+/* One request that takes its layers some at a time (tr_kv_complete_t.layers): the
+ * next of them get their pages, between an install and the next kv_compress. */
+int tr_cuda_manager_fill_prompts(const tr_cuda_stream_t *s,
+                                 const tr_kv_manager_t *m, uint32_t n);
 
 /* The beginnings of compressed slots into others (kernels/kv_manager/manager_cut.h),
  * or pages for what comes from elsewhere: planned as prompts are; then

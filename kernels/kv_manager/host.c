@@ -7,6 +7,7 @@
  *   close            release, ends, recycle
  *   plan_prompts     classify (some heads a task), total, admit, fill
  *   install_prompts  install, settle
+ *   fill_prompts     fill
  *   plan_cuts        cut (some heads a task), total, admit, fill
  *   plan_restores    restore, total, admit, fill
  *   install_cuts     as of prompts, then rescore (some heads a task)
@@ -359,6 +360,15 @@ tr_kv_host_plan_prompts(const tr_stream_t *s, const tr_kv_manager_t *m,
     share(s, tokens_of(m, complete, n) >= PARALLEL, n * m->heads, PROMPT_GRAIN,
           classify_heads, &r);
     grant_jobs(s, &r);
+}
+
+void
+tr_kv_host_fill_prompts(const tr_stream_t *s, const tr_kv_manager_t *m,
+                        uint32_t n)
+{
+    run_t r = { .m = m, .n = n };
+
+    share(s, false, n * m->heads, ROW_GRAIN, fill_rows, &r);
 }
 
 void

@@ -44,6 +44,11 @@ void tr_kv_host_plan_prompts(const tr_stream_t *s, const tr_kv_manager_t *m,
 void tr_kv_host_install_prompts(const tr_stream_t *s, const tr_kv_manager_t *m,
                                 uint32_t n);
 
+/* A request that takes its layers some at a time: after plan_prompts, for each of
+ * tr_kv_parts, kv_compress and install, and between these fill. */
+void tr_kv_host_fill_prompts(const tr_stream_t *s, const tr_kv_manager_t *m,
+                             uint32_t n);
+
 /* Behind either, kv_compress moves what m->compress says, and then: */
 void tr_kv_host_plan_cuts(const tr_stream_t *s, const tr_kv_manager_t *m,
                           const tr_kv_cut_t *cuts, uint32_t n);

@@ -41,6 +41,8 @@
  *        -> install_prompts               old pages come back
  *        -> step, step ..                 one token a request and step
  *        -> close, or give and take when it is preempted
+ *   .. -> step -> plan_prompts, ..        by tr_kv_rule_stage, and some layers
+ *        -> prompt -> step, ..            at a time: the prompt goes on
  *   open -> plan_cuts                     the beginning of another slot
  *           (kv_compress moves the tokens)
  *        -> install_cuts -> prompt        a later turn of it
@@ -106,12 +108,22 @@ typedef struct {
     uint32_t len; /* positions [0, len), or TR_KV_NEXT: one more */
 } tr_kv_page_request_t;
 
-/* tr_kv_compress.  rule: tr_kv_policy_for(policy, len). */
+/* tr_kv_compress.  rule: tr_kv_policy_for(policy, len).  layers: so many are
+ * planned, moved and installed at a time, so that old pages of the first are new
+ * ones of the others; 0: all.  One such request is a launch of its own. */
 typedef struct {
     int32_t slot;
     uint32_t len;
+    uint32_t layers;
     tr_kv_rule_t rule;
 } tr_kv_complete_t;
+
+/* How many times the layers of such a request are moved and installed. */
+TR_HD uint32_t
+tr_kv_parts(uint32_t layers, uint32_t at_once)
+{
+    return at_once == 0 ? 1 : (layers + at_once - 1) / at_once;
+}
 
 /* The uncompressed half of tr_kv_fork: pages for positions [0, len) of `to`
  * were granted before, and nothing of it was computed. */
@@ -195,6 +207,8 @@ typedef struct {
     int32_t source; /* whose tokens move, -1: nobody's */
     uint32_t n_uncompressed, observe;
     uint32_t len, uncompressed_pages, pages, old_pages;
+    uint32_t layers, at_layer; /* at a time, 0: all; the next of them */
+    uint32_t peak; /* most that it has taken from the ring at any time */
     uint32_t near_from, near_to; /* heads that slide give these pages back */
     uint64_t first;              /* in the ring: of the new pages */
     uint32_t given; /* of all old pages, those before this prompt's */

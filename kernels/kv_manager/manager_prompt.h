@@ -11,6 +11,10 @@
  *   install  the same: old pages come back, the new table takes their place
  *   settle   one block, the last of install: the ring's end
  *
+ * A request may take its layers some at a time (tr_kv_complete_t.layers): fill
+ * and install are then of these, one after the other, and settle goes on to the
+ * next of them.
+ *
  * Tokens of a head stand in one order throughout: tiers, window, uncompressed.  Those
  * that stay in the window are the last of them, but for the sinks, which come
  * first behind the tiers; the others, which a rule decides about, are numbered
@@ -261,6 +265,44 @@ typedef struct {
     manager_sum_t fresh, old;
 } manager_total_t;
 
+/* Layers by layers: pages taken when head h's have theirs, less what came back
+ * of those before them. */
+TR_HD uint32_t
+manager_taken(const tr_kv_manager_t *m, const tr_kv_job_t *j,
+              const tr_kv_head_plan_t *head, uint32_t h)
+{
+    uint32_t step = j->layers * m->view.kv_heads, first = h / step * step;
+    uint32_t taken = head[h].before + head[h].pages;
+
+    return taken > head[first].old_before ? taken - head[first].old_before : 0;
+}
+
+/* Behind the sums of a request: what the ring must have for it. */
+TR_HD void
+manager_peak(const tr_kv_manager_t *m, uint32_t i, manager_total_t *s)
+{
+    const tr_kv_head_plan_t *head = m->head + (size_t) i * m->heads;
+    tr_kv_job_t *j = &m->job[i];
+
+    EACH_THREAD (tid) {
+        uint32_t most = 0;
+
+        for (uint32_t h = tid; h < m->heads && j->layers != 0;
+             h += MANAGER_THREADS) {
+            uint32_t taken = manager_taken(m, j, head, h);
+
+            most = taken > most ? taken : most;
+        }
+        s->fresh.part[tid] = most;
+    }
+    EACH_FEW (k, 1) {
+        j->peak = j->layers == 0 ? j->pages : 0;
+        for (uint32_t t = 0; t < MANAGER_THREADS; t++) {
+            j->peak = s->fresh.part[t] > j->peak ? s->fresh.part[t] : j->peak;
+        }
+    }
+}
+
 /* Block (request i). */
 TR_HD void
 manager_total_job(const tr_kv_manager_t *m, uint32_t i, manager_total_t *s)
@@ -304,6 +346,7 @@ manager_total_job(const tr_kv_manager_t *m, uint32_t i, manager_total_t *s)
             m->job[i].old_pages = manager_total(&s->old);
         }
     }
+    manager_peak(m, i, s);
 }
 
 /* What the kernel that moves the tokens is told. */
@@ -320,6 +363,8 @@ manager_compress(const tr_kv_manager_t *m, uint32_t i, tr_kv_compress_t *c)
     c->dest = m->dest + head * m->dest_len;
     c->dest_len = m->dest_len;
     c->observe = j->observe;
+    c->first_layer = 0;
+    c->layers = j->layers;
 }
 
 /* One after the other. */
@@ -340,7 +385,7 @@ manager_admit(const tr_kv_manager_t *m, uint32_t n)
             if (!j->move) {
                 continue;
             }
-            if (j->pages > left) {
+            if (j->peak > left) {
                 m->result[i] = TR_KV_STALLED;
                 j->granted = j->move = false;
                 c->slot = j->slot = -1;
@@ -349,7 +394,7 @@ manager_admit(const tr_kv_manager_t *m, uint32_t n)
             c->slot = j->source;
             j->first = start;
             start += j->pages;
-            left -= j->pages;
+            left -= j->pages < left ? j->pages : left;
             j->given = given;
             given += j->old_pages;
         }
@@ -358,6 +403,17 @@ manager_admit(const tr_kv_manager_t *m, uint32_t n)
 }
 
 /* ---- fill, install ------------------------------------------------------ */
+
+/* Is a head of the layers that are taken now? */
+TR_HD bool
+manager_its_turn(const tr_kv_manager_t *m, const tr_kv_job_t *j, uint32_t head)
+{
+    uint32_t layer = head / m->view.kv_heads;
+
+    return head < m->heads && j->move
+           && (j->layers == 0
+               || (layer >= j->at_layer && layer - j->at_layer < j->layers));
+}
 
 /* Block (request i, heads from warps * block on). */
 TR_HD void
@@ -368,7 +424,7 @@ manager_fill(const tr_kv_manager_t *m, uint32_t i, uint32_t block)
     EACH_THREAD (tid) {
         uint32_t head = block * MANAGER_WARPS + tid / MANAGER_WARP;
 
-        if (head < m->heads && j->move) {
+        if (manager_its_turn(m, j, head)) {
             const tr_kv_head_plan_t *h = m->head + (size_t) i * m->heads + head;
             int32_t *row = m->to_tables
                            + ((size_t) i * m->heads + head) * m->view.table_len;
@@ -444,7 +500,7 @@ manager_install(const tr_kv_manager_t *m, uint32_t i, uint32_t block,
     EACH_THREAD (tid) {
         uint32_t head = block * MANAGER_WARPS + tid / MANAGER_WARP;
 
-        if (head < m->heads && j->move) {
+        if (manager_its_turn(m, j, head)) {
             manager_run_t run[MANAGER_RUNS];
             uint32_t n = manager_old_runs(m, j, head, run);
             uint32_t before = m->head[(size_t) i * m->heads + head].old_before;
@@ -458,7 +514,7 @@ manager_install(const tr_kv_manager_t *m, uint32_t i, uint32_t block,
     EACH_THREAD (tid) {
         uint32_t head = block * MANAGER_WARPS + tid / MANAGER_WARP;
 
-        if (head < m->heads && j->move) {
+        if (manager_its_turn(m, j, head)) {
             manager_install_head(m, i, head, tid % MANAGER_WARP, s);
         }
     }
@@ -485,10 +541,30 @@ manager_become(const tr_kv_manager_t *m, const tr_kv_job_t *j)
     s->uncompressed = false;
 }
 
+/* A request goes on to its next layers; false: it has none, or takes all at
+ * once.  It is then the only one of the launch. */
+TR_HD bool
+manager_goes_on(const tr_kv_manager_t *m, uint32_t n)
+{
+    const tr_kv_job_t *j = &m->job[0];
+    bool on = n == 1 && j->move && j->layers != 0
+              && j->layers < m->view.layers - j->at_layer;
+
+    MANAGER_WAIT();
+    EACH_FEW (k, on) {
+        m->job[0].at_layer += j->layers;
+        m->compress[0].first_layer = j->at_layer;
+    }
+    return on;
+}
+
 /* The last block of install. */
 TR_HD void
 manager_settle_prompts(const tr_kv_manager_t *m, uint32_t n)
 {
+    if (manager_goes_on(m, n)) {
+        return;
+    }
     EACH (i, n) {
         const tr_kv_job_t *j = &m->job[i];
 

@@ -82,6 +82,7 @@ manager_job(const tr_kv_manager_t *m, const tr_kv_complete_t *c, tr_kv_job_t *j)
     }
     j->slot = j->source = c->slot;
     j->rule = c->rule;
+    j->layers = c->layers;
     j->granted = true;
     if (c->rule.n_levels == 0 || s->uncompressed_pages == 0) {
         return;

@@ -235,6 +235,22 @@ tr_cuda_manager_install_prompts(const tr_cuda_stream_t *s,
                   m->size.max_prompts);
 }
 
+static void
+fill_body(void *args)
+{
+    some_t *a = args;
+
+    tr_kv_host_fill_prompts(&here, &a->m, a->n);
+}
+
+int
+tr_cuda_manager_fill_prompts(const tr_cuda_stream_t *s,
+                             const tr_kv_manager_t *m, uint32_t n)
+{
+    return launch(s, "manager_fill", fill_body, m, m->job, n,
+                  m->size.max_prompts);
+}
+
 /* ---- cuts --------------------------------------------------------------- */
 
 static void

@@ -243,12 +243,14 @@ compress(void *args)
     for (uint32_t i = 0; i < a->n; i++) {
         const tr_kv_compress_t *c = &a->jobs[i];
 
-        a->refused[i] = 0;
+        if (c->first_layer == 0) {
+            a->refused[i] = 0;
+        }
         if (c->slot < 0) {
             continue;
         }
-        a->refused[i] = soft_cpu()->kv_compress(&soft_cpu_stream, &kv, c, work)
-                        != 0;
+        a->refused[i] |= soft_cpu()->kv_compress(&soft_cpu_stream, &kv, c, work)
+                         != 0;
     }
 }
 
@@ -261,14 +263,15 @@ tr_cuda_kv_compress_work(const tr_kv_view_t *kv, uint32_t n, uint32_t max_len)
 
 int
 tr_cuda_kv_compress(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
-                    const tr_kv_compress_t *jobs, uint32_t n, uint32_t max_len,
-                    uint32_t *refused, void *work)
+                    const tr_kv_compress_t *jobs, uint32_t n, uint32_t layers,
+                    uint32_t max_len, uint32_t *refused, void *work)
 {
     compress_t a = { .jobs = jobs, .n = n, .refused = refused, .work = work };
 
     if (kv->head_dim == 0 || kv->head_dim > TR_HEAD_DIM_MAX || kv->head_dim % 16
         || kv->layers * kv->kv_heads == 0 || kv->layers * kv->kv_heads > 32767
-        || n > 65535 || refused == NULL || !soft_view_keep(&a.view, kv)) {
+        || n > 65535 || layers == 0 || layers > kv->layers || refused == NULL
+        || !soft_view_keep(&a.view, kv)) {
         return TR_KERNEL_BADARG;
     }
     if (n == 0) {

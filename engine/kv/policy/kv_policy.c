@@ -8,6 +8,7 @@
  */
 #include "kv_policy.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -112,6 +113,52 @@ tr_kv_policy_free(tr_kv_policy_t *p)
         free((void *) (uintptr_t) p->alpha_of);
         free(p);
     }
+}
+
+/* ---- prompts in stages -------------------------------------------------- */
+
+/* Can it decide at a prompt's end about tokens that were compressed before? */
+static bool
+decides_later(const tr_kv_policy_t *p)
+{
+    for (uint32_t l = 0; l < p->n_levels; l++) {
+        if (p->level[l].by_channel) {
+            return false;
+        }
+    }
+    return p->observe == 0
+           && (p->kind == TR_KV_RULE_ALL || p->kind == TR_KV_RULE_THRESHOLD);
+}
+
+tr_status_t
+tr_kv_policy_prefill(const tr_kv_policy_t *p, const char *level,
+                     tr_error_t *err)
+{
+    const tr_kv_level_t *best = &p->level[0];
+    char text[16];
+
+    if (strcmp(level, TR_KV_PREFILL_NONE) == 0) {
+        return TR_OK;
+    }
+    if (p->n_levels == 0 || !decides_later(p)) {
+        return tr_error_set(err, TR_ERR_UNSUPPORTED, "prefill_level",
+                            "prefill_level %.8s: KV policy %.64s %s; "
+                            "expected " TR_KV_PREFILL_NONE,
+                            level, p->name,
+                            p->n_levels == 0
+                                ? "leaves all prompts at 16 bits"
+                                : "decides by what a whole prompt has at 16"
+                                  " bits");
+    }
+    snprintf(text, sizeof(text), "%u/%u", best->key_bits, best->value_bits);
+    if (strcmp(level, text) != 0) {
+        return tr_error_set(err, TR_ERR_INVALID, "prefill_level",
+                            "prefill_level %.8s: the best level of KV policy"
+                            " %.64s is %s; expected that, "
+                            "or " TR_KV_PREFILL_NONE,
+                            level, p->name, text);
+    }
+    return TR_OK;
 }
 
 /* ---- cutting ------------------------------------------------------------ */

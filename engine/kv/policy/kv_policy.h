@@ -80,6 +80,14 @@ bool tr_kv_policy_cuts(const tr_kv_policy_t *p);
 uint8_t tr_kv_policy_settled(const tr_kv_policy_t *p);
 void tr_kv_policy_position(tr_kv_policy_t *p);
 
+/* May its prompts stand at `level`, "K/V", while they are computed (tr_kv_stage)?
+ * Always at 16/16, which means that they have no stages; else it must be its best
+ * level, and a decision that needs no more than that of a token.  The error says
+ * why not. */
+tr_status_t tr_kv_policy_prefill(const tr_kv_policy_t *p, const char *level,
+                                 tr_error_t *err);
+#define TR_KV_PREFILL_NONE "16/16"
+
 /* "full, uniform, diffkv, ..." */
 const char *tr_kv_policy_names(void);
 

@@ -157,6 +157,14 @@ targets_valid(const compress_t *c, const int32_t *table, const uint32_t *count)
            && tr_kv_has_window(&c->to, table, to, 0, to->sinks + turn);
 }
 
+/* Does a head stay as it is? */
+static bool
+stays(const compress_t *c, uint32_t head)
+{
+    return tr_kv_slides(c->kv, head / c->kv->kv_heads)
+           || !tr_kv_compress_has(c->c, c->kv->kv_heads, head);
+}
+
 static void
 heads_look(void *arg, uint32_t first, uint32_t end, uint32_t worker)
 {
@@ -167,8 +175,8 @@ heads_look(void *arg, uint32_t first, uint32_t end, uint32_t worker)
     for (uint32_t h = first; h < end; h++) {
         uint32_t count[TR_KV_TIERS_MAX + 1] = { 0 };
 
-        if (tr_kv_slides(c->kv, h / c->kv->kv_heads)) {
-            continue; /* stays as it is */
+        if (stays(c, h)) {
+            continue;
         }
         if (!sources_valid(c, (size_t) c->c->slot * heads + h,
                            c->c->dest + h * c->c->dest_len, count)
@@ -307,7 +315,7 @@ heads_move(void *arg, uint32_t first, uint32_t end, uint32_t worker)
         size_t head = (size_t) c->c->slot * heads + i;
         head_t h = { .c = c };
 
-        if (tr_kv_slides(kv, i / kv->kv_heads)) {
+        if (stays(c, i)) {
             continue;
         }
         h.table = kv->tables + head * kv->table_len;

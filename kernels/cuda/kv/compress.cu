@@ -20,7 +20,19 @@ static __global__ void __launch_bounds__(INDEX_LANES)
     __shared__ index_smem_t smem;
     block_t b = { threadIdx.x, INDEX_LANES };
 
-    compress_index(&a, b, &smem, blockIdx.y, blockIdx.x);
+    compress_index(&a, b, &smem, blockIdx.y,
+                   compress_first(&a, blockIdx.y) + blockIdx.x);
+}
+
+/* Of jobs that are new. */
+static __global__ void
+clear_kernel(const __grid_constant__ compress_args_t a, uint32_t n)
+{
+    uint32_t j = blockIdx.x * blockDim.x + threadIdx.x;
+
+    if (j < n && a.jobs[j].first_layer == 0) {
+        a.refused[j] = 0;
+    }
 }
 
 static __global__ void __launch_bounds__(32 * WARPS, MOVE_BLOCKS)
@@ -31,7 +43,8 @@ static __global__ void __launch_bounds__(32 * WARPS, MOVE_BLOCKS)
     side_t side = blockIdx.y % 2 == 0 ? KEY : VALUE;
     warp_t w = { threadIdx.x % 32, 32 };
 
-    compress_tiles(&a, w, &smem[warp], side, blockIdx.z, blockIdx.y / 2, i,
+    compress_tiles(&a, w, &smem[warp], side, blockIdx.z,
+                   compress_first(&a, blockIdx.z) + blockIdx.y / 2, i,
                    gridDim.x * WARPS);
 }
 
@@ -103,21 +116,27 @@ fill_args(compress_args_t *a, const tr_kv_view_t *kv,
 
 extern "C" int
 tr_cuda_kv_compress(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
-                    const tr_kv_compress_t *jobs, uint32_t n, uint32_t max_len,
-                    uint32_t *refused, void *work)
+                    const tr_kv_compress_t *jobs, uint32_t n, uint32_t layers,
+                    uint32_t max_len, uint32_t *refused, void *work)
 {
-    uint32_t heads = kv->layers * kv->kv_heads, blocks;
+    uint32_t heads = layers * kv->kv_heads, blocks;
     cudaStream_t stream = (cudaStream_t) s->stream;
     compress_args_t a;
 
-    if (!fill_args(&a, kv, jobs, n, max_len, refused, work)) {
+    if (layers == 0 || layers > kv->layers
+        || !fill_args(&a, kv, jobs, n, max_len, refused, work)) {
         return TR_KERNEL_BADARG;
     }
     if (n == 0) {
         return TR_KERNEL_OK;
     }
     blocks = blocks_of(max_len, heads * 2 * n);
-    cudaMemsetAsync(refused, 0, n * sizeof(*refused), stream);
+    if (layers == kv->layers) {
+        cudaMemsetAsync(refused, 0, n * sizeof(*refused), stream);
+    } else {
+        clear_kernel<<<(n + INDEX_LANES - 1) / INDEX_LANES, INDEX_LANES, 0,
+                       stream>>>(a, n);
+    }
     index_kernel<<<dim3(heads, n), INDEX_LANES, 0, stream>>>(a);
     move_kernel<<<dim3(blocks, heads * 2, n), 32 * WARPS, 0, stream>>>(a);
     return tr_cuda_check();

@@ -61,11 +61,21 @@ flag_raise(uint32_t *flag)
     atomicOr(flag, 1u);
 }
 
-/* Heads of layers that slide are not compressed. */
-TR_DEVICE bool
-compress_stays(const compress_args_t *a, uint32_t h)
+/* The first head of a job. */
+TR_DEVICE uint32_t
+compress_first(const compress_args_t *a, uint32_t j)
 {
-    return tr_kv_slides(&a->kv, h / a->kv.kv_heads);
+    return a->jobs[j].first_layer * a->kv.kv_heads;
+}
+
+/* Heads of layers that slide are not compressed, nor those of layers that the job
+ * is not about. */
+TR_DEVICE bool
+compress_stays(const compress_args_t *a, uint32_t j, uint32_t h)
+{
+    return h >= a->kv.layers * a->kv.kv_heads
+           || tr_kv_slides(&a->kv, h / a->kv.kv_heads)
+           || !tr_kv_compress_has(&a->jobs[j], a->kv.kv_heads, h);
 }
 
 /* False when the job is not allowed, before any token is looked at. */

@@ -166,7 +166,7 @@ compress_index(const compress_args_t *a, block_t b, index_smem_t *smem,
     uint32_t per, first, end, *count = smem->count[b.lane];
     compress_t c;
 
-    if (a->jobs[j].slot < 0 || compress_stays(a, h)) {
+    if (a->jobs[j].slot < 0 || compress_stays(a, j, h)) {
         return;
     }
     if (!compress_open(&c, a, j, h)) { /* every lane finds the same */

@@ -254,7 +254,7 @@ compress_tiles(const compress_args_t *a, warp_t w, tile_smem_t *smem,
 {
     compress_t c;
 
-    if (a->jobs[j].slot < 0 || a->refused[j] || compress_stays(a, h)
+    if (a->jobs[j].slot < 0 || a->refused[j] || compress_stays(a, j, h)
         || !compress_open(&c, a, j, h)) {
         return;
     }

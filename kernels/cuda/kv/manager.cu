@@ -8,6 +8,7 @@
  *   plan_prompts     classify, last of a prompt: total, last of all: admit
  *                                                 fill
  *   install_prompts  install, last: settle
+ *   fill_prompts     fill
  *   plan_cuts        cut, last of a request: total, last of all: admit
  *   plan_restores    restore, likewise             fill
  *   install_cuts     as of prompts                 rescore
@@ -372,6 +373,22 @@ tr_cuda_manager_plan_prompts(const tr_cuda_stream_t *s,
     }
     classify_kernel<<<heads, MANAGER_THREADS, 0, stream>>>(*m, complete);
     fill_kernel<<<warps, MANAGER_THREADS, 0, stream>>>(*m);
+    return tr_cuda_check();
+}
+
+extern "C" int
+tr_cuda_manager_fill_prompts(const tr_cuda_stream_t *s,
+                             const tr_kv_manager_t *m, uint32_t n)
+{
+    dim3 warps(manager_ceil(m->heads, MANAGER_WARPS), n);
+
+    if (n > m->size.max_prompts) {
+        return TR_KERNEL_BADARG;
+    }
+    if (n == 0) {
+        return TR_KERNEL_OK;
+    }
+    fill_kernel<<<warps, MANAGER_THREADS, 0, (cudaStream_t) s->stream>>>(*m);
     return tr_cuda_check();
 }
 

@@ -62,6 +62,10 @@
  *   file_ms, page_cache_ms  turn: as turn_ms, when what was kept is in a file, on the
  *                 disk or in the page cache; disk_ms: to read that file, no more;
  *                 write_ms: until it was written
+ *   held_share    prefill: most pages that the prompt held between two steps, over
+ *                 its keys and values at 16 bits; charged_share: those that
+ *                 admission counts, which is the most at any time; pool_share:
+ *                 all that there are
  *   share         prefill: of the matrix peak.  Operations are those of the
  *                 matrices for every token, of causal attention (once, also
  *                 when there is a second pass for scores), and of the head for
@@ -593,6 +597,14 @@ prompt_work(void)
            + pairs * 4 * c->head_dim;
 }
 
+/* Of a prompt's keys and values at 16 bits. */
+static double
+share_of(uint64_t pages)
+{
+    return (double) (pages * tr_kv_page_bytes(fixture.e->kv))
+           / ((double) o.context * (double) tr_kv_token_bytes(fixture.e->kv));
+}
+
 static void
 run_prefill(void)
 {
@@ -625,6 +637,11 @@ run_prefill(void)
     }
     peak = fixture_peak(&fixture, o.side);
     say_run("prefill");
+    printf(" prefill_level=%s held_share=%.4f charged_share=%.4f"
+           " pool_share=%.4f",
+           fixture.config.prefill_level, share_of(fixture.peak_pages),
+           share_of(tr_kv_pages_for(fixture.e->kv, NULL, o.context)),
+           share_of(tr_kv_pages(fixture.e->kv)));
     printf(" ttft_ms=%.2f device_ms=%.2f compress_ms=%.2f scored=%d"
            " tflop=%.1f tflop_s=%.0f peak_tflop_s=%.0f share=%.3f\n",
            ms, device_ms, compress_ms, fixture.e->policies[0].policy->scored,

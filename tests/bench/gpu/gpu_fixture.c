@@ -101,6 +101,34 @@ reserve(fixture_t *b, int32_t slot, uint32_t len)
     return tr_kv_reserve(b->e->kv, slot, len) == TR_OK;
 }
 
+/* Of n tokens from position `from` on, those that come before the next stage of a
+ * prompt that has some; 0: there is no room for it. */
+static uint32_t
+until_stage(fixture_t *b, int32_t slot, uint32_t from, uint32_t n)
+{
+    uint32_t stage = tr_kv_stages(b->e->kv, NULL);
+
+    if (stage == 0) {
+        return n;
+    }
+    if (tr_kv_stage_due(b->e->kv, slot, from)
+        && tr_kv_stage(b->e->kv, slot, from) != TR_OK) {
+        fixture_settle(b);
+        if (tr_kv_stage(b->e->kv, slot, from) != TR_OK) {
+            return 0;
+        }
+    }
+    return n < stage - from % stage ? n : stage - from % stage;
+}
+
+static void
+note_peak(fixture_t *b, int32_t slot)
+{
+    uint64_t pages = tr_kv_held_pages(b->e->kv, slot);
+
+    b->peak_pages = pages > b->peak_pages ? pages : b->peak_pages;
+}
+
 bool
 fixture_compute(fixture_t *b, int32_t slot, uint32_t from, uint32_t to,
                 tr_sampled_t *out)
@@ -110,7 +138,10 @@ fixture_compute(fixture_t *b, int32_t slot, uint32_t from, uint32_t to,
         tr_batch_item_t *item = &b->items[0][0];
         tr_batch_t batch = { item, 1, 0 };
 
-        n = n < most ? n : most;
+        n = until_stage(b, slot, from, n < most ? n : most);
+        if (n == 0) {
+            return false;
+        }
         *item = (tr_batch_item_t){ .kv_slot = slot,
                                    .pos = from,
                                    .n = n,
@@ -122,6 +153,7 @@ fixture_compute(fixture_t *b, int32_t slot, uint32_t from, uint32_t to,
         if (!reserve(b, slot, from + n)) {
             return false;
         }
+        note_peak(b, slot);
         fixture_must(tr_executor_run(b->e, &batch), "a prompt's step");
         if (item->status != TR_OK) {
             return false;

@@ -29,6 +29,7 @@ typedef struct {
     tr_sampler_t sampler;  /* greedy */
     int32_t *prompt;       /* random ids */
     uint32_t prompt_len;
+    uint64_t peak_pages; /* most that a prompt held, between two steps */
     fixture_seq_t seqs[FIXTURE_SEQS_MAX];
     tr_batch_item_t items[TR_CUDA_SLOTS][FIXTURE_SEQS_MAX];
     double copy_speed; /* the best seen */

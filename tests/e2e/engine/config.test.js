@@ -84,6 +84,24 @@ test('--check says what the model is', () => {
   assert.match(lines[5], /^configuration and model .* are fine$/);
 });
 
+test('--check says at which level prompts are computed, and who refuses it', () => {
+  const check = (...policy) => spawnSync(ENGINE, ['--check', '--model', POCKET, '--prefill_level', '8/4', ...policy],
+    { encoding: 'utf8' });
+  const good = check('--kv_policy', 'diffkv', '--kv_policies', 'full uniform:levels=8/4');
+  assert.equal(good.status, 0, good.stderr);
+  assert.match(good.stdout, /^kv of prompts that are computed: 8\/4, but for the last 512 tokens or less$/m);
+  for (const [policy, why] of [
+    [['--kv_policy', 'full'], /KV policy full leaves all prompts at 16 bits; expected 16\/16/],
+    [['--kv_policy', 'diffkv', '--kv_policies', 'snapkv'], /KV policy snapkv decides by what a whole prompt has at 16 bits/],
+    [['--kv_policy', 'uniform:levels=4/2'], /the best level of KV policy uniform is 4\/2; expected that, or 16\/16/],
+  ]) {
+    const bad = check(...policy);
+    assert.notEqual(bad.status, 0);
+    assert.match(bad.stderr, /prefill_level 8\/4: /);
+    assert.match(bad.stderr, why);
+  }
+});
+
 // A model that its policy file has left, or that never had one.
 test('--check and the log say where a policy has its settings from', () => {
   const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'tokenring-e2e-'));

@@ -348,8 +348,8 @@ compress_run(bench_t *b, void *arg)
 {
     compress_run_t *c = arg;
 
-    must(tr_cuda_kv_compress(&b->launch, &b->view, c->jobs, c->n, PROMPT,
-                             c->refused, c->work),
+    must(tr_cuda_kv_compress(&b->launch, &b->view, c->jobs, c->n,
+                             b->view.layers, PROMPT, c->refused, c->work),
          "compress");
 }
 

@@ -32,6 +32,7 @@ typedef enum {
     FIXTURE_CLOSE,
     FIXTURE_PLAN,
     FIXTURE_INSTALL,
+    FIXTURE_FILL, /* of one that takes some layers at a time; in: anything */
     FIXTURE_GIVE, /* in: slot, n, the pages */
     FIXTURE_TAKE, /* the same, filled */
     FIXTURE_FORK,
@@ -106,7 +107,8 @@ typedef struct {
     } slot[FIXTURE_SLOTS];
     uint32_t slots;
     /* what happened */
-    uint64_t steps, stalls, compressed, swaps, forks, shares, cuts, pages;
+    uint64_t steps, stalls, staged, compressed, swaps, forks, shares, cuts,
+        pages;
     bool failed;
 } fixture_t;
 
@@ -265,7 +267,8 @@ fixture_compress(const tr_stream_t *stream, const tr_kv_view_t *v,
         const int8_t *dest = c->dest + head * c->dest_len;
         uint32_t count[TR_KV_TIERS_MAX] = { 0 }, i;
 
-        if (tr_kv_slides(v, head / v->kv_heads)) {
+        if (tr_kv_slides(v, head / v->kv_heads)
+            || !tr_kv_compress_has(c, v->kv_heads, head)) {
             continue;
         }
         for (uint32_t l = 0; l < q->n_tiers; l++) {

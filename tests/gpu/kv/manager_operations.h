@@ -220,7 +220,66 @@ fixture_sources(const fixture_t *w, const tr_kv_job_t *j, uint32_t head)
     return n + tr_kv_windowed(&j->from);
 }
 
-/* Some prompts at once that are complete, or end early. */
+/* New pages take the place of old ones, layers some at a time. */
+static void
+fixture_install(fixture_t *w, tr_kv_complete_t *c, uint32_t n)
+{
+    uint32_t parts = tr_kv_parts(w->kv->config.layers, c[0].layers);
+
+    for (uint32_t i = 0; i < parts && !w->failed; i++) {
+        FIXTURE_SAME(w, i == 0 || FIXTURE_CALL(w, FIXTURE_FILL, c, n), " ");
+        FIXTURE_SAME(w, FIXTURE_CALL(w, FIXTURE_INSTALL, c, n), " ");
+    }
+}
+
+/* A prompt has come to a stage, and goes on. */
+static void
+fixture_stage_of(fixture_t *w, uint32_t slot)
+{
+    tr_kv_complete_t c = { .slot = (int32_t) slot };
+    const tr_kv_slot_t *s = &w->kv->m.slot[slot];
+    tr_kv_begin_t begin = { c.slot, s->prompt };
+    tr_kv_policy_t begun;
+    tr_status_t rc;
+
+    if (!w->slot[c.slot].open || w->slot[c.slot].out || !w->slot[c.slot].prompt
+        || !tr_kv_stage_due(w->kv, c.slot, s->tokens)) {
+        return;
+    }
+    c.len = s->tokens;
+    c.layers = tr_kv_at_once(w->kv, begin.len);
+    tr_kv_policy_for(&w->kv->policy[c.slot].origin, c.len, &begun);
+    begun.rule = tr_kv_rule_stage(&begun.rule);
+    c.rule = fixture_rule(w, &begun, w->slot[c.slot].policy);
+    w->device->pool(w->device->arg);
+    FIXTURE_SAME(w, FIXTURE_CALL(w, FIXTURE_PLAN, &c, 1), " ");
+    w->device->fetch(w->device->arg);
+    rc = tr_kv_stage(w->kv, c.slot, c.len);
+    FIXTURE_SAME(w,
+                 w->mirror.result[0]
+                     == (rc == TR_OK ? TR_KV_GRANTED : TR_KV_STALLED),
+                 "stage of %u tokens: %u, CPU %d", c.len, w->mirror.result[0],
+                 rc);
+    fixture_install(w, &c, 1);
+    if (rc == TR_OK) {
+        FIXTURE_SAME(w, FIXTURE_CALL(w, FIXTURE_BEGIN, &begin, 1), " ");
+        w->staged++;
+    }
+    fixture_compare(w);
+}
+
+static void
+fixture_stage(fixture_t *w)
+{
+    for (uint32_t i = 0; i < w->slots && !w->failed; i++) {
+        if (fixture_random(2)) {
+            fixture_stage_of(w, i);
+        }
+    }
+}
+
+/* Some prompts at once that are complete, or end early; one, where it takes some
+ * layers at a time. */
 static void
 fixture_complete(fixture_t *w)
 {
@@ -229,6 +288,7 @@ fixture_complete(fixture_t *w)
     uint32_t n = 0, first = fixture_random(w->slots);
     uint32_t most = 1 + fixture_random(w->mirror.size.max_prompts);
 
+    most = w->kv->config.stage != 0 ? 1 : most;
     memset(c, 0, sizeof(c));
     for (uint32_t k = 0; k < w->slots && n < most; k++) {
         uint32_t i = (first + k) % w->slots;
@@ -246,6 +306,7 @@ fixture_complete(fixture_t *w)
                        : q->base + fixture_random(s->tokens - q->base + 1);
         tr_kv_policy_for(&w->kv->policy[i].origin, c[n].len, &begun);
         c[n].rule = fixture_rule(w, &begun, w->slot[i].policy);
+        c[n].layers = tr_kv_at_once(w->kv, c[n].len);
         n++;
     }
     if (n == 0) {
@@ -261,8 +322,8 @@ fixture_complete(fixture_t *w)
         tr_status_t rc;
 
         if (result == TR_KV_STALLED) {
-            FIXTURE_SAME(w, j->pages > left, "prompt %u: %u of %llu pages", i,
-                         j->pages, (unsigned long long) left);
+            FIXTURE_SAME(w, j->peak > left, "prompt %u: %u of %llu pages", i,
+                         j->peak, (unsigned long long) left);
             /* the CPU gives back what was old before it goes on */
             FIXTURE_SAME(w,
                          i > 0
@@ -292,7 +353,7 @@ fixture_complete(fixture_t *w)
         w->slot[c[i].slot].prompt = false;
         w->compressed++;
     }
-    FIXTURE_SAME(w, FIXTURE_CALL(w, FIXTURE_INSTALL, c, n), " ");
+    fixture_install(w, c, n);
     fixture_compare(w);
 }
 
@@ -651,6 +712,9 @@ fixture_run(const fixture_device_t *device, uint64_t seed, uint32_t operations,
     for (uint32_t i = 0; i < operations && !w->failed; i++) {
         uint32_t dice = fixture_random(36);
 
+        if (w->kv->config.stage != 0 && fixture_random(2) == 0) {
+            fixture_stage(w);
+        }
         if (dice < 2) {
             fixture_open(w);
         } else if (dice == 2 && (i % 4 == 0 || fixture_random(3) == 0)) {

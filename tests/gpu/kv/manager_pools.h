@@ -80,6 +80,7 @@ fixture_create(fixture_t *w, const fixture_device_t *device)
         .swap_memory = 8u << 20,
         .kernels = &fixture_kernels,
         .reuse = true,
+        .stage = fixture_random(3) == 0 ? 1 + fixture_random(6) : 0,
         .policies = (const tr_kv_policy_t *const *) w->policy
     };
     tr_kv_manager_size_t size = { .max_prompts = FIXTURE_PROMPTS };

@@ -239,26 +239,47 @@ job_free(job_t *j)
     fixture_room_free((void *) j->other.dest);
 }
 
-/* compare: a job of the CPU's that is compared, or NULL; false: it differs. */
-static bool
-compress_other(fixture_t *b, const tr_kv_compress_t *jobs, uint32_t n,
-               const tr_kv_compress_t *compare, uint32_t *refused)
+/* One launch, of these layers. */
+static void
+compress_layers(fixture_t *b, const tr_kv_compress_t *jobs, uint32_t n,
+                uint32_t first, uint32_t layers, const store_jobs_t *all)
 {
-    tr_kv_compress_t *there = fixture_room(n * sizeof(*jobs));
-    uint32_t *flags = fixture_room(n * 4ul), max_len = 4 * b->max_len;
-    void *work;
-    bool ok = true;
+    tr_kv_compress_t *there = (tr_kv_compress_t *) (uintptr_t) all->jobs;
+    tr_kv_compress_t *some = malloc(n * sizeof(*some));
 
-    fixture_put(there, jobs, n * sizeof(*jobs));
-    fixture_sync(b);
-    work = fixture_room(tr_cuda_kv_compress_work(&b->other, n, max_len));
-    if (tr_cuda_kv_compress(&b->side->stream, &b->other, there, n, max_len,
-                            flags, work)
+    for (uint32_t i = 0; i < n; i++) {
+        some[i] = jobs[i];
+        some[i].first_layer = first;
+        some[i].layers = layers == b->other.layers ? 0 : layers;
+    }
+    fixture_put(there, some, n * sizeof(*some));
+    if (tr_cuda_kv_compress(&b->side->stream, &b->other, there, n, layers,
+                            all->max_len, all->refused, all->work)
         != 0) {
         printf("launch: %s\n", tr_cuda_reason());
         exit(1);
     }
     cuda_ok(cudaDeviceSynchronize(), "compress");
+    free(some);
+}
+
+/* compare: a job of the CPU's that is compared, or NULL; false: it differs.  Some
+ * layers at a time. */
+static bool
+compress_other(fixture_t *b, const tr_kv_compress_t *jobs, uint32_t n,
+               const tr_kv_compress_t *compare, uint32_t layers,
+               uint32_t *refused)
+{
+    tr_kv_compress_t *there = fixture_room(n * sizeof(*jobs));
+    uint32_t *flags = fixture_room(n * 4ul), max_len = 4 * b->max_len;
+    void *work = fixture_room(tr_cuda_kv_compress_work(&b->other, n, max_len));
+    const store_jobs_t each = { there, n, max_len, flags, work };
+    bool ok = true;
+
+    fixture_sync(b);
+    for (uint32_t l = 0; l < b->other.layers; l += layers) {
+        compress_layers(b, jobs, n, l, layers, &each);
+    }
     if (compare != NULL) {
         const store_jobs_t all = { there, n, max_len, flags, work };
 
@@ -319,7 +340,7 @@ refuse_compress(fixture_t *b, uint32_t s, const job_t *good)
         exit(2);
     }
     job_send(b, &j);
-    compress_other(b, &j.other, 1, NULL, &refused);
+    compress_other(b, &j.other, 1, NULL, b->other.layers, &refused);
     ok = refused == 1 && fixture_same(b, "refused compression");
     free(j.tables);
     free(j.dest);
@@ -383,7 +404,8 @@ store_compress(fixture_t *b, uint32_t which)
         compare = is_whole(b, slot[k], &job[k].to) ? &job[k].host : NULL;
     }
     if (ok) {
-        ok = compress_other(b, other, n + more, compare, refused);
+        ok = compress_other(b, other, n + more, compare,
+                            1 + random_below(b->other.layers), refused);
     }
     for (uint32_t i = 0; i < n + more && ok; i++) {
         ok = refused[i] == 0 ? true : store_say("a compression was refused");

@@ -172,6 +172,8 @@ launch(const gpu_t *g, fixture_op_t op, int32_t slot, uint32_t n)
         return tr_cuda_manager_plan_prompts(s, m, g->in, n);
     case FIXTURE_INSTALL:
         return tr_cuda_manager_install_prompts(s, m, n);
+    case FIXTURE_FILL:
+        return tr_cuda_manager_fill_prompts(s, m, n);
     case FIXTURE_GIVE:
         return tr_cuda_manager_give(s, m, slot, list + 2,
                                     (const uint32_t *) (void *) (list + 1));

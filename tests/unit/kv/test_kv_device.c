@@ -129,21 +129,28 @@ host_close(const tr_kv_manager_t *m, const int32_t *slots, uint32_t n)
     }
 }
 
+static void
+host_fill(const tr_kv_manager_t *m, uint32_t n)
+{
+    uint32_t each = manager_ceil(m->heads, MANAGER_WARPS);
+
+    for (uint32_t b = 0; b < n * each; b++) {
+        manager_fill(m, b / each, b % each);
+    }
+}
+
 /* Behind the plans of heads. */
 static void
 host_admit(const tr_kv_manager_t *m, uint32_t n)
 {
     static manager_total_t total;
-    uint32_t each = manager_ceil(m->heads, MANAGER_WARPS);
 
     for (uint32_t i = 0; i < n; i++) {
         memset(&total, 0x5a, sizeof(total));
         manager_total_job(m, i, &total);
     }
     manager_admit(m, n);
-    for (uint32_t b = 0; b < n * each; b++) {
-        manager_fill(m, b / each, b % each);
-    }
+    host_fill(m, n);
 }
 
 static void
@@ -288,6 +295,8 @@ host_run(void *arg, fixture_op_t op, void *in, size_t each, uint32_t n)
         host_plan(m, in, n);
     } else if (op == FIXTURE_INSTALL) {
         host_install(m, n);
+    } else if (op == FIXTURE_FILL) {
+        host_fill(m, n);
     } else if (op == FIXTURE_CUT) {
         host_cut(m, in, n);
     } else if (op == FIXTURE_RESTORE) {
@@ -329,7 +338,7 @@ test_same_as_cpu(void **state)
                                   : (uint64_t) time(NULL);
     uint32_t rounds = some != NULL ? (uint32_t) atoi(some) : 60;
     uint64_t steps = 0, stalls = 0, prompts = 0, forks = 0, shares = 0;
-    uint64_t cuts = 0;
+    uint64_t cuts = 0, staged = 0;
 
     (void) state;
     rounds = given != NULL ? 1 : rounds;
@@ -343,15 +352,17 @@ test_same_as_cpu(void **state)
         forks += w.forks;
         shares += w.shares;
         cuts += w.cuts;
+        staged += w.staged;
     }
-    printf("%u rounds from seed %llu: %llu steps, %llu prompts, %llu stalls, "
-           "%llu cuts\n",
+    printf("%u rounds from seed %llu: %llu steps, %llu prompts, %llu stages, "
+           "%llu stalls, %llu cuts\n",
            rounds, (unsigned long long) seed, (unsigned long long) steps,
-           (unsigned long long) prompts, (unsigned long long) stalls,
-           (unsigned long long) cuts);
-    assert_true(steps > 0 && prompts > 0
-                && ((stalls > 0 && forks > 0 && shares > 0 && cuts > 0)
-                    || rounds < 10));
+           (unsigned long long) prompts, (unsigned long long) staged,
+           (unsigned long long) stalls, (unsigned long long) cuts);
+    assert_true(
+        steps > 0 && prompts > 0
+        && ((stalls > 0 && forks > 0 && shares > 0 && cuts > 0 && staged > 0)
+            || rounds < 10));
 }
 
 /* Sizes that cannot be are refused. */

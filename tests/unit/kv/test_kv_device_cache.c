@@ -186,6 +186,7 @@ split(run_t *p, who_t *w, const who_t *from)
     bool exact;
 
     if (!from->first || len == 0 || from->state != PROMPT
+        || tr_kv_device_base(p->r.kv, from->slot) != 0
         || !take_slot(p, w, from->goal)) {
         return;
     }
@@ -311,11 +312,31 @@ asked(run_t *p, tr_status_t rc)
     return rc == TR_OK;
 }
 
+/* Before position w->computed; of n tokens, those before the next stage. */
+static uint32_t
+until_stage(run_t *p, const who_t *w, uint32_t n)
+{
+    uint32_t stage = tr_kv_stages(p->r.kv, policy_of(p, w));
+
+    if (stage == 0 || w->goal <= stage) {
+        return n;
+    }
+    if (tr_kv_stage_due(p->r.kv, w->slot, w->computed)) {
+        if (!asked(p, tr_kv_stage(p->r.kv, w->slot, w->computed))) {
+            return 0;
+        }
+        fixture_log(&p->r, FIXTURE_STAGE, w->slot, w->computed);
+        p->r.stages++;
+    }
+    return n < stage - w->computed % stage ? n : stage - w->computed % stage;
+}
+
 static void
 compose_prompt(run_t *p, fixture_batch_t *b, who_t *w)
 {
     uint32_t n = 1 + random_below(25), left = FIXTURE_ROWS - b->rows;
 
+    n = until_stage(p, w, n);
     n = n < w->goal - w->computed ? n : w->goal - w->computed;
     n = n < left ? n : left;
     if (n != 0 && asked(p, fixture_reserve(&p->r, w->slot, w->computed + n))) {
@@ -436,7 +457,7 @@ round_of(run_t *p, uint64_t seed)
 
 /* What all rounds together have seen. */
 typedef struct {
-    uint64_t tokens, stalls, compressed, denied, swaps, forks, refused;
+    uint64_t tokens, stalls, stages, compressed, denied, swaps, forks, refused;
 } seen_t;
 
 static void
@@ -444,6 +465,7 @@ count_round(seen_t *seen, const run_t *p)
 {
     seen->tokens += p->tokens;
     seen->stalls += p->r.stalls;
+    seen->stages += p->r.stages;
     seen->compressed += p->r.compressed;
     seen->denied += p->r.denied;
     seen->swaps += p->r.swaps;
@@ -455,7 +477,7 @@ static bool
 saw_all(const seen_t *s)
 {
     return s->tokens > 0 && s->compressed > 0 && s->swaps > 0 && s->forks > 0
-           && s->stalls > 0 && s->denied > 0 && s->refused > 0;
+           && s->stalls > 0 && s->stages > 0 && s->denied > 0 && s->refused > 0;
 }
 
 static void
@@ -478,15 +500,14 @@ test_same_as_cpu(void **state)
         round_of(&p, seed + i);
         count_round(&seen, &p);
     }
-    print_message("%llu tokens, %llu stalls, %llu prompts compressed and %llu"
-                  " denied, %llu swaps, %llu forks, %llu refused\n",
-                  (unsigned long long) seen.tokens,
-                  (unsigned long long) seen.stalls,
-                  (unsigned long long) seen.compressed,
-                  (unsigned long long) seen.denied,
-                  (unsigned long long) seen.swaps,
-                  (unsigned long long) seen.forks,
-                  (unsigned long long) seen.refused);
+    print_message(
+        "%llu tokens, %llu stalls, %llu stages, %llu prompts"
+        " compressed and %llu denied, %llu swaps, %llu forks, %llu"
+        " refused\n",
+        (unsigned long long) seen.tokens, (unsigned long long) seen.stalls,
+        (unsigned long long) seen.stages, (unsigned long long) seen.compressed,
+        (unsigned long long) seen.denied, (unsigned long long) seen.swaps,
+        (unsigned long long) seen.forks, (unsigned long long) seen.refused);
     assert_true(seen.tokens > 0);
     assert_true(rounds < 8 || saw_all(&seen));
 }
@@ -579,7 +600,7 @@ test_sizes(void **state)
     fixture_create(&r, 400);
     c = fixture_config(&r);
     d.stream = &r.stream;
-    c.memory = 100000;
+    c.memory = 20000;
     assert_int_equal(tr_kv_device_create(&c, &d, &kv, &err), TR_ERR_INVALID);
     assert_non_null(strstr(err.text, "pages of"));
     assert_string_equal(err.param, "kv_memory");

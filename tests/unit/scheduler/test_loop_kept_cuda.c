@@ -238,12 +238,26 @@ crowd(void **unused)
     }
 }
 
+/* Prompts that are compressed behind each 32 tokens of them. */
+static void
+stages(void **unused)
+{
+    (void) unused;
+    prefill_level = "8/4";
+    for (uint32_t i = 0; i < 2; i++) {
+        (void) crowd_of("diffkv:alpha_high=12,alpha_low=0", seed ^ (99 + i));
+        (void) crowd_of("uniform:levels=8/4", seed ^ (199 + i));
+    }
+    prefill_level = NULL;
+}
+
 int
 main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(cuts),
                                         cmocka_unit_test(exactly),
-                                        cmocka_unit_test(crowd) };
+                                        cmocka_unit_test(crowd),
+                                        cmocka_unit_test(stages) };
 
     cmocka_set_test_filter(argc > 1 ? argv[1] : "*");
     return cmocka_run_group_tests_name("loop_kept_cuda", tests, setup,

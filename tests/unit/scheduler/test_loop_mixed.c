@@ -99,6 +99,17 @@ least_memory(const char *spec)
 
 static uint32_t preemptions, swaps, n_whole; /* of all */
 
+/* Long prompts are compressed while they are computed: behind each 32 tokens. */
+static void run_mixed(void **state);
+
+static void
+run_staged(void **state)
+{
+    prefill_level = "8/4";
+    run_mixed(state);
+    prefill_level = NULL;
+}
+
 static void
 run_mixed(void **state)
 {
@@ -156,6 +167,11 @@ teardown_constraints(void **state)
         spec, run_mixed, NULL, NULL, spec \
     }
 
+#define STAGED(spec)                                             \
+    {                                                            \
+        "in stages " spec, run_staged, NULL, NULL, (void *) spec \
+    }
+
 int
 main(void)
 {
@@ -170,6 +186,9 @@ main(void)
         MIXED("diffkv:alpha_high=1,alpha_low=0.02"),
         MIXED("static:sinks=4,window_level=16/16"),
         MIXED("quest:budget=64,from=0"),
+        STAGED("uniform:levels=8/4"),
+        STAGED("diffkv:alpha_high=1,alpha_low=0.02"),
+        STAGED("diffkv:window=16"),
         cmocka_unit_test(somebody_made_way),
     };
 
