@@ -20,7 +20,7 @@ let redis, proxy, quick, slow;
 
 const host = (rate, name) => Stack.start({
   engine: { backend: 'null', null_rate: rate, kv_memory: '64m', name },
-  http: `tokenring_redis ${proxy.address} timeout=500ms;
+  http: `tokenring_redis ${proxy.address} timeout=10s;
     tokenring_plan out out=1000/d shared;
     tokenring_plan in in=100/d shared;
     map $http_x_key $plan { default ""; "~^(?<name>[a-z]+)-" $name; }`,
