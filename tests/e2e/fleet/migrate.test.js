@@ -37,12 +37,18 @@ async function disturbed(options, n, disturb) {
   try {
     await stack.connected(1 + stack.others.length);
     const want = await all(stack, n);
-    let over = false;
-    const answers = all(stack, n).finally(() => { over = true; });
-    const rounds = await disturb(stack, () => over);
-    const got = await answers;
-    for (let i = 0; i < n; i++) {
-      assert.deepEqual(got[i], want[i], `${i}`);
+    const moved = async () => (await stack.metrics())
+      .value('tokenring_gateway_migrations_total') > 0;
+    let rounds = 0;
+    // A busy machine may look when all is over.
+    for (let tries = 0; tries < 6 && !(rounds >= 2 && await moved()); tries++) {
+      let over = false;
+      const answers = all(stack, n).finally(() => { over = true; });
+      rounds += await disturb(stack, () => over);
+      const got = await answers;
+      for (let i = 0; i < n; i++) {
+        assert.deepEqual(got[i], want[i], `${i}`);
+      }
     }
     assert.ok(rounds >= 2, `${rounds} engines were killed`);
     const m = await stack.metrics();
