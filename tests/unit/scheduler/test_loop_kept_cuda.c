@@ -184,35 +184,13 @@ crowd_of(const char *spec, uint64_t state)
 {
     tr_config_t c = cuda_settings(spec);
     uint64_t found, evicted;
-    uint32_t turns = 0;
     fixture_loop_t l;
 
-    memset(asks, 0, sizeof(asks));
-    for (uint32_t i = 0; i < CROWD; i++) {
-        ask_t *a = &asks[i];
-
-        a->prompt_len = 120 + rng_below(&state, 100);
-        a->text = rng_below(&state, 2);
-        a->same = a->prompt_len - rng_below(&state, 20);
-        a->n = 1 + (rng_below(&state, 6) == 0);
-        a->reuse = rng_below(&state, 8) != 0;
-        a->echo = rng_below(&state, 8) == 0;
-        a->params = plain(i, 4 + rng_below(&state, 12));
-    }
+    crowd_asks(asks, CROWD, 2, true, &state);
     c.kv_memory = 3 << 20;
     c.swap_memory = 64 << 20;
     start_with(&l, &c, false);
-    for (uint32_t i = 0; i < CROWD; i++) {
-        submit(&l, &asks[i], i);
-    }
-    while (l.open != 0) {
-        if (!turn(&l, asks, true) || ++turns % 50 == 0 || turns >= 400) {
-            resume(&l);
-        } else {
-            disturb(&l, asks, CROWD, &state);
-        }
-    }
-    assert_null(tr_loop_stop(l.loop));
+    crowd_runs(&l, asks, CROWD, &state);
     found = atomic_load(&l.counters.prefix_tokens);
     evicted = atomic_load(&l.counters.prefix_evicted);
     print_message("%s: found %llu, evicted %llu, preemptions %llu\n", spec,

@@ -71,35 +71,14 @@ crowd_of(const char *spec, uint64_t state)
 {
     tr_config_t c = cuda_settings(spec);
     uint64_t stored, loaded, skipped;
-    uint32_t turns = 0;
     fixture_loop_t l;
 
-    memset(asks, 0, sizeof(asks));
-    for (uint32_t i = 0; i < CROWD; i++) {
-        ask_t *a = &asks[i];
-
-        a->prompt_len = 120 + rng_below(&state, 100);
-        a->text = rng_below(&state, 4);
-        a->same = a->prompt_len - rng_below(&state, 20);
-        a->n = 1 + (rng_below(&state, 6) == 0);
-        a->reuse = rng_below(&state, 8) != 0;
-        a->params = plain(i, 4 + rng_below(&state, 12));
-    }
+    crowd_asks(asks, CROWD, 4, false, &state);
     c.kv_memory = 3 << 20;
     c.swap_memory = 64 << 20;
     c.cache_memory = 8 << 20;
     start_with(&l, &c, false);
-    for (uint32_t i = 0; i < CROWD; i++) {
-        submit(&l, &asks[i], i);
-    }
-    while (l.open != 0) {
-        if (!turn(&l, asks, true) || ++turns % 50 == 0 || turns >= 400) {
-            resume(&l);
-        } else {
-            disturb(&l, asks, CROWD, &state);
-        }
-    }
-    assert_null(tr_loop_stop(l.loop));
+    crowd_runs(&l, asks, CROWD, &state);
     stored = atomic_load(&l.counters.shelf_stored);
     loaded = atomic_load(&l.counters.shelf_loaded);
     skipped = atomic_load(&l.counters.shelf_skipped);
