@@ -10,9 +10,9 @@ const fs = require('node:fs');
 const os = require('node:os');
 const path = require('node:path');
 const { Stack, until, BUILD, POCKET } = require('../lib/stack');
-const { request, post } = require('../lib/http');
+const { request } = require('../lib/http');
 const { story } = require('../lib/prompts');
-const { GPU } = require('../lib/same');
+const { long, ask, told } = require('../lib/turns');
 
 const skip = Boolean(process.env.TR_BACKEND);
 
@@ -20,22 +20,6 @@ const skip = Boolean(process.env.TR_BACKEND);
 const DEVICES = skip ? [['', {}]] : [['cpu ', {}], ['cuda ', {
   backend: 'cuda', cuda_library: path.join(BUILD, 'tests/libtokenring_soft.so'),
   max_num_seqs: 16, max_batch_tokens: 256 }]];
-
-// A GPU's sums may differ by what else is in a batch.
-const told = (a) => (GPU ? { ...a, text: '' } : a);
-
-const long = (i, n) => Array.from({ length: n }, (_, k) => story(i + 7 * k))
-  .join(' ');
-
-async function ask(to, messages, more = {}) {
-  const r = await post(`${to.url}/v1/chat/completions`, {
-    model: 'pocket', messages, max_tokens: 24, temperature: 0, ...more });
-  assert.equal(r.status, 200, r.text);
-  const body = r.json();
-  return { text: body.choices[0].message.content,
-    prompt: body.usage.prompt_tokens,
-    cached: body.usage.prompt_tokens_details.cached_tokens };
-}
 
 const metric = async (to, name) => Number(
   (await request(`${to.url}/metrics`)).text.match(

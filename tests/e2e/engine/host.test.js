@@ -12,31 +12,15 @@ const os = require('node:os');
 const path = require('node:path');
 const { spawnSync } = require('node:child_process');
 const { Stack, until, BUILD } = require('../lib/stack');
-const { request, post } = require('../lib/http');
+const { request } = require('../lib/http');
 const { story } = require('../lib/prompts');
-const { GPU } = require('../lib/same');
+const { long, ask, told } = require('../lib/turns');
 
 // The device that the tests are told of, or one of software.
 const DEVICE = process.env.TR_BACKEND ? {} : {
   backend: 'cuda', cuda_library: path.join(BUILD, 'tests/libtokenring_soft.so'),
   max_num_seqs: 8, max_batch_tokens: 256 };
 const ENGINE = { max_model_len: 600, swap_memory: 0, ...DEVICE };
-
-// A GPU's sums may differ by what else is in a batch.
-const told = (a) => (GPU ? { ...a, text: '' } : a);
-
-const long = (i, n) => Array.from({ length: n }, (_, k) => story(i + 7 * k))
-  .join(' ');
-
-async function ask(to, messages, more = {}) {
-  const r = await post(`${to.url}/v1/chat/completions`, {
-    model: 'pocket', messages, max_tokens: 16, temperature: 0, ...more });
-  assert.equal(r.status, 200, r.text);
-  const body = r.json();
-  return { text: body.choices[0].message.content,
-    prompt: body.usage.prompt_tokens,
-    cached: body.usage.prompt_tokens_details.cached_tokens };
-}
 
 const metric = async (to, name) => Number(
   (await request(`${to.url}/metrics`)).text.match(
