@@ -45,6 +45,7 @@
  *     _tally.c      what tenants have used, by name [_tenants.h]
  *     _budget.c     so many units in a time
  *     _quota.c      budgets that hosts share, in Redis [_quota.h]
+ *     _quota_wait.c  who waits for its replies [_quota.h]
  *     _seats.c      requests that wait until their tenant may have more
  *     _affinity.c   the engine at which a value's requests stay
  *     _cache_key.c  whose cached prefixes a request shares [_resumable.h]

@@ -23,12 +23,11 @@
 
 /* ms: between two questions while Redis is away, or has nothing; how long it
  * then counts as away; how long a reply may take that was lost with its worker;
- * how often requests look that another worker's reply concerns, and how often
- * Redis is asked when it has less than is wanted */
+ * and between two when it has less than is wanted */
 #define NGX_HTTP_TOKENRING_QUOTA_RETRY  250
 #define NGX_HTTP_TOKENRING_QUOTA_AWAY   5000
 #define NGX_HTTP_TOKENRING_QUOTA_LOST   3000
-#define NGX_HTTP_TOKENRING_QUOTA_LOOK   20
+#define NGX_HTTP_TOKENRING_QUOTA_LESS   20
 
 /* numbers of a script are doubles */
 #define NGX_HTTP_TOKENRING_QUOTA_MAX    (1ull << 53)
@@ -65,8 +64,6 @@ static ngx_uint_t ngx_http_tokenring_quota_back(
     ngx_http_tokenring_ask_t *ask);
 static ngx_http_tokenring_stock_t *ngx_http_tokenring_quota_stock(
     ngx_http_tokenring_account_t *a, uint8_t kind);
-static void ngx_http_tokenring_quota_wake(void);
-static void ngx_http_tokenring_quota_handler(ngx_event_t *ev);
 
 
 /* KEYS: the quota.  ARGV, of each budget: its name, limit and period (0: a
@@ -118,12 +115,6 @@ static ngx_str_t  ngx_http_tokenring_quota_script = ngx_string(
     "end "
     "redis.call('PEXPIRE', KEYS[1], 172800000) "
     "return out");
-
-
-/* of this worker: requests whose engines may sample nothing for now */
-
-static ngx_queue_t  ngx_http_tokenring_starving;
-static ngx_event_t  ngx_http_tokenring_quota_event;
 
 
 ngx_int_t
@@ -701,11 +692,11 @@ ngx_http_tokenring_quota_take_one(ngx_http_tokenring_account_t *a,
     s->next = 0;
 
     if (s->rest == 0) {
-        wait = ngx_max(wait, NGX_HTTP_TOKENRING_QUOTA_LOOK);
+        wait = ngx_max(wait, NGX_HTTP_TOKENRING_QUOTA_LESS);
         s->next = clock->now + ngx_min(wait, NGX_HTTP_TOKENRING_QUOTA_RETRY);
 
     } else if (got < (uint64_t) ask->parts[i].want) {
-        s->next = clock->now + NGX_HTTP_TOKENRING_QUOTA_LOOK;
+        s->next = clock->now + NGX_HTTP_TOKENRING_QUOTA_LESS;
     }
 }
 
@@ -754,89 +745,4 @@ ngx_http_tokenring_quota_stock(ngx_http_tokenring_account_t *a, uint8_t kind)
     }
 
     return NULL;
-}
-
-
-void
-ngx_http_tokenring_quota_starve(ngx_http_tokenring_use_t *use)
-{
-    ngx_event_t  *ev;
-
-    ev = &ngx_http_tokenring_quota_event;
-
-    if (ev->handler == NULL) {
-        ngx_queue_init(&ngx_http_tokenring_starving);
-
-        ev->handler = ngx_http_tokenring_quota_handler;
-        ev->log = ngx_cycle->log;
-        ev->data = &ngx_http_tokenring_starving;
-    }
-
-    if (!use->starved) {
-        use->starved = 1;
-        ngx_queue_insert_tail(&ngx_http_tokenring_starving, &use->queue);
-    }
-
-    if (!ev->timer_set) {
-        ngx_add_timer(ev, NGX_HTTP_TOKENRING_QUOTA_LOOK);
-    }
-}
-
-
-void
-ngx_http_tokenring_quota_leave(ngx_http_tokenring_use_t *use)
-{
-    if (use->starved) {
-        use->starved = 0;
-        ngx_queue_remove(&use->queue);
-    }
-}
-
-
-/* those who wait in this worker; those of others look by themselves */
-
-static void
-ngx_http_tokenring_quota_wake(void)
-{
-    ngx_event_t  *ev;
-
-    ngx_http_tokenring_seat_freed();
-
-    ev = &ngx_http_tokenring_quota_event;
-
-    if (ev->handler && !ngx_queue_empty(&ngx_http_tokenring_starving)) {
-        ngx_post_event(ev, &ngx_posted_next_events);
-    }
-}
-
-
-static void
-ngx_http_tokenring_quota_handler(ngx_event_t *ev)
-{
-    ngx_queue_t                all, *q;
-    ngx_http_tokenring_use_t  *use;
-
-    if (ngx_queue_empty(&ngx_http_tokenring_starving)) {
-        return;
-    }
-
-    /* who still gets nothing comes back to the queue; one may end another */
-
-    ngx_queue_init(&all);
-    ngx_queue_add(&all, &ngx_http_tokenring_starving);
-    ngx_queue_init(&ngx_http_tokenring_starving);
-
-    while (!ngx_queue_empty(&all)) {
-        q = ngx_queue_head(&all);
-        use = ngx_queue_data(q, ngx_http_tokenring_use_t, queue);
-
-        ngx_http_tokenring_quota_leave(use);
-
-        if (use->ctx) {
-            ngx_http_tokenring_charge_again(use->ctx);
-
-        } else {
-            ngx_http_tokenring_alone_draw(use, 0);
-        }
-    }
 }

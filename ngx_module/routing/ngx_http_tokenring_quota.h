@@ -100,6 +100,9 @@ ngx_uint_t ngx_http_tokenring_quota_day(ngx_http_tokenring_account_t *a,
  * replied, unless it ends before */
 void ngx_http_tokenring_quota_starve(ngx_http_tokenring_use_t *use);
 void ngx_http_tokenring_quota_leave(ngx_http_tokenring_use_t *use);
+/* a reply has come: those who wait in this worker; those of others look by
+ * themselves */
+void ngx_http_tokenring_quota_wake(void);
 
 
 #endif /* _NGX_HTTP_TOKENRING_QUOTA_H_INCLUDED_ */
