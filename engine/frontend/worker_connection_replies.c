@@ -135,6 +135,16 @@ put_aborted(tr_connection_t *c, tr_request_t *r)
     return rc;
 }
 
+/* Its client has left, and its worker is told nothing but its end; of one that is
+ * metered also what it may need, or it would be allowed nothing. */
+static bool
+untold(const tr_connection_t *c, const tr_request_t *r)
+{
+    return (atomic_load(&r->control) & TR_CONTROL_DETACH) != 0
+           && ((r->submit_flags & TR_SUBMIT_METERED) == 0
+               || c->state != TR_CONNECTION_OPEN);
+}
+
 static tr_status_t
 put_accepted(tr_connection_t *c, tr_request_t *r)
 {
@@ -174,8 +184,8 @@ put_accepted(tr_connection_t *c, tr_request_t *r)
     }
     tr_events_moved(r);
     tr_events_answer(r, TR_RECORD_ACCEPTED, pieces, 3);
-    if (atomic_load(&r->control) & TR_CONTROL_DETACH) {
-        return TR_OK; /* only its end is still to be sent */
+    if (untold(c, r)) {
+        return TR_OK;
     }
     return put(c, TR_RECORD_ACCEPTED, r->id, pieces, 3);
 }
@@ -262,7 +272,7 @@ accept_request(tr_connection_t *c, tr_request_slot_t *s)
     tr_status_t rc;
 
     tr_events_keep(r);
-    rc = send_repeated(c, r, true);
+    rc = send_repeated(c, r, !(atomic_load(&r->control) & TR_CONTROL_DETACH));
     if (rc == TR_OK) {
         rc = want_space(c, need);
     }
@@ -376,7 +386,7 @@ tr_connection_reply(tr_connection_t *c, tr_request_t *r)
     uint32_t control = atomic_load(&r->control);
 
     look_for_cancel(r);
-    if ((control & TR_CONTROL_DETACH) && !(control & TR_CONTROL_ABORT)
+    if (untold(c, r) && !(control & TR_CONTROL_ABORT)
         && r->error.status == TR_OK && r->result == NULL
         && reserve(c, r) == TR_OK) {
         s->state = TR_SLOT_RUNNING;

@@ -153,9 +153,9 @@ take_command(tr_connection_t *c, uint32_t slot)
     if (s->request == NULL) {
         return; /* it may be ahead of its SUBMIT: read again there */
     }
-    take_allowance(c, s);
     old = atomic_load(&s->request->control);
     want = read_commands(c, s->request, old);
+    take_allowance(c, s); /* it was there before what is wanted */
     if (want == old) {
         return;
     }

@@ -39,7 +39,9 @@ ngx_http_tokenring_alone(ngx_http_tokenring_ctx_t *ctx)
     use = ngx_alloc(sizeof(ngx_http_tokenring_use_t), ngx_cycle->log);
 
     if (use == NULL) {
-        /* the engine may use it: it is not given back */
+        /* the engine may use what it has, which is not given back, and no more:
+         * nobody would allow it more */
+        ngx_http_tokenring_control(ctx, TR_CONTROL_END);
         ctx->use->hold->leased = 0;
         return NULL;
     }

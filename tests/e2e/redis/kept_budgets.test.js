@@ -102,6 +102,26 @@ test('one that goes on alone, to the end of the budget',
     assert.match(again.text, /"cut":"token_budget"/);
   }));
 
+test('one whose client left before it was accepted: it gets what it asked for',
+  budgeted(400, async (stack, redis) => {
+    stack.engine.signal('SIGSTOP');
+    try {
+      const s = ask(stack, 'out-a', 80, DETACH);
+      await until(async () => (await stack.metrics())
+        .value('tokenring_gateway_active_requests') === 1, 'it was sent');
+      s.hangUp();
+      await s.finished;
+    } finally {
+      stack.engine.signal('SIGCONT');
+    }
+    const [key] = await until(async () => {
+      const all = await redis.command('KEYS', 'tr:req:*');
+      return all.length === 1 && all;
+    }, 'it is known');
+    assert.equal(await ended(redis, /[{](.*)[}]/.exec(key)[1], 'length'), 80);
+    assert.equal(await rest(stack, 'out-a'), 1000 - 80);
+  }));
+
 test('one whose worker dies goes on with what it holds, and no further',
   budgeted(400, async (stack, redis) => {
     const complaints = stack.complaints;
