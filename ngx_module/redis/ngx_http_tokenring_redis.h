@@ -47,7 +47,7 @@
 
 
 /* words of one command */
-#define NGX_HTTP_TOKENRING_REDIS_ARGS     48
+#define NGX_HTTP_TOKENRING_REDIS_ARGS     56
 
 /* completions are named by 32 hex digits, owners by 40 */
 #define NGX_HTTP_TOKENRING_ID_LEN         TR_COMPLETION_LEN

@@ -22,7 +22,9 @@ const PLANS = `
   tokenring_plan both tokens=2k/d shared;
   tokenring_plan away out=400/d shared;
   tokenring_plan part out=400/d shared hosts=2;
-  tokenring_plan quick requests=600/m out=600k/m shared;`;
+  tokenring_plan quick requests=600/m out=600k/m shared;
+  tokenring_plan eight requests=90/d requests=600/m tokens=9k/d tokens=90k/m
+    in=9k/d in=90k/m out=9k/d out=90k/m shared;`;
 
 let redis, proxy, hosts;
 
@@ -70,6 +72,14 @@ function away(yes) {
   if (yes) proxy.cut();
 }
 const reset = () => redis.command('FLUSHALL');
+
+test('all the budgets that a plan can have: Redis grants them at once', async () => {
+  await reset();
+  const r = await ask(hosts[0], 'eight-a');
+  assert.equal(r.status, 200, r.text);
+  const [key] = await redis.command('KEYS', 'tr:quota:*');
+  assert.equal(Object.keys(await redis.hash(key)).length, 16);
+});
 
 test('requests: as many as the plan has, wherever they come', async () => {
   await reset();
