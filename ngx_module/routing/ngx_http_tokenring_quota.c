@@ -44,6 +44,8 @@
     (sizeof("requests/d") + NGX_HTTP_TOKENRING_QUOTA_ARGS * NGX_INT64_LEN)
 
 
+static uint64_t ngx_http_tokenring_quota_since(
+    ngx_http_tokenring_clock_t *clock, uint64_t then);
 static void ngx_http_tokenring_quota_ask_one(ngx_http_tokenring_stock_t *s,
     ngx_http_tokenring_limit_t *limit, ngx_http_tokenring_clock_t *clock,
     ngx_uint_t over, ngx_http_tokenring_ask_t *ask);
@@ -210,7 +212,18 @@ ngx_http_tokenring_quota_unknown(ngx_http_tokenring_account_t *a,
 
     return (q->stocks[i].rest || clock->now >= q->stocks[i].next)
            && (q->away == 0
-               || clock->now - q->away >= NGX_HTTP_TOKENRING_QUOTA_AWAY);
+               || ngx_http_tokenring_quota_since(clock, q->away)
+                  >= NGX_HTTP_TOKENRING_QUOTA_AWAY);
+}
+
+
+/* 0 where another worker, whose turn began later, has set it */
+
+static uint64_t
+ngx_http_tokenring_quota_since(ngx_http_tokenring_clock_t *clock,
+    uint64_t then)
+{
+    return (clock->now > then) ? clock->now - then : 0;
 }
 
 
@@ -293,20 +306,22 @@ ngx_http_tokenring_quota_ask(ngx_http_tokenring_account_t *a,
     ngx_http_tokenring_plan_t *plan, ngx_http_tokenring_clock_t *clock,
     ngx_uint_t over, ngx_http_tokenring_ask_t *ask)
 {
+    uint64_t                     since;
     ngx_uint_t                   i;
     ngx_http_tokenring_quota_t  *q;
 
     q = a->quota;
     ask->n = 0;
 
-    if (q->asking && clock->now - q->tried >= NGX_HTTP_TOKENRING_QUOTA_LOST) {
+    since = ngx_http_tokenring_quota_since(clock, q->tried);
+
+    if (q->asking && since >= NGX_HTTP_TOKENRING_QUOTA_LOST) {
         ngx_http_tokenring_quota_expire(q);
     }
 
     if (!over
         && (q->asking
-            || (q->away
-                && clock->now - q->tried < NGX_HTTP_TOKENRING_QUOTA_RETRY)))
+            || (q->away && since < NGX_HTTP_TOKENRING_QUOTA_RETRY)))
     {
         return 0;
     }
@@ -405,6 +420,9 @@ ngx_http_tokenring_quota_send(ngx_http_tokenring_ask_t *ask)
     ngx_uint_t                       i, argc;
     ngx_http_tokenring_ask_t        *sent;
     ngx_http_tokenring_redis_t      *redis;
+
+    _Static_assert(sizeof(argv) / sizeof(argv[0])
+                   <= NGX_HTTP_TOKENRING_REDIS_ARGS, "all in one EVAL");
 
     redis = ngx_http_tokenring_quota_redis();
 
@@ -657,6 +675,7 @@ ngx_http_tokenring_quota_take_one(ngx_http_tokenring_account_t *a,
     ngx_http_tokenring_stock_t *s, ngx_http_tokenring_ask_t *ask, ngx_uint_t i,
     uint64_t *n, ngx_http_tokenring_clock_t *clock)
 {
+    int64_t   pay;
     uint64_t  got, wait, day, now;
 
     got = n[0];
@@ -664,7 +683,14 @@ ngx_http_tokenring_quota_take_one(ngx_http_tokenring_account_t *a,
     day = n[3];
     now = n[4];
 
-    (void) ngx_http_tokenring_quota_paid(s, ask, i);
+    pay = ask->parts[i].pay - ngx_http_tokenring_quota_paid(s, ask, i);
+
+    if (pay > 0 && s->day == ask->parts[i].day
+        && (s->day || ask->parts[i].period))
+    {
+        /* it came late: this is owed again, and Redis has it */
+        s->have += pay;
+    }
 
     if (ask->parts[i].period == 0) {
 
