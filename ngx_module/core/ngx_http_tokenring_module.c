@@ -7,6 +7,7 @@
  * others do not.
  */
 
+#include "ngx_http_tokenring_accounts.h"
 #include "ngx_http_tokenring_conf.h"
 #include "ngx_http_tokenring_engine.h"
 #include "ngx_http_tokenring_error.h"
@@ -775,6 +776,9 @@ ngx_http_tokenring_exit_process(ngx_cycle_t *cycle)
     if (tmcf == NULL) {
         return;
     }
+
+    /* stocks stay with this host: Redis could not be told any more */
+    ngx_http_tokenring_accounts_left = 1;
 
     redises = tmcf->redises.elts;
 

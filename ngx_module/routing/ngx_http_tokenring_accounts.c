@@ -55,6 +55,9 @@ static void ngx_http_tokenring_accounts_sweep(ngx_shm_zone_t *zone,
     ngx_http_tokenring_clock_t *clock);
 
 
+ngx_uint_t  ngx_http_tokenring_accounts_left;
+
+
 ngx_int_t
 ngx_http_tokenring_tenants_init(ngx_shm_zone_t *zone, void *data)
 {
@@ -174,8 +177,9 @@ ngx_http_tokenring_account_close(ngx_http_tokenring_use_t *use,
         send = (a->holds > 1 || !use->ended);
     }
 
-    send = send && ngx_http_tokenring_quota_ask(a, use->plan, &turn->clock,
-                                                over, &ask);
+    send = send && !ngx_http_tokenring_accounts_left
+           && ngx_http_tokenring_quota_ask(a, use->plan, &turn->clock, over,
+                                           &ask);
 
     ngx_http_tokenring_accounts_unlock(turn->zone);
 
@@ -261,7 +265,7 @@ ngx_http_tokenring_account_refill(ngx_http_tokenring_account_t *a,
     begun = (b->since != since);
 
     if (plan->shared) {
-        begun |= ngx_http_tokenring_quota_day(a, i, clock, begun);
+        begun = ngx_http_tokenring_quota_day(a, i, clock, begun);
     }
 
     a->days += begun;

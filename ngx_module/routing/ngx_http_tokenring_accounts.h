@@ -105,6 +105,9 @@ ngx_http_tokenring_account_t *ngx_http_tokenring_account_open(
 void ngx_http_tokenring_account_close(ngx_http_tokenring_use_t *use,
     ngx_http_tokenring_turn_t *turn, ngx_uint_t over);
 
+/* 1: this worker exits, and asks Redis nothing more */
+extern ngx_uint_t  ngx_http_tokenring_accounts_left;
+
 /* a hold for one more request, at the end of the line if no seat is free;
  * NULL: the zone has no room */
 ngx_http_tokenring_hold_t *ngx_http_tokenring_hold(ngx_shm_zone_t *zone,
