@@ -353,7 +353,7 @@ ngx_http_tokenring_retry(ngx_http_tokenring_ctx_t *ctx)
         return NGX_DECLINED;
     }
 
-    if (rc == NGX_AGAIN) {
+    if (rc == NGX_AGAIN && ctx->anew) {
         /* also for the one that it had, when that has started again */
         ctx->tried = 0;
     }
