@@ -4,6 +4,9 @@
 // that others have driven out of it goes on as if it had never left, at 16 bits and
 // compressed, and usage, metrics and `tokenring stats` say where it came from; with
 // files, what host memory has lost comes from these.
+//
+// The first one to come back is always fetched, since speeds are not known yet.  Later
+// ones are fetched or computed, whichever is sooner on this machine (kv_plan.h).
 
 const { test } = require('node:test');
 const assert = require('node:assert/strict');
@@ -46,25 +49,27 @@ for (const [kv_policy, kv_memory, others] of [
       Stack.start({ engine: { ...ENGINE, kv_policy, kv_memory: '64m' } })]);
     try {
       const messages = [{ role: 'system', content: long(1, 20) }];
-      let computed = 0;
+      let read = 0;
       for (let turn = 0; turn < 3; turn++) {
         messages.push({ role: 'user', content: story(100 + turn) });
         const tokens = await metric(stack, 'host_tokens_total');
         const a = await ask(stack, messages);
-        assert.deepEqual(told(a), told(await ask(steady, messages)));
-        assert.equal(await metric(stack, 'host_read_total'), turn);
-        if (turn !== 0) {
+        const b = await ask(steady, messages);
+        const fetched = await metric(stack, 'host_read_total') - read;
+        assert.deepEqual(told(a), told({ ...b,
+          cached: fetched ? b.cached : a.cached }));
+        assert.ok(turn === 2 || fetched === turn, `${fetched} in turn ${turn}`);
+        if (fetched) {
           assert.ok(a.cached > 0.6 * a.prompt && a.cached < a.prompt,
             `turn ${turn}: ${a.cached} of ${a.prompt}`);
           // All that was found was fetched.
           const came = await metric(stack, 'host_tokens_total') - tokens;
           assert.ok(came >= a.cached, `${came} of ${a.cached}`);
         }
-        computed += a.prompt - a.cached;
+        read += fetched;
         messages.push({ role: 'assistant', content: a.text });
         if (turn !== 2) await crowd(stack, others);
       }
-      assert.ok(computed > 0);
       assert.ok(await metric(stack, 'evicted_blocks_total') > 0);
       // Nobody else's: a salt is a key of its own.
       assert.equal((await ask(stack, messages.slice(0, -1),
@@ -72,7 +77,7 @@ for (const [kv_policy, kv_memory, others] of [
       const stats = JSON.parse(spawnSync(path.join(BUILD, 'bin/tokenring'),
         ['stats', '-e', stack.engine.socket, '--once', '--json'],
         { encoding: 'utf8' }).stdout);
-      assert.equal(stats.prefix_host.read, 2);
+      assert.equal(stats.prefix_host.read, read);
       assert.ok(stats.prefix_host.bytes > 0 && stats.prefix_host.prefixes > 0);
     } finally {
       await stack.stop();
