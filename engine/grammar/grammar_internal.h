@@ -57,7 +57,7 @@ struct tr_vocabulary {
     uint32_t longest_in_string;
     char *bytes;     /* of all tokens */
     uint32_t *start; /* [vocab + 1] */
-    /* plain: whole UTF-8 characters from U+0020, no quote and no backslash */
+    /* plain: whole UTF-8 characters from U+0020, no quote, no backslash, no '<' */
     tr_vocabulary_trie_t plain, rest;
     uint32_t *special; /* [words] special tokens */
     uint32_t
@@ -465,9 +465,8 @@ void tr_walk_take(tr_walk_t *w, const tr_vocabulary_trie_t *t, uint32_t node);
  * that are known to lead nowhere from *set; NULL: none. */
 void tr_walk(tr_walk_t *w, const tr_vocabulary_trie_t *t, uint32_t root,
              const tr_config_set_t *set, bool *dead);
-/* Plain tokens that *set, the closure of c, allows; walks only as far as it must. */
-void tr_walk_plain(tr_walk_t *w, const tr_configuration_t *c,
-                   const tr_config_set_t *set);
+/* Plain tokens that *set, which is closed, allows; walks only as far as it must. */
+void tr_walk_plain(tr_walk_t *w, const tr_config_set_t *set);
 /* Does any plain text go on from here, without an end of the rule in it? */
 bool tr_state_takes_plain(tr_grammar_t *g, uint32_t state);
 

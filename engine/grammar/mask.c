@@ -267,7 +267,7 @@ make_base(tr_walk_t *w, const tr_configuration_t *c, uint32_t room,
     tr_set_close(w->g, s, &set, true);
     set.frames = s->n_frames;
     if (!plain || !w->counts) {
-        tr_walk_plain(w, c, &set);
+        tr_walk_plain(w, &set);
     }
     tr_walk(w, &v->rest, 0, &set, NULL);
     if (w->counts && s->n_leaves > 0) {

@@ -155,7 +155,8 @@ static bool
 add_plain(plain_t *p, uint32_t state)
 {
     return add_targets(p, state, 0x20, 0x21, 0)
-           && add_targets(p, state, 0x23, 0x5b, 0)
+           && add_targets(p, state, 0x23, 0x3b, 0)
+           && add_targets(p, state, 0x3d, 0x5b, 0)
            && add_targets(p, state, 0x5d, 0x7f, 0)
            && add_targets(p, state, 0xc2, 0xdf, 1)
            && add_odd(p, state, 0xe0, 0xa0, 0xbf, 1)
@@ -468,46 +469,41 @@ take_plain(tr_walk_t *w, uint32_t chars)
     w->dense = true;
 }
 
-/* All plain tokens, or those that a string which begins here has room for.
- * False: they must be looked at. */
-static bool
-take_at_once(tr_walk_t *w, const tr_config_set_t *set)
+/* Characters of a token for which a frame has room; as many as any has. */
+static uint32_t
+room_in(const tr_walk_t *w, const tr_frame_t *frame)
 {
-    tr_configuration_t c = w->s->configs[set->first];
-    uint32_t room = w->s->vocabulary->longest;
+    uint32_t longest = w->s->vocabulary->longest, room = longest;
 
-    if (set->n != 1 || !tr_state_takes_plain(w->g, c.state)) {
-        return false;
+    if (tr_frame_counts(w->g, frame)) {
+        room = w->g->program.sites[frame->site].max - frame->count;
     }
-    if (tr_frame_counts(w->g, c.frame)) {
-        const tr_site_t *site = &w->g->program.sites[c.frame->site];
-
-        room = site->max - c.frame->count < room ? site->max - c.frame->count
-                                                 : room;
-    }
-    take_plain(w, room);
-    return true;
+    return room < longest ? room : longest;
 }
 
 /* Where most plain characters lead to a state that takes any plain text (a name
- * that is not one of those that are declared): all plain tokens, then only those
- * below the other characters are looked at.  False: it is no such state. */
+ * that is not one of those that are declared, a string that may be on its way to a
+ * barred mark): all plain tokens, then only those below the other characters are
+ * looked at.  False: it is no such state. */
 static bool
-take_nearly_all(tr_walk_t *w, const tr_configuration_t *c,
-                const tr_config_set_t *set)
+take_nearly_all(tr_walk_t *w, const tr_config_set_t *set)
 {
     const tr_vocabulary_trie_t *t = &w->s->vocabulary->plain;
-    uint32_t to = tr_state_next(w->g, c->state, 0x7f);
+    tr_configuration_t c = w->s->configs[set->first];
+    uint32_t to = tr_state_next(w->g, c.state, 0x7f);
 
-    if (to == TR_DEAD || set->n != 1 || tr_frame_counts(w->g, c->frame)
+    if (to == TR_DEAD || set->n != 1
         || (tr_state_at(w->g, to)->flags & NOT_SIMPLE)
-        || (tr_state_at(w->g, c->state)->flags & TR_STATE_CALLS)
+        || (tr_state_at(w->g, c.state)->flags & TR_STATE_CALLS)
         || !tr_state_takes_plain(w->g, to)) {
         return false;
     }
-    take_plain(w, w->s->vocabulary->longest);
+    take_plain(w, room_in(w, c.frame));
     for (uint32_t i = 1; i < t->n; i = t->skip[i]) {
-        if (tr_state_next(w->g, c->state, t->byte[i]) == to) {
+        uint32_t next = tr_state_next(w->g, c.state, t->byte[i]);
+
+        /* a character of several bytes comes to it only with its last one */
+        if (next == to || next == tr_state_next(w->g, to, t->byte[i])) {
             continue;
         }
         for (uint32_t k = t->token[i]; k < t->token[t->skip[i]]; k++) {
@@ -518,11 +514,32 @@ take_nearly_all(tr_walk_t *w, const tr_configuration_t *c,
     return true;
 }
 
+/* Configurations that take any plain text take it at once, up to the most that one
+ * has room for (strings of several bounds may begin at one place); the others are
+ * walked. */
 void
-tr_walk_plain(tr_walk_t *w, const tr_configuration_t *c,
-              const tr_config_set_t *set)
+tr_walk_plain(tr_walk_t *w, const tr_config_set_t *set)
 {
-    if (!take_at_once(w, set) && !take_nearly_all(w, c, set)) {
-        tr_walk(w, &w->s->vocabulary->plain, 0, set, NULL);
+    tr_grammar_scratch_t *s = w->s;
+    uint32_t longest = s->vocabulary->longest, room = 0;
+    tr_config_set_t others;
+
+    tr_set_begin(s, &others);
+    for (uint32_t i = 0; i < set->n; i++) {
+        tr_configuration_t c = s->configs[set->first + i];
+
+        if (!tr_state_takes_plain(w->g, c.state)) {
+            tr_set_add(s, &others, c.frame, c.state);
+        } else if (room < room_in(w, c.frame)) {
+            room = room_in(w, c.frame);
+        }
+    }
+    others.frames = set->frames;
+    if (room > 0) {
+        take_plain(w, room);
+    }
+    if (room < longest && others.n > 0
+        && (room > 0 || !take_nearly_all(w, &others))) {
+        tr_walk(w, &s->vocabulary->plain, 0, &others, NULL);
     }
 }

@@ -1,7 +1,8 @@
 /*
  * The vocabulary as two tries (grammar_internal.h): tokens that are plain text
  * inside a JSON string, and the rest.  A state in which a string goes on with
- * any plain character takes all of the first kind without looking at them.
+ * any plain character takes all of the first kind without looking at them.  '<' is
+ * not plain: in marked-up text it may begin a mark (rules_barred.c).
  */
 #include "grammar_internal.h"
 
@@ -19,7 +20,7 @@ plain_chars(const uint8_t *p, uint32_t len)
         uint8_t c = p[i++];
 
         if (c < 0x80) {
-            if (c < 0x20 || c == '"' || c == '\\') {
+            if (c < 0x20 || c == '"' || c == '\\' || c == '<') {
                 return 0;
             }
             n++;

@@ -288,12 +288,143 @@ test_end_tokens(void **state)
     tr_grammar_unref(g);
 }
 
+/* ---- several strings at one place -------------------------------------- */
+
+static const char *const unions[] = {
+    "{\"anyOf\":[{\"type\":\"string\",\"maxLength\":6},"
+    "{\"type\":\"string\",\"minLength\":3,\"maxLength\":9}]}",
+    "{\"anyOf\":[{\"type\":\"string\",\"maxLength\":8},"
+    "{\"enum\":[\"red\",\"a longer one than that\",7]},{\"type\":\"null\"}]}",
+    "{\"anyOf\":[{\"type\":\"string\",\"maxLength\":4},"
+    "{\"type\":\"string\",\"pattern\":\"^[a-m</]{2,30}$\"}]}",
+    "{\"type\":\"object\",\"properties\":{\"abc\":{\"type\":\"string\"}},"
+    "\"additionalProperties\":{\"anyOf\":[{\"type\":\"string\",\"maxLength\":5}"
+    ","
+    "{\"type\":\"string\",\"maxLength\":7}]}}",
+};
+
+/* A value of a schema, as JSON or (barred) as what stands between marks. */
+static tr_grammar_t *
+value_of(grammar_fixture_t *b, const char *schema, bool barred)
+{
+    char text[640];
+
+    if (!barred) {
+        return compile(b, TR_GRAMMAR_SCHEMA, schema);
+    }
+    snprintf(text, sizeof(text),
+             "[\"schema\",{\"schema\":%s,\"name\":\"a\",\"param\":\"tools\","
+             "\"bar\":[\"</value>\"]}]",
+             schema);
+    return compile(b, TR_GRAMMAR_TREE, text);
+}
+
+static void
+test_unions(void **state)
+{
+    static const char *const begun[] = { "\"", "\"a <", "\"</va",
+                                         "\"<</value" };
+    grammar_fixture_t *b = *state;
+
+    for (size_t i = 0; i < sizeof(unions) / sizeof(unions[0]); i++) {
+        for (int barred = 0; barred < 2; barred++) {
+            tr_grammar_t *g = value_of(b, unions[i], barred);
+
+            check_walk(b, g, (unsigned) i, 8);
+            for (size_t k = 0; k < sizeof(begun) / sizeof(begun[0]); k++) {
+                tr_frame_pool_t *pool = tr_frame_pool_init(b->memory,
+                                                           POOL_MATCHERS);
+                tr_matcher_t m;
+
+                assert_int_equal(tr_matcher_init(&m, g, pool), TR_OK);
+                if (tr_matcher_bytes(&m, b->scratch, begun[k], strlen(begun[k]))
+                    == TR_OK) {
+                    check_mask(b, &m);
+                }
+                tr_matcher_drop(&m);
+            }
+            tr_grammar_unref(g);
+        }
+    }
+}
+
+#define LARGE 150000u
+
+/* Words of 2 to 9 letters, one in five of other scripts, and some that matter. */
+static const char *
+large_bytes(void *arg, int32_t id, uint32_t *len)
+{
+    static char text[32];
+    uint32_t seed = (uint32_t) id * 2654435761u, n = 2 + seed % 8, i;
+
+    (void) arg;
+    *len = 0;
+    if ((uint32_t) id < ODD_TOKENS) {
+        *len = (uint32_t) strlen(odd_tokens[id]);
+        return odd_tokens[id];
+    }
+    for (i = 0; i < n; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        if (id % 5 == 0) {
+            text[(*len)++] = (char) 0xe4;
+            text[(*len)++] = (char) (0xb8 + (seed >> 12) % 8);
+            text[(*len)++] = (char) (0x80 + (seed >> 20) % 64);
+        } else {
+            text[(*len)++] = (char) ('a' + (seed >> 16) % 26);
+        }
+    }
+    return text;
+}
+
+/* A large vocabulary is not walked once for each of them: no mask of a string
+ * meets its limit. */
+static void
+test_large(void **state)
+{
+    static const char bounded[] = "{\"type\":\"string\",\"maxLength\":%u}";
+    static const char text[] = "\"one <b> two </va three </value of it";
+    grammar_fixture_t large = *(grammar_fixture_t *) *state;
+    char schema[512];
+    uint32_t len = 0;
+
+    large.vocabulary = tr_vocabulary_new(LARGE, large_bytes, NULL);
+    assert_non_null(large.vocabulary);
+    large.scratch = tr_grammar_scratch_new(large.vocabulary);
+    large.mask = calloc(tr_vocabulary_words(large.vocabulary), 4);
+    len += (uint32_t) sprintf(schema, "{\"anyOf\":[");
+    for (uint32_t i = 0; i < 5; i++) {
+        len += (uint32_t) sprintf(schema + len, bounded, 40 + 20 * i);
+        len += (uint32_t) sprintf(schema + len, i < 4 ? "," : "]}");
+    }
+    for (int barred = 0; barred < 2; barred++) {
+        tr_grammar_t *g = value_of(&large, schema, barred);
+        tr_matcher_t m;
+
+        assert_int_equal(tr_matcher_init(&m, g,
+                                         tr_frame_pool_init(large.memory, 1)),
+                         TR_OK);
+        for (size_t i = 0; i < sizeof(text) - 1; i++) {
+            assert_int_equal(tr_matcher_mask(&m, large.scratch, NULL, 0,
+                                             large.mask),
+                             TR_OK);
+            assert_int_equal(tr_matcher_bytes(&m, large.scratch, text + i, 1),
+                             TR_OK);
+        }
+        tr_matcher_drop(&m);
+        tr_grammar_unref(g);
+    }
+    tr_grammar_scratch_free(large.scratch);
+    tr_vocabulary_free(large.vocabulary);
+    free(large.mask);
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_json_texts), cmocka_unit_test(test_choices),
         cmocka_unit_test(test_forks),      cmocka_unit_test(test_depth),
+        cmocka_unit_test(test_unions),     cmocka_unit_test(test_large),
         cmocka_unit_test(test_end_tokens), cmocka_unit_test(test_places),
         cmocka_unit_test(test_strings),    cmocka_unit_test(test_many_names),
         cmocka_unit_test(test_json),       cmocka_unit_test(test_regexes),
