@@ -34,6 +34,7 @@ typedef struct {
 struct tr_bars {
     tr_marks_t texts;
     map_t states, rules, ends; /* ends: of rules that have a copy */
+    map_t escapes;             /* of '<' before a state, behind the backslash */
     task_t *tasks;             /* states whose edges are still to be copied */
     uint32_t n_tasks, cap_tasks;
 };
@@ -159,12 +160,28 @@ rule_of(tr_rules_t *b, tr_bars_t *bars, uint32_t rule, uint32_t node)
     return copy;
 }
 
+/* '<' as an escape, from `copy` to `to`. */
+static void
+copy_escape(tr_rules_t *b, tr_bars_t *bars, uint32_t copy, uint32_t to)
+{
+    static const char behind[] = "u003c";
+    uint32_t state = map_find(&bars->escapes, key_of(to, 0));
+
+    if (state == NONE && b->failed == TR_OK) {
+        state = tr_rules_state(b);
+        tr_rules_text(b, state, behind, sizeof(behind) - 1, to);
+        map_set(b, &bars->escapes, key_of(to, 0), state);
+    }
+    if (b->failed == TR_OK) {
+        tr_rules_bytes(b, copy, '\\', '\\', state);
+    }
+}
+
 /* The bytes lo to hi from a state at this node, as far as they complete nothing. */
 static void
 copy_bytes(tr_rules_t *b, tr_bars_t *bars, const task_t *t,
            const tr_edge_t *edge)
 {
-    static const char escape[] = "\\u003c";
     const tr_mark_node_t *nodes = bars->texts.nodes;
     const uint32_t *next = nodes[t->node].next;
     uint32_t lo = edge->lo, hi;
@@ -178,8 +195,7 @@ copy_bytes(tr_rules_t *b, tr_bars_t *bars, const task_t *t,
         }
     }
     if (edge->lo <= '<' && '<' <= edge->hi) {
-        tr_rules_text(b, t->copy, escape, sizeof(escape) - 1,
-                      state_of(b, bars, edge->target, 0));
+        copy_escape(b, bars, t->copy, state_of(b, bars, edge->target, 0));
     }
 }
 
@@ -256,6 +272,7 @@ tr_bars_reset(tr_bars_t *bars)
     map_free(&bars->states);
     map_free(&bars->rules);
     map_free(&bars->ends);
+    map_free(&bars->escapes);
     bars->n_tasks = 0;
 }
 
