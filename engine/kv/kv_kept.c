@@ -445,7 +445,8 @@ tr_kv_kept_end(tr_kv_cache_t *kv, int32_t slot, const int32_t *tokens,
                uint32_t n)
 {
     if (kv->reuse->kept != NULL && kv->reuse->kept[slot].on
-        && !kv->m.slot[slot].out && tr_kv_uncompressed(kv, slot)) {
+        && !kv->m.slot[slot].out && n >= kv->m.seq[slot].base
+        && tr_kv_uncompressed(kv, slot)) {
         (void) tr_kv_compress(kv, slot, n); /* it ended with its prompt */
     }
     if (whole(kv, slot, n)) {

@@ -18,8 +18,6 @@
 #include "engine/config/log.h"
 #include "kv_store_internal.h"
 
-/* Turns in which one that is to come may find no pages. */
-#define TRIES 16u
 /* As long as speeds are not known: to bring a token costs an eighth of computing
  * it, at most.  16 bits over a link of 50 GB/s, and a model of 8B: a tenth. */
 #define WORTH 8u
@@ -257,9 +255,11 @@ ask(tr_kv_cache_t *kv, const void *owner, const tr_kv_policy_t *policy,
     return TR_KV_LOOK_ASKED;
 }
 
-/* Is it sooner here than so many tokens of it are computed? */
+/* Is it sooner here than so many tokens of it are computed?  Who waits asks again
+ * and again, which is one doubt. */
 static bool
-is_worth(tr_kv_cache_t *kv, const tr_store_item_t *item, uint32_t tokens)
+is_worth(tr_kv_cache_t *kv, const void *owner, const tr_store_item_t *item,
+         uint32_t tokens)
 {
     tr_kv_store_t *s = kv->store;
     tr_kv_split_t p = { .tokens = tokens,
@@ -273,7 +273,10 @@ is_worth(tr_kv_cache_t *kv, const tr_store_item_t *item, uint32_t tokens)
     if (tr_kv_split(&p, NULL) == 0) {
         return true;
     }
-    tr_kv_speed_doubt(&s->brings);
+    if (s->doubts != owner) {
+        s->doubts = owner;
+        tr_kv_speed_doubt(&s->brings);
+    }
     return false;
 }
 
@@ -294,7 +297,8 @@ kv_shelf_look(tr_kv_cache_t *kv, const void *owner,
         return false;
     }
     tr_shelf_item(shelf, id, &item);
-    if (common < from + TR_STORE_BLOCK || !is_worth(kv, &item, common - from)) {
+    if (common < from + TR_STORE_BLOCK
+        || !is_worth(kv, owner, &item, common - from)) {
         return false;
     }
     /* where there is no room for it, there will be none for its prompt */
@@ -318,7 +322,7 @@ get_pages(tr_kv_cache_t *kv, uint32_t i)
     }
     tr_shelf_item(kv->store->shelf, g->id, &item);
     rc = kv_store_take(kv, &g->policy, &item, &g->way, &g->slot);
-    if (rc != TR_OK && (rc != TR_AGAIN || ++g->tries == TRIES)) {
+    if (rc != TR_OK && (rc != TR_AGAIN || ++g->tries == KV_STORE_TRIES)) {
         give_up(kv, i);
     }
     return rc == TR_OK;

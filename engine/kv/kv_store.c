@@ -343,6 +343,7 @@ look_in_files(tr_kv_cache_t *kv, const void *owner,
         s->policy = *policy;
         s->owner = owner;
         s->since = kv->reuse->now;
+        s->tries = 0;
         return tr_store_get(s->files, key, id, tokens, n, from)
                    ? TR_KV_LOOK_ASKED
                    : TR_KV_LOOK_NOTHING;

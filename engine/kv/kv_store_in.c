@@ -193,9 +193,11 @@ get_found(tr_kv_cache_t *kv)
 
     if (s->get_slot < 0) {
         s->since = kv->reuse->now;
-        if (kv_store_take(kv, &s->policy, item, &s->in, &s->get_slot)
-            != TR_OK) {
-            give_up(kv);
+        rc = kv_store_take(kv, &s->policy, item, &s->in, &s->get_slot);
+        if (rc != TR_OK) {
+            if (rc != TR_AGAIN || ++s->tries == KV_STORE_TRIES) {
+                give_up(kv);
+            }
             return true;
         }
     }

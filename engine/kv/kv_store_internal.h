@@ -60,6 +60,9 @@ typedef struct {
     kv_store_way_t way;
 } kv_store_put_t;
 
+/* Turns in which what is to come may find no pages. */
+#define KV_STORE_TRIES 16u
+
 /* An item that comes from the shelf. */
 typedef struct {
     const void *owner; /* who asked; NULL: nobody */
@@ -83,6 +86,7 @@ struct tr_kv_store {
     uint8_t *memory;   /* of pieces, where a device copies them */
     const void *owner; /* who asked; NULL: nobody */
     uint64_t since;    /* when the store's last word came, us */
+    uint32_t tries;    /* to have pages */
     bool stopping;     /* what was asked for is not wanted any more */
     tr_kv_policy_t policy;
     int32_t get_slot; /* -1: none */
@@ -95,6 +99,7 @@ struct tr_kv_store {
     kv_shelf_get_t get[TR_KV_SHELF_GETS]; /* the oldest first */
     tr_kv_speed_t computes;               /* a prompt's tokens */
     tr_kv_speed_t brings;                 /* bytes from the shelf */
+    const void *doubts;                   /* who last made it doubt that */
     uint32_t n_gets;
 };
 

@@ -66,7 +66,8 @@ choose(tr_model_cuda_t *m, uint32_t layer, uint32_t rows)
     const tr_cuda_choose_t c = choice_of(m, layer, rows);
 
     if (m->stream->device->trial && tr_cuda_choose_fits(rows, c.norm.n)
-        && c.norm.post_weight == NULL && c.norm.scale == 1) {
+        && c.norm.weight != NULL && c.norm.post_weight == NULL
+        && c.norm.scale == 1) {
         return tr_model_cuda_launched(m, m->cuda->choose(m->stream, &c),
                                       "choose");
     }
