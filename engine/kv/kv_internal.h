@@ -207,6 +207,7 @@ struct tr_kv_cache {
     uint8_t *shelf_memory; /* NULL: no shelf */
     tr_kv_reuse_t *reuse;  /* NULL: nothing is kept for others */
     tr_kv_store_t *store;  /* NULL: nor elsewhere */
+    uint64_t stages;       /* that prompts have taken (tr_kv_stage) */
 };
 
 /* Heads that slots of this policy have in layers that slide. */

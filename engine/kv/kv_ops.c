@@ -157,6 +157,7 @@ tr_status_t
 tr_kv_stage(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
 {
     assert(tr_kv_stage_due(kv, slot, len));
+    kv->stages++;
     return kv->ops->stage(kv, slot, len);
 }
 

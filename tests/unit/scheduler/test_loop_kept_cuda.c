@@ -221,12 +221,14 @@ static void
 stages(void **unused)
 {
     (void) unused;
+    stages_taken = 0;
     prefill_level = "8/4";
     for (uint32_t i = 0; i < 2; i++) {
         (void) crowd_of("diffkv:alpha_high=12,alpha_low=0", seed ^ (99 + i));
         (void) crowd_of("uniform:levels=8/4", seed ^ (199 + i));
     }
     prefill_level = NULL;
+    assert_true(stages_taken > 0);
 }
 
 int

@@ -105,9 +105,11 @@ static void run_mixed(void **state);
 static void
 run_staged(void **state)
 {
+    stages_taken = 0;
     prefill_level = "8/4";
     run_mixed(state);
     prefill_level = NULL;
+    assert_true(stages_taken > 0);
 }
 
 static void
