@@ -94,6 +94,10 @@ void ngx_http_tokenring_move_forget(ngx_http_tokenring_ctx_t *ctx);
 /* it cannot go on elsewhere: a drain with --move is to wait for it */
 void ngx_http_tokenring_move_stays(ngx_http_tokenring_ctx_t *ctx);
 
+/* its engine has sent this error: notes whether it is only that engine's */
+void ngx_http_tokenring_move_refused(ngx_http_tokenring_ctx_t *ctx,
+    tr_status_t status);
+
 /* may this request go on there? */
 ngx_uint_t ngx_http_tokenring_move_left(ngx_http_tokenring_ctx_t *ctx);
 ngx_uint_t ngx_http_tokenring_move_fits(ngx_http_tokenring_ctx_t *ctx,

@@ -197,6 +197,17 @@ typedef enum {
 } ngx_http_tokenring_body_e;
 
 
+/* an engine that would not go on with a request, until it starts anew */
+
+typedef struct ngx_http_tokenring_unfit_s  ngx_http_tokenring_unfit_t;
+
+struct ngx_http_tokenring_unfit_s {
+    ngx_http_tokenring_conn_t      *conn;
+    uint64_t                        generation;
+    ngx_http_tokenring_unfit_t     *next;
+};
+
+
 /* what every token touches comes first, in few cache lines */
 
 struct ngx_http_tokenring_ctx_s {
@@ -263,6 +274,7 @@ struct ngx_http_tokenring_ctx_s {
     unsigned                        stored:1;        /* its output, in Redis */
     unsigned                        stays:1;         /* told its engine so */
     unsigned                        moving:1;        /* not accepted there */
+    unsigned                        refused:1;       /* by an engine there */
     unsigned                        halted:1;        /* nothing told there */
     unsigned                        anew:1;          /* lost its engine before
                                                         it began, and waits */
@@ -331,6 +343,7 @@ struct ngx_http_tokenring_ctx_s {
     ngx_uint_t                      charges; /* see _suspects.c */
     ngx_msec_t                      move_deadline;  /* to be accepted by */
     ngx_msec_t                      halted_since;   /* if halted */
+    ngx_http_tokenring_unfit_t     *unfit;   /* engines for that */
     ngx_buf_t                      *replay;  /* block ahead of the body */
     size_t                          held;    /* bytes, of the worker's */
     ngx_http_tokenring_text_t       late[2]; /* its last records, which Redis

@@ -31,8 +31,10 @@
 static ngx_int_t ngx_http_tokenring_migrate_setting(
     ngx_http_tokenring_loc_conf_t *tlcf, ngx_str_t *text);
 static void ngx_http_tokenring_move_turn(ngx_http_tokenring_ctx_t *ctx);
-static ngx_uint_t ngx_http_tokenring_move_refused(
-    ngx_http_tokenring_ctx_t *ctx);
+static ngx_http_tokenring_unfit_t *ngx_http_tokenring_move_unfit(
+    ngx_http_tokenring_ctx_t *ctx, ngx_http_tokenring_conn_t *conn);
+static ngx_uint_t ngx_http_tokenring_move_offered(
+    ngx_http_tokenring_ctx_t *ctx, ngx_http_tokenring_conn_t *conn);
 static ngx_uint_t ngx_http_tokenring_move_given(
     ngx_http_tokenring_ctx_t *ctx);
 static uint64_t ngx_http_tokenring_move_tokens(ngx_http_tokenring_ctx_t *ctx);
@@ -344,12 +346,71 @@ ngx_http_tokenring_move_forget(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/* it is on its way, and the engine that was to continue it has no place */
+/*
+ * An error of a request that is on its way, which is not its own: the client
+ * has it begun.  The engine that was to continue it does not, and another may.
+ * It is asked again soon if it has no place just now; if there is any other
+ * reason, when it has been started anew.
+ */
 
-static ngx_uint_t
-ngx_http_tokenring_move_refused(ngx_http_tokenring_ctx_t *ctx)
+void
+ngx_http_tokenring_move_refused(ngx_http_tokenring_ctx_t *ctx,
+    tr_status_t status)
 {
-    return ctx->moving && !ngx_http_tokenring_died(ctx->error);
+    ngx_http_tokenring_conn_t   *conn;
+    ngx_http_tokenring_unfit_t  *unfit;
+
+    if (!ctx->moving
+        || ctx->state >= NGX_HTTP_TOKENRING_OVER
+        || ngx_http_tokenring_died(status)
+        || status == TR_ERR_CANCELLED)
+    {
+        return;
+    }
+
+    ctx->refused = 1;
+
+    if (status == TR_ERR_QUEUE_FULL
+        || status == TR_ERR_DRAINING
+        || status == TR_ERR_MOVED)
+    {
+        return;
+    }
+
+    conn = ctx->conn;
+
+    ngx_log_error(NGX_LOG_WARN, ctx->request->connection->log, 0,
+                  "tokenring: does not go on at this engine, engine=%V "
+                  "socket=%V request=%V status=%s", &conn->engine->name,
+                  &conn->addr.name, &ctx->request_id,
+                  tr_status_info(status).name);
+
+    unfit = ngx_palloc(ctx->request->pool, sizeof(ngx_http_tokenring_unfit_t));
+
+    if (unfit) {
+        unfit->conn = conn;
+        unfit->generation = conn->map.generation;
+        unfit->next = ctx->unfit;
+        ctx->unfit = unfit;
+    } /* else it is asked again */
+}
+
+
+/* what is known of this run of the engine */
+
+static ngx_http_tokenring_unfit_t *
+ngx_http_tokenring_move_unfit(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_conn_t *conn)
+{
+    ngx_http_tokenring_unfit_t  *unfit;
+
+    for (unfit = ctx->unfit; unfit; unfit = unfit->next) {
+        if (unfit->conn == conn && unfit->generation == conn->map.generation) {
+            return unfit;
+        }
+    }
+
+    return NULL;
 }
 
 
@@ -408,31 +469,18 @@ ngx_http_tokenring_may_move(ngx_http_tokenring_ctx_t *ctx)
         return 0;
     }
 
-    switch (ctx->error) {
-
-    case TR_ERR_CLOSED:
-    case TR_ERR_LOST:
-        break;
-
-    case TR_ERR_QUEUE_FULL:
-        if (!ctx->moving) {
-            return 0;
-        }
-
-        break;
-
-    case TR_ERR_DRAINING:
-    case TR_ERR_MOVED:
-        break;
-
-    default:
+    if (!ctx->refused
+        && !ngx_http_tokenring_died(ctx->error)
+        && ctx->error != TR_ERR_DRAINING
+        && ctx->error != TR_ERR_MOVED)
+    {
         return 0;
     }
 
     /* an engine that has not taken it is none that it has lost */
 
     if (!ctx->movable
-        || (!ngx_http_tokenring_move_refused(ctx)
+        || (!ctx->refused
             && !ngx_http_tokenring_move_given(ctx)
             && !ngx_http_tokenring_move_left(ctx)))
     {
@@ -453,7 +501,44 @@ ngx_http_tokenring_move_fits(ngx_http_tokenring_ctx_t *ctx,
            && ngx_memcmp(conn->card.model_id, ctx->model_id, TR_MODEL_ID) == 0
            && conn->card.max_model_len >= ctx->max_model_len
            && (!ctx->conf->migrate_strict
-               || conn->card.exact_id == ctx->exact_id);
+               || conn->card.exact_id == ctx->exact_id)
+           && ngx_http_tokenring_move_offered(ctx, conn)
+           && ngx_http_tokenring_move_unfit(ctx, conn) == NULL;
+}
+
+
+/* its KV policy there: a card names some with their settings, "name:x=1" */
+
+static ngx_uint_t
+ngx_http_tokenring_move_offered(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_conn_t *conn)
+{
+    const char  *p;
+
+    p = conn->card.kv_policies;
+
+    if (*p == '\0' || ctx->policy.len == 0) {
+        return 1;
+    }
+
+    for ( ;; ) {
+
+        if (ngx_strncmp(p, ctx->policy.data, ctx->policy.len) == 0
+            && (p[ctx->policy.len] == '\0'
+                || p[ctx->policy.len] == ' '
+                || p[ctx->policy.len] == ':'))
+        {
+            return 1;
+        }
+
+        p = ngx_strchr(p, ' ');
+
+        if (p == NULL) {
+            return 0;
+        }
+
+        p++;
+    }
 }
 
 
@@ -464,7 +549,7 @@ ngx_http_tokenring_move(ngx_http_tokenring_ctx_t *ctx)
         return NGX_DECLINED;
     }
 
-    if (ngx_http_tokenring_move_refused(ctx)) {
+    if (ctx->refused) {
         ngx_http_tokenring_move_wait(ctx);
         return NGX_OK;
     }
@@ -514,6 +599,7 @@ static void
 ngx_http_tokenring_move_reset(ngx_http_tokenring_ctx_t *ctx)
 {
     ctx->error = TR_OK;
+    ctx->refused = 0;
     ctx->error_number = 0;
     ctx->retry_after = 0;
     ctx->param.len = 0;

@@ -428,6 +428,7 @@ ngx_http_tokenring_reset(ngx_http_tokenring_ctx_t *ctx)
     ngx_memzero(&ctx->totals, sizeof(tr_wire_finish_t));
 
     ctx->error = TR_OK;
+    ctx->refused = 0;
     ctx->retry_after = 0;
     ctx->param.len = 0;
     ctx->message.len = 0;

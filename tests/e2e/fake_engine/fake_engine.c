@@ -2,7 +2,7 @@
  * An engine that does what a test asks: correct, slow, dead or hostile.
  *
  *     fake_engine SOCKET [--refuse | --mute | --full | --draining | --stalled |
- *                         --stuck | --plain | --restart]
+ *                         --stuck | --plain | --picky | --other | --restart]
  *
  * It speaks the channel (include/tokenring) and computes nothing.  What happens
  * to a request is in its body, which is searched, not parsed:
@@ -36,7 +36,9 @@
  *
  * On the command line: --refuse answers every HELLO with another version,
  * --mute never answers, --stuck has a step loop that answers no ping, --plain
- * knows no ITEMs, --restart begins anew when it has died, the others show that state on the status page.
+ * knows no ITEMs, --picky refuses every replay of "moves" with status -"picky",
+ * --other has another KV policy and ends when it gets a replay, --restart begins
+ * anew when it has died, the others show that state on the status page.
  * One thread, no allocation after a channel is made; it ends on SIGTERM.
  */
 #include "fake_engine.h"
@@ -55,7 +57,7 @@ static fake_channel_t channels[CHANNELS];
 static tr_status_page_t *page;
 static int status_fd;
 static uint8_t *scratch;
-static bool refuse, mute, stuck, plain;
+static bool refuse, mute, stuck, plain, picky, other;
 static uint32_t refused;     /* replays, since one was accepted */
 static uint32_t given;       /* up, since it was new */
 static bool left;            /* one request of "leaves" has its error */
@@ -119,6 +121,10 @@ take_replay(fake_request_t *r, uint32_t replay_len, const tr_wire_bytes_t *in)
             r->told[i] = choice.tokens;
             r->reason[i] = choice.reason;
         }
+    }
+    if (other) {
+        fprintf(stderr, "fake_engine: a replay with a policy of others\n");
+        exit(1);
     }
     r->replay = true;
     r->replay_left = replay_len;
@@ -189,7 +195,9 @@ moves_again(const fake_request_t *r)
 static bool
 moves_on(fake_channel_t *c, fake_request_t *r)
 {
-    if (r->replay && moves_again(r)) {
+    if (r->replay && picky) {
+        fake_put_error(c, r, -(int) fake_body_number(r, "picky", 2));
+    } else if (r->replay && moves_again(r)) {
         given++;
         fake_put_error(c, r, -(int) fake_body_number(r, "leave", 10));
     } else if (r->replay) {
@@ -665,7 +673,7 @@ main(int argc, char **argv)
     if (argc < 2) {
         fprintf(stderr, "usage: fake_engine SOCKET [--refuse | --mute | "
                         "--full | --draining | --stalled | --stuck | "
-                        "--plain | --restart]\n");
+                        "--plain | --picky | --other | --restart]\n");
         return 2;
     }
     signal(SIGTERM, on_signal);
@@ -677,6 +685,8 @@ main(int argc, char **argv)
     mute = strcmp(mode, "--mute") == 0;
     stuck = strcmp(mode, "--stuck") == 0;
     plain = strcmp(mode, "--plain") == 0;
+    picky = strcmp(mode, "--picky") == 0;
+    other = strcmp(mode, "--other") == 0;
     if (strcmp(mode, "--draining") == 0) {
         state = TR_ENGINE_DRAINING;
     }
@@ -691,7 +701,9 @@ main(int argc, char **argv)
     snprintf(page->card.engine, sizeof(page->card.engine), "fake");
     /* without an end */
     memset(page->card.kv_policies, 'x', sizeof(page->card.kv_policies));
-    memcpy(page->card.kv_policies, "a\"b\\ \xff ", 7);
+    memcpy(page->card.kv_policies,
+           other ? "a\"b\\ \xff fake\"polic: " : "a\"b\\ \xff fake\"policy ",
+           19);
     snprintf(page->card.level_name[0], sizeof(page->card.level_name[0]),
              "16/16");
     memset(page->card.model_id, FAKE_MODEL_ID, sizeof(page->card.model_id));

@@ -3,7 +3,8 @@
 // A stream on its way to another engine that has no place for it: the scripted
 // engine (fake_engine.c) gives the stream up, and refuses to continue it a few
 // times, or for ever.  A second socket of the fleet is dead, so that connecting
-// to it fails while the request waits.
+// to it fails while the request waits.  Other fleets have an engine that all
+// like best (weight), and that continues nothing.
 
 const { test, before, after } = require('node:test');
 const assert = require('node:assert/strict');
@@ -16,23 +17,56 @@ const { post, stream } = require('../lib/http');
 
 const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'tokenring-refused-'));
 const socket = path.join(dir, 'fake.sock');
+const at = (name) => path.join(dir, `${name}.sock`);
 const tokens = (n) => Array.from({ length: n }, (_, i) => `t${i} `).join('');
-let stack, engine;
+const engines = {};
+let stack;
+
+async function startEngine(name, ...args) {
+  engines[name] = spawn(path.join(BUILD, 'tests/fake_engine'),
+    [at(name), ...args], { stdio: 'inherit' });
+  await until(() => fs.existsSync(at(name)), `the socket of ${name}`);
+}
+
+async function stopEngine(name) {
+  const engine = engines[name];
+  if (engine.exitCode !== null || engine.signalCode !== null) return;
+  const gone = new Promise((resolve) => { engine.once('exit', resolve); });
+  engine.kill('SIGTERM');
+  await gone;
+  fs.rmSync(at(name), { force: true });
+}
 
 before(async () => {
   const made = spawnSync('make', ['-s', 'fake-engine', `B=${BUILD}`],
     { cwd: ROOT, encoding: 'utf8' });
   assert.equal(made.status, 0, made.stderr);
   fs.chmodSync(dir, 0o755);
-  engine = spawn(path.join(BUILD, 'tests/fake_engine'), [socket],
-    { stdio: 'inherit' });
-  await until(() => fs.existsSync(socket), 'the socket of the fake engine');
+  await Promise.all([startEngine('fake'), startEngine('picky', '--picky'),
+    startEngine('other', '--other'), startEngine('alone', '--picky')]);
   stack = await Stack.start({
     engine: null,
-    http: `tokenring_engine fleet unix:${socket} unix:${dir}/dead.sock;`,
+    http: `tokenring_engine fleet unix:${socket} unix:${dir}/dead.sock;
+      tokenring_engine picky unix:${socket};
+      tokenring_engine picky unix:${at('picky')} weight=1000;
+      tokenring_engine other unix:${socket};
+      tokenring_engine other unix:${at('other')} weight=1000;
+      tokenring_engine alone unix:${at('alone')};`,
     pass: 'fleet',
     location: 'tokenring_migrate 1 timeout=60s;',
     server: `
+      location /picky/v1/ {
+        tokenring_migrate 1 timeout=60s;
+        tokenring_pass picky;
+      }
+      location /other/v1/ {
+        tokenring_migrate 1 timeout=60s;
+        tokenring_pass other;
+      }
+      location /alone/v1/ {
+        tokenring_migrate 1 timeout=60s;
+        tokenring_pass alone;
+      }
       location /short/v1/ {
         tokenring_migrate 1 timeout=700ms;
         tokenring_pass fleet;
@@ -56,9 +90,7 @@ after(async () => {
     await stack.stop();
     assert.deepEqual(complaints, []);
   }
-  const gone = new Promise((resolve) => { engine.once('exit', resolve); });
-  engine.kill('SIGTERM');
-  await gone;
+  await Promise.all(Object.keys(engines).map(stopEngine));
   fs.rmSync(dir, { recursive: true, force: true });
 });
 
@@ -86,6 +118,46 @@ for (const [status, code] of [['QUEUE_FULL', 7], ['DRAINING', 10]]) {
       assert.ok(took >= 380, `${took} ms for four refusals`);
     });
 }
+
+// What one engine finds wrong with the stream, another need not: it is asked once,
+// however often those that have no place are.
+const refusals = (name) => stack.errorLog().split('\n').filter((line) =>
+  line.includes('does not go on at this engine')
+    && line.includes(`socket=unix:${at(name)} `));
+
+for (const [status, code] of [['INVALID', 2], ['CONTEXT_LENGTH', 3],
+  ['TOO_LARGE', 6], ['NOMEM', 21], ['UNSUPPORTED', 26], ['REPLAY', 27]]) {
+  test(`refused with ${status} by one engine: another goes on`, async () => {
+    const before = [await moves(), refusals('picky').length];
+    const s = await ask('/picky', { picky: code, refuse: 3 });
+    assert.ok(s.done, s.raw.slice(-400));
+    assert.equal(s.text(), tokens(6));
+    assert.ok(s.events.every((e) => !e.error), s.raw);
+    assert.equal(await moves(), before[0] + 1);
+    const lines = refusals('picky').slice(before[1]);
+    assert.equal(lines.length, 1, lines.join('\n'));
+    assert.ok(lines[0].endsWith(`status=TR_ERR_${status}`)
+      || lines[0].includes(`status=TR_ERR_${status},`), lines[0]);
+  });
+}
+
+test('refused by all for a reason of theirs: until one starts anew', async () => {
+  const s = ask('/alone', { picky: 3 });
+  await until(() => refusals('alone').length === 1, 'it is refused');
+  await stopEngine('alone');
+  await startEngine('alone');
+  const ended = await s;
+  assert.ok(ended.done, ended.raw.slice(-400));
+  assert.equal(ended.text(), tokens(6));
+  assert.equal(refusals('alone').length, 1);
+});
+
+test('an engine without its KV policy is not asked', async () => {
+  const s = await ask('/other', {});
+  assert.ok(s.done, s.raw.slice(-400));
+  assert.equal(s.text(), tokens(6));
+  assert.equal(engines.other.exitCode, null);
+});
 
 test('its engine lost the device: as if the engine were lost', async () => {
   const before = await moves();

@@ -206,7 +206,7 @@ test("a model's name: JSON has its escapes, Prometheus others", async () => {
   assert.equal(list.data[0].id, 'fake/"model"\t\\\n\x7f\ufffd');
   // the list fills its field and has no end there
   assert.deepEqual(list.data[0].kv_policies,
-    ['a"b\\', '\ufffd', 'x'.repeat(512 - 7 - 1)]);
+    ['a"b\\', '\ufffd', 'fake"policy', 'x'.repeat(512 - 19 - 1)]);
   const { text } = await stack.metrics();
   assert.ok(text.includes('model_name="fake/\\"model\\"\t\\\\\\n\x7f\ufffd"'),
     text.slice(0, 400));
