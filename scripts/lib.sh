@@ -6,14 +6,17 @@
 #
 # Everything that runs from a source tree keeps its state under build/run:
 # engine.conf, nginx.conf, engine.sock (a link into engine/, which belongs to the
-# engine's user), *.pid, *.log.  Sourced, not run.
+# engine's user), *.pid, *.log.  Where only root can reach the tree, build/run is a
+# link to a directory in /run, which has the engine, too.  Sourced, not run.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 BUILD=${B:-build}
 case "$BUILD" in /*) ;; *) BUILD=$ROOT/$BUILD ;; esac
 RUN=${TR_RUN:-$BUILD/run}
+[ ! -L "$RUN" ] || RUN=$(readlink -f "$RUN")
 PORT=${PORT:-8080}
 ENGINE=$BUILD/bin/tokenring-engine
+[ ! -x "$RUN/bin/tokenring-engine" ] || ENGINE=$RUN/bin/tokenring-engine
 NGINX=${TR_NGINX:-}
 MODULE=${TR_MODULE:-$BUILD/module/ngx_http_tokenring_module.so}
 URL=http://127.0.0.1:$PORT

@@ -7,8 +7,9 @@
 # connection, at a socket in the state directory: REDIS=HOST:PORT is another one,
 # REDIS=none does without.  POLICY=diffkv, of the KV cache; requests may choose full,
 # diffkv and uniform as well.  ENGINES=2 (to 8) engines, where streams survive the
-# loss of theirs, and the page at / stops one to show it.  Called by root, the engine runs as ENGINE_USER=nobody (or
-# tokenring, where packages have made that user).
+# loss of theirs, and the page at / stops one to show it.  Called by root, the
+# engine runs as ENGINE_USER=nobody (or tokenring, where packages have made that
+# user), and as root only with ALLOW_ROOT=1.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR
 . "$(dirname "$0")/lib.sh"
@@ -35,6 +36,60 @@ case "$POLICY" in *[!A-Za-z0-9.:=,/+_-]*) fail "POLICY=$POLICY is no policy" ;; 
 case "$ENGINES" in [1-8]) ;; *) fail "ENGINES=$ENGINES is not 1 to 8" ;; esac
 case "$PORT" in '' | *[!0-9]*) fail "PORT=$PORT is not a number" ;; esac
 
+# --- users
+# Called by root, workers run as www-data and the engine as a user with no rights
+# at all, in the group of www-data so that both meet at the socket.  It owns
+# nothing here but the socket's directory.
+as=()
+if [ "$(id -u)" -eq 0 ]; then
+    engine_user=${ENGINE_USER:-$(id -un tokenring 2>/dev/null || echo nobody)}
+    id "$engine_user" >/dev/null 2>&1 \
+        || fail "ENGINE_USER=$engine_user: there is no such user"
+    as=(setpriv --no-new-privs "--reuid=$engine_user" --regid=www-data
+        --clear-groups)
+fi
+
+# A tree that only root can reach (a clone in /root): what others need is copied to
+# where they can.
+move_out() {
+    local to
+
+    to=/run/tokenring-$(printf %s "$BUILD" | cksum | cut -d' ' -f1)
+    install -d -m 0755 "$to" "$to/bin" "$to/models"
+    [ -L "$BUILD/run" ] || rm -rf "$BUILD/run"
+    ln -sfn "$to" "$BUILD/run"
+    RUN=$to
+    ENGINE=$to/bin/tokenring-engine
+    cmp -s "$BUILD/bin/tokenring-engine" "$ENGINE" \
+        || install "$BUILD/bin/tokenring-engine" "$ENGINE.new"
+    [ ! -f "$ENGINE.new" ] || mv "$ENGINE.new" "$ENGINE"
+    if [ "$MODEL" = "$ROOT/models/pocket" ]; then
+        cp -Ru "$MODEL" "$to/models"
+        chmod -R u=rwX,go=rX "$to/models/pocket"
+        MODEL=$to/models/pocket
+    fi
+}
+
+reached() { # file or directory, by the engine's user
+    [ ${#as[@]} -eq 0 ] || "${as[@]}" test -x "$1" 2>/dev/null
+}
+
+mkdir -p "$RUN"
+if [ -L "$BUILD/run" ] && reached "$BUILD/bin/tokenring-engine"; then
+    "$ROOT/scripts/down.sh" # it could not be reached, and now it can
+    case "$RUN" in /run/tokenring-[0-9]*) rm -rf "$RUN" ;; esac
+    rm "$BUILD/run"
+    RUN=$BUILD/run ENGINE=$BUILD/bin/tokenring-engine
+    mkdir -p "$RUN"
+fi
+if { ! reached "$BUILD/bin/tokenring-engine" || ! reached "$RUN"; } \
+    && [ "${ALLOW_ROOT:-0}" != 1 ]
+then
+    [ -z "${TR_RUN:-}" ] || fail "only root can reach $ROOT or $RUN: move them," \
+        "to /srv for instance, or set ALLOW_ROOT=1 to run the engine as root"
+    move_out
+    step "Only root can reach $ROOT: what runs is in $RUN"
+fi
 mkdir -p "$RUN/temp" "$RUN/engine" "$RUN/redis"
 
 # Where engine and workers find it; empty: nowhere.
@@ -133,22 +188,11 @@ if [ "$ENGINES" -gt 1 ]; then
 &|' "$RUN/page/index.html"
 fi
 
-# Called by root, workers run as www-data and the engine as a user with no rights
-# at all, in the group of www-data so that both meet at the socket.  It owns
-# nothing here but the socket's directory.  A checkout that others cannot read
-# (one below /root) leaves only root.
-user="" mode=0600 as=()
-if [ "$(id -u)" -eq 0 ]; then
+user="" mode=0600
+if [ ${#as[@]} -gt 0 ]; then
     user="user root;"
-    engine_user=${ENGINE_USER:-$(id -un tokenring 2>/dev/null || echo nobody)}
-    id "$engine_user" >/dev/null 2>&1 \
-        || fail "ENGINE_USER=$engine_user: there is no such user"
-    as=(setpriv "--reuid=$engine_user" --regid=www-data --clear-groups)
-    if ! "${as[@]}" test -x "$RUN" 2>/dev/null \
-        || ! "${as[@]}" test -x "$ENGINE"
-    then
-        step "Only root can read $ROOT: the engine and NGINX's workers run as" \
-            "root. To change that, move it, to /srv for instance."
+    if ! reached "$ENGINE" || ! reached "$RUN"; then
+        step "ALLOW_ROOT=1: the engine and NGINX's workers run as root."
         as=() engine_user=root
     elif ! "${as[@]}" test -r "$MODEL/config.json"; then
         fail "the user $engine_user cannot read MODEL=$MODEL: make it readable," \

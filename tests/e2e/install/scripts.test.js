@@ -134,10 +134,50 @@ test('up: a batch meets no limit, and all files are in one place',
     assert.equal(socket.mode & 0o7, 0, socket.mode.toString(8));
     const uid = Number(/^Uid:\s+(\d+)/m
       .exec(read(`/proc/${pid('engine.pid')}/status`))[1]);
-    if (process.getuid() === 0 && !/Only root can read/.test(out.text)) {
-      assert.notEqual(uid, 0);
-    }
+    if (process.getuid() === 0) assert.notEqual(uid, 0);
     assert.equal(socket.uid, uid);
+  }));
+
+test('up: what only root can reach runs elsewhere, and not as root',
+  { skip: !stock || process.getuid() !== 0 }, place(async ({ dir, run, env }) => {
+    const build = path.join(dir, 'closed/build');
+    for (const file of ['bin/tokenring-engine', 'bin/tokenring',
+      path.relative(BUILD, MODULE)]) {
+      fs.mkdirSync(path.dirname(path.join(build, file)), { recursive: true });
+      fs.copyFileSync(path.join(BUILD, file), path.join(build, file));
+    }
+    fs.chmodSync(path.join(dir, 'closed'), 0o700);
+    const refused = run('up.sh', { B: build });
+    assert.equal(refused.status, 1);
+    assert.match(refused.text, /only root can reach .* ALLOW_ROOT=1/);
+
+    const own = { B: build, TR_RUN: '' };
+    try {
+      const out = run('up.sh', own);
+      assert.equal(out.status, 0, out.text);
+      assert.match(out.text, /Only root can reach .*: what runs is in \/run\//);
+      const pid = () => Number(read(path.join(build, 'run/engine.pid')));
+      const uid = Number(/^Uid:\s+(\d+)/m
+        .exec(read(`/proc/${pid()}/status`))[1]);
+      assert.notEqual(uid, 0);
+      const url = `http://127.0.0.1:${env.PORT}`;
+      assert.equal((await post(`${url}/v1/chat/completions`,
+        chat('Hello!'))).status, 200);
+      const before = pid();
+      const moved = fs.realpathSync(path.join(build, 'run'));
+      assert.equal(run('up.sh', own).status, 0);
+      assert.equal(pid(), before);
+
+      // As soon as others can reach it, it runs where it is.
+      fs.chmodSync(path.join(dir, 'closed'), 0o755);
+      assert.equal(run('up.sh', own).status, 0);
+      assert.ok(fs.lstatSync(path.join(build, 'run')).isDirectory());
+      assert.ok(!alive(before) && alive(pid()) && !fs.existsSync(moved));
+    } finally {
+      const at = fs.realpathSync(path.join(build, 'run'));
+      run('down.sh', own);
+      if (at.startsWith('/run/tokenring-')) fs.rmSync(at, { recursive: true });
+    }
   }));
 
 test('up: a model that the engine\'s user cannot read is said',
