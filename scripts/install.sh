@@ -132,7 +132,7 @@ put 644 "$docdir/prometheus" conf/prometheus/*
 for dir in dashboards provisioning/datasources provisioning/dashboards; do
     put 644 "$docdir/grafana/$dir" "conf/grafana/$dir"/*
 done
-put 644 "$docdir" README.md CHANGELOG.md LICENSE
+put 644 "$docdir" README.md CHANGELOG.md SECURITY.md LICENSE
 put 644 "$docdir/docs" docs/*.md docs/*.png docs/*.svg
 put 644 "$PREFIX/include/tokenring" include/tokenring/*.h
 

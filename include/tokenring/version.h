@@ -5,6 +5,6 @@
 #ifndef TOKENRING_VERSION_H
 #define TOKENRING_VERSION_H
 
-#define TR_VERSION "0.2.0"
+#define TR_VERSION "0.3.0"
 
 #endif

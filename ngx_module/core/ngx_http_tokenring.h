@@ -17,7 +17,8 @@
  *     _pulse.c      pings, health, engines that hang [_engine.h]
  *     _channel.c    doorbells, draining what the engine says
  *     _slot.c       the places of requests at an engine
- *     _handler.c    the content handler: routes [_request.h]
+ *     _route.c      which endpoint a path asks for
+ *     _handler.c    the content handler [_request.h]
  *     _body.c       the request body, from the client
  *     _submit.c     the request body, into the request ring [_body.h]
  *     _upload.c     bodies that come slowly [_body.h]
@@ -29,6 +30,7 @@
  *     _stream.c     what all event streams have in common
  *     _status.c     /health, from the status page
  *     _metrics.c    /metrics
+ *     _metrics_engine.c  the part of it that engines say
  *     _counters.c   the gateway's own counters [_metrics.h]
  *     _variables.c  $tokenring_* [_conf.h]
  *
@@ -79,6 +81,7 @@
  *     _state.c      the state of a request, from Redis to JSON
  *     _find.c       looking one up for a client, who may be early
  *     _requests.c   /v1/requests/ID: state and cancelling
+ *     _input_items.c  what a response that is kept was asked
  *     _follow.c     /v1/requests/ID/stream: a stream repeated and continued
  *     _stream_sub.c what the clients that follow one request share
  *
