@@ -203,18 +203,35 @@ read_password(tr_config_t *c, tr_error_t *err)
     return TR_OK;
 }
 
+/* Of settings that contradict each other, one that a file has is blamed, so that its
+ * line is named. */
+static bool
+in_file(const tr_config_t *c, const char *key)
+{
+    return c->place[tr_config_index(key)].file != NULL;
+}
+
 static tr_status_t
 finish_redis_tls(const tr_config_t *c, const tr_redis_address_t *address,
                  tr_error_t *err)
 {
+    const struct {
+        const char *name, *value;
+    } need[] = { { "redis_tls_ca", c->redis_tls_ca },
+                 { "redis_tls_cert", c->redis_tls_cert },
+                 { "redis_tls_key", c->redis_tls_key },
+                 { "redis_tls_name", c->redis_tls_name } };
+
+    for (size_t i = 0; !c->redis_tls && i < sizeof(need) / sizeof(need[0]);
+         i++) {
+        if (need[i].value[0] != '\0') {
+            return tr_error_set(err, TR_ERR_INVALID, need[i].name,
+                                "%s %.200s without `redis_tls yes`",
+                                need[i].name, need[i].value);
+        }
+    }
     if (!c->redis_tls) {
-        return c->redis_tls_ca[0] == '\0' && c->redis_tls_cert[0] == '\0'
-                       && c->redis_tls_key[0] == '\0'
-                       && c->redis_tls_name[0] == '\0'
-                   ? TR_OK
-                   : tr_error_set(err, TR_ERR_INVALID, "redis_tls",
-                                  "redis_tls_ca, _cert, _key or _name without "
-                                  "`redis_tls yes`");
+        return TR_OK;
     }
     if (!TR_CONFIG_HAS_REDIS_TLS) {
         return tr_error_set(err, TR_ERR_UNSUPPORTED, "redis_tls",
@@ -227,9 +244,14 @@ finish_redis_tls(const tr_config_t *c, const tr_redis_address_t *address,
                             "socket");
     }
     if ((c->redis_tls_cert[0] == '\0') != (c->redis_tls_key[0] == '\0')) {
-        return tr_error_set(err, TR_ERR_INVALID, "redis_tls_cert",
-                            "redis_tls_cert and redis_tls_key are needed "
-                            "together");
+        bool cert = c->redis_tls_cert[0] != '\0';
+
+        return tr_error_set(err, TR_ERR_INVALID,
+                            cert ? "redis_tls_cert" : "redis_tls_key",
+                            "%s %.200s without %s: both are needed",
+                            cert ? "redis_tls_cert" : "redis_tls_key",
+                            cert ? c->redis_tls_cert : c->redis_tls_key,
+                            cert ? "redis_tls_key" : "redis_tls_cert");
     }
     return TR_OK;
 }
@@ -421,7 +443,9 @@ tr_config_finish(tr_config_t *c, tr_error_t *err)
         return rc;
     }
     if (c->max_batch_tokens < c->max_num_seqs) {
-        return tr_error_set(err, TR_ERR_INVALID, "max_batch_tokens",
+        return tr_error_set(err, TR_ERR_INVALID,
+                            in_file(c, "max_num_seqs") ? "max_num_seqs"
+                                                       : "max_batch_tokens",
                             "max_batch_tokens %u is below max_num_seqs %u: "
                             "every running sequence needs one token of a "
                             "step",

@@ -96,7 +96,7 @@ test('parameters of TLS that make no sense', async () => {
   }
   const out = engineSays({ redis: 'x', redis_tls_ca: '/x' });
   assert.notEqual(out.status, 0);
-  assert.match(out.stderr, /redis_tls_ca, .* without `redis_tls yes`/);
+  assert.match(out.stderr, /redis_tls_ca .* without `redis_tls yes`/);
 });
 
 tlsTest('files and addresses that cannot be', async () => {
@@ -119,7 +119,10 @@ tlsTest('files and addresses that cannot be', async () => {
   assert.match(socket.text, /has "tls" for a Unix socket/);
   for (const [settings, why] of [
     [{ redis: 'unix:/x' }, /has no TLS on a Unix socket/],
-    [{ redis_tls_cert: '/x' }, /needed together/],
+    [{ redis_tls_cert: '/x' },
+      /redis_tls_cert \/x without redis_tls_key: both are needed/],
+    [{ redis_tls_key: '/x' },
+      /redis_tls_key \/x without redis_tls_cert: both are needed/],
   ]) {
     const out = engineSays({ redis: 'x', redis_tls: 'yes', ...settings });
     assert.notEqual(out.status, 0);
