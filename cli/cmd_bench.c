@@ -25,6 +25,8 @@
 #include "sampling_options.h"
 #include "terminal.h"
 
+#include "engine/base/clock.h"
+
 #define PROMPT_FILE_MAX (256u << 20)
 
 typedef struct request request_t;

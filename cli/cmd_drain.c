@@ -18,6 +18,8 @@
 #include "ring_client.h"
 #include "terminal.h"
 
+#include "engine/base/clock.h"
+
 #define CONNECT_MS 5000
 #define LOOK_MS 200
 

@@ -24,6 +24,8 @@
 #include "stats_tenants.h"
 #include "terminal.h"
 
+#include "engine/base/clock.h"
+
 static const char *const histogram_names[TR_STATS_HISTOGRAMS] = {
     "ttft", "inter_token", "e2e", "queue", "step"
 };

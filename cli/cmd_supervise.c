@@ -25,6 +25,7 @@
 #include <unistd.h>
 
 #include "cli.h"
+#include "engine/base/clock.h"
 #include "engine/config/config.h"
 #include "engine/transport/listener.h"
 #include "programs.h"
@@ -83,15 +84,6 @@ const tr_command_t tr_supervise_command = {
     "NGINX's side is tokenring_engine NAME unix:SOCKET start=ondemand.",
     "  tokenring supervise /etc/tokenring/supervise.conf", options
 };
-
-static uint64_t
-now_ms(void)
-{
-    struct timespec ts;
-
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (uint64_t) ts.tv_sec * 1000 + (uint64_t) ts.tv_nsec / 1000000;
-}
 
 /* ---- the file ----------------------------------------------------------- */
 
@@ -268,7 +260,7 @@ start(engine_t *e)
     pid_t parent = getpid();
 
     e->turn = 0;
-    e->started_ms = now_ms();
+    e->started_ms = tr_now_us() / 1000;
     e->pid = fork();
     if (e->pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGTERM);
@@ -281,7 +273,7 @@ start(engine_t *e)
         fprintf(stderr, "tokenring supervise: cannot start %s: %s\n", e->name,
                 strerror(errno));
         e->pid = 0;
-        e->not_before_ms = now_ms() + PAUSE_MS;
+        e->not_before_ms = tr_now_us() / 1000 + PAUSE_MS;
         return;
     }
     g.loaded++;
@@ -294,7 +286,7 @@ start(engine_t *e)
 static int
 start_due(void)
 {
-    uint64_t now = now_ms(), soonest = UINT64_MAX;
+    uint64_t now = tr_now_us() / 1000, soonest = UINT64_MAX;
     engine_t *next;
 
     do {
@@ -323,7 +315,7 @@ start_due(void)
 static void
 ended(engine_t *e, int status)
 {
-    uint64_t now = now_ms();
+    uint64_t now = tr_now_us() / 1000;
     bool well = WIFEXITED(status) && WEXITSTATUS(status) == 0;
     uint64_t pause = PAUSE_MS;
 

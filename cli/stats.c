@@ -7,6 +7,8 @@
 
 #include "terminal.h"
 
+#include "engine/base/clock.h"
+
 static const double bounds_us[TR_STATUS_BUCKETS] = TR_STATUS_BOUNDS_US;
 
 #define LOAD(field) atomic_load_explicit(&(field), memory_order_relaxed)

@@ -14,6 +14,8 @@
 #include "stats_tenants.h"
 #include "terminal.h"
 
+#include "engine/base/clock.h"
+
 #define PAGE_MAX (64u << 20)
 #define NAME_MAX_BYTES \
     136 /* 64 bytes as 0x and hexadecimal digits, and a NUL */

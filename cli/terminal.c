@@ -105,15 +105,6 @@ tr_terminal_write(FILE *f, const char *text, size_t len)
     fwrite(text + start, 1, len - start, f);
 }
 
-uint64_t
-tr_now_us(void)
-{
-    struct timespec ts;
-
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (uint64_t) ts.tv_sec * 1000000 + (uint64_t) ts.tv_nsec / 1000;
-}
-
 char *
 tr_read_file(const char *path, size_t max, size_t *len, char *why,
              size_t why_size)

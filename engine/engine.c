@@ -26,6 +26,7 @@
 
 #include <tokenring/version.h>
 
+#include "engine/base/clock.h"
 #include "engine/base/crash.h"
 #include "engine/kv/kv_store.h"
 #include "engine/template/chat_template.h"
@@ -65,15 +66,6 @@ struct tr_engine {
     bool ended;
     atomic_bool lost; /* the GPU is */
 };
-
-static uint64_t
-now_ms(void)
-{
-    struct timespec ts;
-
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (uint64_t) ts.tv_sec * 1000 + (uint64_t) ts.tv_nsec / 1000000;
-}
 
 /* Requests fail, one batch after the other; who supervises the process starts
  * it again.  It ends as at any SIGTERM, so that all of them hear of it. */
@@ -420,7 +412,7 @@ start_threads(tr_engine_t *e, tr_error_t *err)
 tr_status_t
 tr_engine_start(const tr_config_t *config, tr_engine_t **out, tr_error_t *err)
 {
-    uint64_t begun = now_ms();
+    uint64_t begun = tr_now_us() / 1000;
     tr_engine_t *e = calloc(1, sizeof(*e));
     tr_status_t rc;
 
@@ -465,7 +457,7 @@ tr_engine_start(const tr_config_t *config, tr_engine_t **out, tr_error_t *err)
            e->executor->backend, (unsigned long long) e->executor->parameters,
            e->executor->max_model_len,
            (unsigned long long) tr_kv_pages(e->executor->kv), config->socket,
-           (unsigned long long) (now_ms() - begun));
+           (unsigned long long) (tr_now_us() / 1000 - begun));
     *out = e;
     return TR_OK;
 }

@@ -320,19 +320,6 @@ step_content(tr_dialect_state_t *s, tr_dialect_out_t *out, uint8_t kind)
     return STEP_ON;
 }
 
-static uint32_t
-trimmed(const char **text, uint32_t len)
-{
-    while (len != 0 && is_space(**text)) {
-        (*text)++;
-        len--;
-    }
-    while (len != 0 && is_space((*text)[len - 1])) {
-        len--;
-    }
-    return len;
-}
-
 /* "functions.NAME:i" of Kimi, whose whole is the call's id. */
 static bool
 take_own_id(tr_dialect_state_t *s, const char **text, uint32_t *len)
@@ -357,7 +344,7 @@ take_name(tr_dialect_state_t *s, uint8_t to, uint32_t take,
           tr_dialect_out_t *out)
 {
     const char *text = s->buf + s->from;
-    uint32_t len = trimmed(&text, s->at - s->from);
+    uint32_t len = tr_dialect_trim(&text, s->at - s->from);
     uint8_t next = s->d->form->ops[GO(to)].kind;
 
     if (((s->d->form->flags & FORM_OWN_IDS) && !take_own_id(s, &text, &len))

@@ -186,6 +186,20 @@ is_space(char c)
     return c == ' ' || c == '\n' || c == '\t' || c == '\r';
 }
 
+/* Without white space around it: *text moves, and the length is returned. */
+static inline uint32_t
+tr_dialect_trim(const char **text, uint32_t len)
+{
+    while (len != 0 && is_space(**text)) {
+        (*text)++;
+        len--;
+    }
+    while (len != 0 && is_space((*text)[len - 1])) {
+        len--;
+    }
+    return len;
+}
+
 /* dialect.c, for the others */
 void tr_dialect_emit(tr_dialect_state_t *s, tr_dialect_out_t *out, uint8_t kind,
                      const char *text, uint32_t len);

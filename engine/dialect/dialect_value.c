@@ -355,25 +355,12 @@ type_of(const char *text, uint32_t len, const char **as)
     return number_type(text, len);
 }
 
-static uint32_t
-trim(const char **text, uint32_t len)
-{
-    while (len != 0 && is_space(**text)) {
-        (*text)++;
-        len--;
-    }
-    while (len != 0 && is_space((*text)[len - 1])) {
-        len--;
-    }
-    return len;
-}
-
 uint32_t
 tr_dialect_read_type(const char *text, uint32_t len)
 {
     const char *as;
 
-    len = trim(&text, len);
+    len = tr_dialect_trim(&text, len);
     return type_of(text, len, &as);
 }
 
@@ -381,7 +368,7 @@ static void
 end_held(tr_dialect_state_t *s, tr_dialect_out_t *out)
 {
     const char *text = s->buf + s->from, *as;
-    uint32_t len = trim(&text, s->at - s->from), type;
+    uint32_t len = tr_dialect_trim(&text, s->at - s->from), type;
 
     if (len == 0 && !(s->types & TR_TYPE_STRING)) {
         return; /* left out */

@@ -18,6 +18,7 @@
 #include <time.h>
 
 #include "cuda_library.h"
+#include "engine/base/clock.h"
 #include "engine/config/log.h"
 #include "kernels/thread_pool.h"
 
@@ -28,15 +29,6 @@
 
 /* Threads that make masks, unless `threads` says how many. */
 #define MASK_THREADS 16
-
-static double
-now_ms(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double) t.tv_sec * 1e3 + (double) t.tv_nsec * 1e-6;
-}
 
 static tr_status_t
 device_error(tr_executor_cuda_t *x, const char *what, tr_error_t *err)
@@ -91,7 +83,7 @@ open_model(tr_executor_cuda_t *x, const tr_config_t *config, tr_error_t *err)
         .cuda = x->cuda,
         .stream = &x->stream,
     };
-    double begun = now_ms();
+    uint64_t begun = tr_now_us();
     tr_status_t rc = tr_model_cuda_open(&options, &x->model, err);
 
     if (rc == TR_OK) {
@@ -101,7 +93,7 @@ open_model(tr_executor_cuda_t *x, const tr_config_t *config, tr_error_t *err)
                x->model->config.model_type,
                tr_recipe_parameters(&x->model->config.recipe),
                x->model->weights_size >> 20, tr_dtype_name(x->model->type),
-               now_ms() - begun);
+               (double) (tr_now_us() - begun) * 1e-3);
     }
     return rc;
 }
@@ -419,7 +411,7 @@ capture(tr_executor_cuda_t *x, uint32_t b, tr_error_t *err)
 static tr_status_t
 open_graphs(tr_executor_cuda_t *x, tr_error_t *err)
 {
-    double begun = now_ms(), said = begun;
+    uint64_t begun = tr_now_us(), said = begun;
     tr_status_t rc;
 
     list_buckets(x);
@@ -433,8 +425,8 @@ open_graphs(tr_executor_cuda_t *x, tr_error_t *err)
     }
     for (uint32_t b = 0; rc == TR_OK && b < x->n_buckets; b++) {
         rc = capture(x, b, err);
-        if (now_ms() - said > 2000) {
-            said = now_ms();
+        if (tr_now_us() - said > 2000000) {
+            said = tr_now_us();
             tr_log(TR_LEVEL_NOTICE, "capturing graphs done=%u of=%u", b + 1,
                    x->n_buckets);
         }
@@ -442,7 +434,8 @@ open_graphs(tr_executor_cuda_t *x, tr_error_t *err)
     memset(&x->times, 0, sizeof(x->times));
     if (rc == TR_OK) {
         tr_log(TR_LEVEL_NOTICE, "graphs captured buckets=%u largest=%u ms=%.0f",
-               x->n_buckets, x->max_seqs, now_ms() - begun);
+               x->n_buckets, x->max_seqs,
+               (double) (tr_now_us() - begun) * 1e-3);
     }
     return rc;
 }

@@ -14,6 +14,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "engine/base/clock.h"
 #include "engine/config/log.h"
 #include "engine/model/safetensors.h"
 
@@ -60,21 +61,12 @@ wanted(const tr_config_t *config)
     return before > least ? before : least;
 }
 
-static uint64_t
-now_us(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t) t.tv_sec * 1000000 + (uint64_t) t.tv_nsec / 1000;
-}
-
 tr_status_t
 tr_executor_cuda_await(tr_executor_cuda_t *x, const tr_config_t *config,
                        tr_error_t *err)
 {
     const struct timespec pause = { .tv_nsec = LOOK_MS * 1000000l };
-    uint64_t want = wanted(config), begun = now_us();
+    uint64_t want = wanted(config), begun = tr_now_us();
     uint64_t most = config->kv_memory != 0 ? x->info.memory : share(x, config);
 
     if (available(x, config) >= want || want > most
@@ -89,7 +81,7 @@ tr_executor_cuda_await(tr_executor_cuda_t *x, const tr_config_t *config,
            available(x, config) >> 20, want >> 20,
            config->gpu_memory_wait_us / 1000);
     while (available(x, config) < want
-           && now_us() - begun < config->gpu_memory_wait_us) {
+           && tr_now_us() - begun < config->gpu_memory_wait_us) {
         nanosleep(&pause, NULL);
         if (x->cuda->device_info(x->device.ordinal, &x->info) != 0) {
             return tr_error_set(err, TR_ERR_INTERNAL, "device",
@@ -103,6 +95,6 @@ tr_executor_cuda_await(tr_executor_cuda_t *x, const tr_config_t *config,
            " available_mib=%" PRIu64 " wanted_mib=%" PRIu64 " ms=%" PRIu64,
            available(x, config) >= want ? "yes" : "no",
            x->info.free_memory >> 20, available(x, config) >> 20, want >> 20,
-           (now_us() - begun) / 1000);
+           (tr_now_us() - begun) / 1000);
     return TR_OK;
 }

@@ -16,6 +16,7 @@
 
 #include "kernels/thread_pool.h"
 
+#include "engine/base/clock.h"
 #include "engine/config/log.h"
 #include "engine/model/cpu/model.h"
 #include "kv_choose.h"
@@ -296,15 +297,13 @@ open_model(executor_t *x, const tr_config_t *config, int threads,
         .max_len = config->max_model_len,
         .kv_memory = config->kv_memory,
     };
-    struct timespec a, b;
+    uint64_t begun = tr_now_us();
     tr_status_t rc;
 
-    clock_gettime(CLOCK_MONOTONIC, &a);
     rc = tr_model_open(&options, &x->model, err);
     if (rc != TR_OK) {
         return rc;
     }
-    clock_gettime(CLOCK_MONOTONIC, &b);
     tr_log(TR_LEVEL_NOTICE,
            "model loaded type=%s parameters=%" PRIu64
            " weights_mib=%zu mapped_mib=%" PRIu64
@@ -313,8 +312,7 @@ open_model(executor_t *x, const tr_config_t *config, int threads,
            tr_recipe_parameters(&x->model->config.recipe),
            x->model->weights_size >> 20, x->model->mapped >> 20,
            options.kernels->name, threads,
-           (double) (b.tv_sec - a.tv_sec) * 1e3
-               + (double) (b.tv_nsec - a.tv_nsec) * 1e-6);
+           (double) (tr_now_us() - begun) * 1e-3);
     return TR_OK;
 }
 

@@ -12,6 +12,7 @@
 #include <sys/epoll.h>
 #include <time.h>
 
+#include "engine/base/clock.h"
 #include "engine/base/crash.h"
 #include "engine/config/log.h"
 #include "worker_connection.h"
@@ -48,15 +49,6 @@ struct tr_front {
     bool stale;                /* something did, too soon after the last time */
     uint64_t drain_deadline_us;
 };
-
-static uint64_t
-now_us(void)
-{
-    struct timespec ts;
-
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (uint64_t) ts.tv_sec * 1000000 + (uint64_t) ts.tv_nsec / 1000;
-}
 
 /* ---- the status page ---------------------------------------------------- */
 
@@ -327,7 +319,7 @@ static void
 wait_events(tr_frontend_t *f, uint64_t deadline)
 {
     struct epoll_event events[EVENTS_A_TURN];
-    uint64_t now = now_us(), left;
+    uint64_t now = tr_now_us(), left;
     int timeout = -1, n, i;
 
     if (deadline != UINT64_MAX) {
@@ -338,7 +330,7 @@ wait_events(tr_frontend_t *f, uint64_t deadline)
     if (n == -1) {
         tr_bell_interrupted(&f->env.bell);
     }
-    f->env.now_us = now_us();
+    f->env.now_us = tr_now_us();
     for (i = 0; i < n; i++) {
         on_event(f, &events[i]);
     }
@@ -414,14 +406,14 @@ end_all(tr_frontend_t *f)
     tr_connection_reap(tr_loop_stop(f->env.loop));
     f->env.loop = NULL;
     publish(f);
-    f->env.now_us = now_us();
+    f->env.now_us = tr_now_us();
     deadline = f->env.now_us + FLUSH_US;
     while (!drained(f) && f->env.now_us < deadline) {
         on_wake(f);
         if (!turn(f)) {
             wait_events(f, f->env.now_us + 1000);
         } else {
-            f->env.now_us = now_us();
+            f->env.now_us = tr_now_us();
         }
     }
     tr_request_parser_stop(f->env.parser);
@@ -522,7 +514,7 @@ tr_frontend_start(const tr_frontend_options_t *options, tr_frontend_t **out,
     f->env.status_fd = options->status_fd;
     f->env.wake_fd = options->wake_fd;
     f->env.epoll = -1;
-    f->env.now_us = now_us();
+    f->env.now_us = tr_now_us();
     f->idle_since_us = f->env.now_us;
     f->listener = options->listener;
     f->wake_fd = options->wake_fd;

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/base/hash.h"
 #include "engine/config/log.h"
 
 #define KEPT_MAX 256u
@@ -49,15 +50,9 @@ hash_of(const tr_grammar_spec_t *spec, uint64_t seed)
 {
     uint64_t h = seed ^ (uint64_t) spec->kind << 8 ^ spec->flags ^ spec->len;
 
-    for (size_t i = 0; i < spec->len; i++) {
-        h = (h ^ (uint8_t) spec->text[i]) * 0x100000001b3ull;
-        h ^= h >> 31;
-    }
-    for (const char *p = around_of(spec); *p != '\0'; p++) {
-        h = (h ^ (uint8_t) *p) * 0x100000001b3ull;
-        h ^= h >> 31;
-    }
-    return h;
+    h = tr_fnv1a_64(h, spec->text, spec->len);
+    h = tr_fnv1a_64(h, around_of(spec), strlen(around_of(spec)));
+    return h ^ h >> 31;
 }
 
 tr_grammar_cache_t *

@@ -537,15 +537,6 @@ static const tr_kv_ops_t host_ops = {
 
 /* ---- create ------------------------------------------------------------- */
 
-static uint8_t *
-map(size_t size)
-{
-    void *at = mmap(NULL, size, PROT_READ | PROT_WRITE,
-                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-
-    return at == MAP_FAILED ? NULL : at;
-}
-
 /* The manager for a pool of so many pages, and what its prompts work with. */
 static tr_status_t
 make_manager(tr_kv_cache_t *kv, uint32_t pages, tr_error_t *err)
@@ -570,9 +561,9 @@ make_manager(tr_kv_cache_t *kv, uint32_t pages, tr_error_t *err)
         kernel = c->kernels->kv_compress_work(&c->stream, c->head_dim);
     }
     kv->memory_size = tr_pad(manager, 256) + tr_pad(work, 256) + kernel;
-    kv->memory = map(kv->memory_size);
+    kv->memory = tr_kv_map(kv->memory_size);
     kv->pool_size = (size_t) pages * kv->plan.page_bytes;
-    kv->pool = map(kv->pool_size);
+    kv->pool = tr_kv_map(kv->pool_size);
     kv->ask = calloc(c->slots, sizeof(*kv->ask));
     kv->moved = calloc(kv->swap.n + 1, sizeof(*kv->moved));
     if (kv->pool == NULL) {

@@ -57,15 +57,12 @@ tr_kv_kept_create(tr_kv_cache_t *kv, tr_error_t *err)
 {
     const tr_kv_config_t *c = &kv->config;
     tr_kv_reuse_t *r = kv->reuse;
-    void *at;
 
     if (!can_keep(c)) {
         return TR_OK;
     }
     r->tokens_size = (size_t) c->slots * c->max_len * sizeof(*r->tokens);
-    at = mmap(NULL, r->tokens_size, PROT_READ | PROT_WRITE,
-              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    r->tokens = at == MAP_FAILED ? NULL : at;
+    r->tokens = tr_kv_map(r->tokens_size);
     r->kept = calloc(c->slots, sizeof(*r->kept));
     if (r->tokens == NULL || r->kept == NULL) {
         return tr_error_set(err, TR_ERR_NOMEM, "kv_reuse",

@@ -21,6 +21,15 @@ tr_kv_pages_fault(const char *what, int64_t page, uint32_t owner, uint32_t have)
     abort();
 }
 
+void *
+tr_kv_map(size_t bytes)
+{
+    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+    return at == MAP_FAILED ? NULL : at;
+}
+
 tr_status_t
 tr_kv_pages_init(tr_kv_pages_t *p, uint32_t n, uint64_t bytes, tr_error_t *err)
 {
@@ -28,9 +37,8 @@ tr_kv_pages_init(tr_kv_pages_t *p, uint32_t n, uint64_t bytes, tr_error_t *err)
     uint32_t i;
 
     memset(p, 0, sizeof(*p));
-    memory = mmap(NULL, n * bytes, PROT_READ | PROT_WRITE,
-                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) {
+    memory = tr_kv_map(n * bytes);
+    if (memory == NULL) {
         return tr_error_set(err, TR_ERR_NOMEM, "swap_memory",
                             "cannot map %llu bytes for %u KV pages",
                             (unsigned long long) (n * bytes), n);

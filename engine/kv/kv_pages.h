@@ -45,6 +45,10 @@ int32_t tr_kv_pages_take(tr_kv_pages_t *p, uint32_t at, uint32_t owner);
 void tr_kv_pages_give(tr_kv_pages_t *p, uint32_t at, int32_t page,
                       uint32_t owner);
 
+/* Zeroed memory that is there as soon as it is touched; munmap gives it back.
+ * NULL: there is no room in the address space. */
+void *tr_kv_map(size_t bytes);
+
 /* Looks at everything: each page is free exactly once or owned exactly once.
  * Linear; for tests and for the end of a run. */
 bool tr_kv_pages_sound(const tr_kv_pages_t *p);

@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "engine/base/clock.h"
 #include "engine/config/log.h"
 
 /* At the end, what waits is written, for so long. */
@@ -17,21 +18,12 @@
 
 /* ---- open and close ----------------------------------------------------- */
 
-static uint32_t *
-map_refs(size_t size)
-{
-    void *at = mmap(NULL, size, PROT_READ | PROT_WRITE,
-                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-
-    return at == MAP_FAILED ? NULL : at;
-}
-
 bool
 kv_store_open_way(const tr_kv_store_t *s, kv_store_way_t *way,
                   tr_kv_lane_t lane)
 {
     way->lane = lane;
-    way->ref = map_refs(s->refs_size);
+    way->ref = tr_kv_map(s->refs_size);
     return way->ref != NULL;
 }
 
@@ -174,15 +166,6 @@ tr_kv_store_wakes(tr_kv_cache_t *kv, void (*wake)(void *arg), void *arg)
     }
 }
 
-static uint64_t
-now_us(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t) t.tv_sec * 1000000u + (uint64_t) t.tv_nsec / 1000u;
-}
-
 static bool
 is_putting(const tr_kv_store_t *s)
 {
@@ -197,10 +180,10 @@ is_putting(const tr_kv_store_t *s)
 void
 tr_kv_store_flush(tr_kv_cache_t *kv, uint64_t us)
 {
-    uint64_t begun = now_us();
+    uint64_t begun = tr_now_us();
 
     while (kv->store != NULL && is_putting(kv->store)
-           && now_us() - begun < us) {
+           && tr_now_us() - begun < us) {
         kv->ops->files->launch(kv);
         if (!tr_kv_store_turn(kv)) {
             usleep(200);

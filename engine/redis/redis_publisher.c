@@ -13,32 +13,32 @@
 
 #include <tokenring/channel.h>
 
+#include "engine/base/clock.h"
 #include "engine/base/crash.h"
 #include "engine/config/log.h"
 
 #define STOP_US 1000000u
 
 static uint64_t
-clock_us(clockid_t id)
+unix_us(void)
 {
     struct timespec ts;
 
-    clock_gettime(id, &ts);
+    clock_gettime(CLOCK_REALTIME, &ts);
     return (uint64_t) ts.tv_sec * 1000000u + (uint64_t) ts.tv_nsec / 1000u;
 }
 
 static int64_t
 unix_ms(void)
 {
-    return (int64_t) (clock_us(CLOCK_REALTIME) / 1000);
+    return (int64_t) (unix_us() / 1000);
 }
 
 static void
 put_time(tr_redis_publisher_t *r)
 {
-    r->now_us = clock_us(CLOCK_MONOTONIC);
-    r->outbox.realtime_us = (int64_t) clock_us(CLOCK_REALTIME)
-                            - (int64_t) r->now_us;
+    r->now_us = tr_now_us();
+    r->outbox.realtime_us = (int64_t) unix_us() - (int64_t) r->now_us;
 }
 
 /* ---- outages ------------------------------------------------------------ */
@@ -161,7 +161,7 @@ static void
 wait_events(tr_redis_publisher_t *r, uint64_t deadline)
 {
     struct pollfd fds[3] = { { .fd = r->wake_fd, .events = POLLIN } };
-    uint64_t now = clock_us(CLOCK_MONOTONIC);
+    uint64_t now = tr_now_us();
     struct timespec ts;
 
     fds[1].fd = tr_redis_link_fd(&r->data, &fds[1].events);

@@ -14,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "engine/base/clock.h"
 #include "engine/base/crash.h"
 
 /* How often pauses and full response writers are looked at while there is
@@ -22,15 +23,6 @@
 
 /* How long, at the end, the last records may wait for room. */
 #define TR_LOOP_FLUSH_US 500000
-
-uint64_t
-tr_loop_now(void)
-{
-    struct timespec ts;
-
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (uint64_t) ts.tv_sec * 1000000u + (uint64_t) ts.tv_nsec / 1000u;
-}
 
 /* ---- requests and commands ---------------------------------------------- */
 
@@ -394,7 +386,7 @@ static bool
 tr_loop_turn(tr_loop_t *l)
 {
     tr_scheduler_t *s = &l->scheduler;
-    uint64_t now = tr_loop_now(), changes = s->changes;
+    uint64_t now = tr_now_us(), changes = s->changes;
     uint64_t preemptions = s->preemptions, swaps = s->swaps,
              recomputations = s->recomputations;
     tr_scheduler_counts_t counts = s->counts;
@@ -422,7 +414,7 @@ tr_loop_turn(tr_loop_t *l)
     tr_loop_count_prefixes(l, &counts);
     tr_loop_show_guard(l);
     tr_loop_show(l);
-    l->last_step_us = tr_loop_now(); /* also of a turn without a batch */
+    l->last_step_us = tr_now_us(); /* also of a turn without a batch */
     tr_kv_computed(l->executor->kv, s->counts.prefilled - counts.prefilled,
                    l->last_step_us - now);
     tr_loop_publish_snapshot(l);
@@ -457,7 +449,7 @@ tr_loop_sleep(tr_loop_t *l)
     atomic_store(&l->asleep, 1);
     while (n == -1 && !tr_loop_called(l)) {
         if (until != 0) {
-            now = tr_loop_now();
+            now = tr_now_us();
             now = until > now ? until - now : 0;
             ts.tv_sec = (time_t) (now / 1000000u);
             ts.tv_nsec = (long) (now % 1000000u) * 1000;
@@ -479,7 +471,7 @@ tr_loop_sleep(tr_loop_t *l)
 static void
 tr_loop_end_all(tr_loop_t *l)
 {
-    uint64_t begun = tr_loop_now();
+    uint64_t begun = tr_now_us();
     tr_request_t *r, *next;
 
     tr_loop_take(l, begun);
@@ -498,7 +490,7 @@ tr_loop_end_all(tr_loop_t *l)
         tr_loop_retry(l);
         tr_loop_show(l);
         if (l->ending.first == NULL
-            || tr_loop_now() - begun >= TR_LOOP_FLUSH_US) {
+            || tr_now_us() - begun >= TR_LOOP_FLUSH_US) {
             break;
         }
         poll(NULL, 0, 1);

@@ -111,7 +111,6 @@ tr_loop_constrained(const tr_request_t *r)
            || (r->n_sequences != 0 && r->sequences[0].matcher != NULL);
 }
 
-uint64_t tr_loop_now(void); /* CLOCK_MONOTONIC, us */
 
 /* ---- loop_end.c */
 

@@ -14,6 +14,8 @@
 #include <assert.h>
 #include <string.h>
 
+#include "engine/base/clock.h"
+
 /* True: it had waited until now. */
 static bool
 tr_loop_scheduled(tr_loop_t *l, tr_request_t *r, uint64_t now)
@@ -286,7 +288,7 @@ tr_loop_complete_batch(tr_loop_t *l)
         }
     }
     rc = l->executor->complete(l->executor, &f->batch);
-    now = tr_loop_now();
+    now = tr_now_us();
     l->step++;
     tr_status_observe(&l->counters->step_time,
                       now

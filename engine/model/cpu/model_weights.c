@@ -23,11 +23,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "kernels/thread_pool.h"
 
 #include "engine/config/log.h"
+#include "engine/model/load_progress.h"
 #include "engine/model/model_tensors.h"
 #include "engine/model/weights/packed.h"
 
@@ -50,9 +50,8 @@ typedef struct {
     void *codes_work;                  /* products of codes share it */
     uint32_t codes_columns;            /* the widest of them has so many */
     uint32_t expanded;                 /* quantised tensors that are not kept */
-    size_t at;            /* next free byte of the arena, or the count */
-    uint64_t done;        /* weights stored, for the log */
-    struct timespec said; /* when progress was last logged */
+    size_t at; /* next free byte of the arena, or the count */
+    tr_load_progress_t progress;
     tr_error_t *err;
 } loader_t;
 
@@ -273,21 +272,6 @@ count_codes(loader_t *l)
     }
 }
 
-static void
-say_progress(loader_t *l, uint64_t weights)
-{
-    struct timespec now;
-
-    l->done += weights;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    if (now.tv_sec - l->said.tv_sec >= 2) {
-        l->said = now;
-        tr_log(TR_LEVEL_NOTICE, "loading weights percent=%.0f",
-               100.0 * (double) l->done
-                   / (double) tr_recipe_parameters(&l->m->config.recipe));
-    }
-}
-
 /* A matrix that is being filled, block by block, by the pool. */
 typedef struct {
     loader_t *l;
@@ -440,7 +424,7 @@ load_matrix(loader_t *l, const tr_cpu_matrix_t *w, const tr_model_tensor_t *t)
     bool as_is = false, codes = false;
     tr_status_t rc;
 
-    say_progress(l, (uint64_t) t->rows * w->k);
+    tr_load_progress_more(&l->progress, (uint64_t) t->rows * w->k);
     if (l->st != NULL) {
         rc = tr_model_tensor_find(l->st, t, &a.tensor, l->err);
         if (rc == TR_OK) {
@@ -573,7 +557,7 @@ tr_model_weights_load(tr_model_t *m, const tr_model_options_t *options,
     };
     tr_status_t rc;
 
-    clock_gettime(CLOCK_MONOTONIC, &l.said);
+    l.progress = tr_load_progress(tr_recipe_parameters(&m->config.recipe));
     rc = prepare(&l, options);
     if (rc == TR_OK) {
         rc = make_arena(&l);

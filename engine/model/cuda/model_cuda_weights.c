@@ -14,11 +14,11 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "kernels/thread_pool.h"
 
 #include "engine/config/log.h"
+#include "engine/model/load_progress.h"
 
 #define STAGE_BYTES (32u << 20)
 #define COPY_GRAIN (1u << 20)
@@ -34,8 +34,7 @@ typedef struct {
     void *passed[2];     /* events: what was staged is on the device */
     bool used[2];
     uint32_t turn;
-    uint64_t done;        /* bytes of parameters, at 16 bits */
-    struct timespec said; /* when progress was last logged */
+    tr_load_progress_t progress;
     tr_error_t *err;
 } loader_t;
 
@@ -215,21 +214,6 @@ send(loader_t *l, void *to, tr_dtype_t to_type, tr_dtype_t type, size_t n)
     return rc == 0 ? TR_OK : failed(l);
 }
 
-static void
-say_progress(loader_t *l, uint64_t elements)
-{
-    struct timespec now;
-
-    l->done += elements;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    if (now.tv_sec - l->said.tv_sec >= 2) {
-        l->said = now;
-        tr_log(TR_LEVEL_NOTICE, "loading weights percent=%.0f",
-               100.0 * (double) l->done
-                   / (double) tr_recipe_parameters(&l->m->config.recipe));
-    }
-}
-
 /* ---- tensors ------------------------------------------------------------ */
 
 static uint8_t *
@@ -278,7 +262,7 @@ load_changed(loader_t *l, const tr_model_tensor_t *t, const tr_tensor_t *tensor)
                            (uint32_t) (piece / unit),
                            (uint32_t) (1 + COPY_GRAIN / 4 / unit), change, &a);
         rc = send(l, to + 2 * a.at, l->m->type, TR_F32, piece);
-        say_progress(l, piece);
+        tr_load_progress_more(&l->progress, piece);
     }
     if (tensor != NULL) {
         tr_safetensors_release(tensor);
@@ -331,7 +315,7 @@ load_matrix(loader_t *l, const tr_model_tensor_t *t)
                            (uint32_t) (piece * size), COPY_GRAIN, copy_bytes,
                            &a);
         rc = send(l, to + 2 * at, l->m->type, tensor->dtype, piece);
-        say_progress(l, piece);
+        tr_load_progress_more(&l->progress, piece);
     }
     tr_safetensors_release(tensor);
     return rc;
@@ -387,7 +371,8 @@ load_codes(loader_t *l, tr_cuda_packing_t *p, uint8_t *to)
                            1, tr_model_cuda_pack_codes, p);
         rc = send(l, to + p->chunk * chunk, TR_F32, TR_F32,
                   p->chunks * chunk / 4);
-        say_progress(l, (uint64_t) p->n * p->chunks * TR_WEIGHT_COLUMNS);
+        tr_load_progress_more(&l->progress,
+                              (uint64_t) p->n * p->chunks * TR_WEIGHT_COLUMNS);
     }
     return rc;
 }
@@ -472,7 +457,7 @@ load_vector(loader_t *l, const tr_model_tensor_t *t)
     if (tr_rotate_rows(&l->m->config.recipe, l->m->rotate, t) != 0) {
         tr_rotate_weights(&l->m->config.recipe, t, 0, t->rows, x);
     }
-    say_progress(l, t->rows);
+    tr_load_progress_more(&l->progress, t->rows);
     return send(l, place_of(l, t), TR_F32, TR_F32, t->rows);
 }
 
@@ -673,7 +658,7 @@ tr_model_cuda_load(tr_model_cuda_t *m, const tr_model_cuda_options_t *options,
     loader_t l = { .m = m, .seed = options->dummy_seed, .err = err };
     tr_status_t rc = TR_OK;
 
-    clock_gettime(CLOCK_MONOTONIC, &l.said);
+    l.progress = tr_load_progress(tr_recipe_parameters(&m->config.recipe));
     if (strcmp(options->load_format, "dummy") != 0) {
         rc = tr_model_tensors_open(&m->config, options->dir, &l.st, err);
     }
