@@ -24,6 +24,7 @@ static ngx_http_tokenring_conn_t *ngx_http_tokenring_warmest(
     ngx_http_tokenring_ctx_t *ctx, ngx_http_tokenring_conn_t *least);
 static ngx_http_tokenring_conn_t *ngx_http_tokenring_preferred(
     ngx_http_tokenring_ctx_t *ctx, ngx_http_tokenring_conn_t *least);
+static ngx_uint_t ngx_http_tokenring_may_connect(ngx_http_tokenring_ctx_t *ctx);
 static ngx_uint_t ngx_http_tokenring_handshakes(ngx_http_tokenring_ctx_t *ctx,
     ngx_http_tokenring_conn_t *conn);
 static ngx_uint_t ngx_http_tokenring_crowded(ngx_http_tokenring_ctx_t *ctx,
@@ -338,7 +339,7 @@ ngx_http_tokenring_start(ngx_http_tokenring_ctx_t *ctx)
 
         if (conn->ondemand
             && conn->state == NGX_HTTP_TOKENRING_IDLE
-            && (!ngx_exiting || ctx->moving)
+            && ngx_http_tokenring_may_connect(ctx)
             && (conn->complaint == 0
                 || ngx_current_msec - conn->attempted
                    >= NGX_HTTP_TOKENRING_RETRY)
@@ -444,6 +445,15 @@ ngx_http_tokenring_preferred(ngx_http_tokenring_ctx_t *ctx,
 }
 
 
+/* a worker that only ends its requests connects for those that lost an engine */
+
+static ngx_uint_t
+ngx_http_tokenring_may_connect(ngx_http_tokenring_ctx_t *ctx)
+{
+    return !ngx_exiting || ctx->moving || ctx->anew;
+}
+
+
 /* is it being connected?  An idle one is from now on, if its time has come and
  * that does not start it */
 
@@ -453,7 +463,7 @@ ngx_http_tokenring_handshakes(ngx_http_tokenring_ctx_t *ctx,
 {
     if (conn->state == NGX_HTTP_TOKENRING_IDLE
         && !conn->ondemand
-        && (!ngx_exiting || ctx->moving)
+        && ngx_http_tokenring_may_connect(ctx)
         && ngx_current_msec - conn->attempted >= NGX_HTTP_TOKENRING_RETRY)
     {
         ngx_http_tokenring_connect(conn);

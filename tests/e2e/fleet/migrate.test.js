@@ -10,7 +10,7 @@ const assert = require('node:assert/strict');
 const { execFile } = require('node:child_process');
 const path = require('node:path');
 const { promisify } = require('node:util');
-const { BUILD, Stack, until, sleep } = require('../lib/stack');
+const { BUILD, Stack, until, sleep, alive } = require('../lib/stack');
 const { post, stream } = require('../lib/http');
 const { ask, counts, run } = require('../lib/moved');
 
@@ -299,6 +299,38 @@ test('requests that had not begun wait for an engine that starts again', async (
     await stack.engine.start();
     assert.deepEqual(await answers, want);
     await stack.idle();
+  } finally {
+    await stack.stop();
+  }
+});
+
+// The worker that has it takes nothing new since the reload, and connects to the
+// engine for it alone: the stream before it in the queue ends with the engine.
+test('the same in a worker that only ends its requests', async () => {
+  const stack = await Stack.start({
+    engine: { backend: 'null', null_rate: 25, max_num_seqs: 1, kv_memory: '64m' },
+    location: 'tokenring_migrate 5 timeout=60s;',
+    server: `location /ends/v1/ { tokenring_pass main; }` });
+  stack.complaints = () => [];
+  try {
+    const body = { max_tokens: 5000, ignore_eos: true };
+    const first = stream(`${stack.url}/ends/v1/completions`,
+      { ...body, prompt: 'a', stream: true });
+    await first.begun();
+    const second = post(`${stack.url}/v1/completions`,
+      { ...body, prompt: 'b', max_tokens: 5 });
+    await until(async () => (await stack.metrics())
+      .value('tokenring_num_requests_waiting') === 1, 'one waits');
+    const [old] = await stack.reload();
+    await stack.engine.kill();
+    await first.finished;
+    assert.ok(!first.done);
+    assert.ok(alive(old));
+    await stack.engine.start();
+    const r = await second;
+    assert.equal(r.status, 200, r.text);
+    assert.equal(r.json().usage.completion_tokens, 5);
+    await until(() => !alive(old), 'the old worker has gone');
   } finally {
     await stack.stop();
   }
