@@ -445,7 +445,7 @@ ngx_http_tokenring_preferred(ngx_http_tokenring_ctx_t *ctx,
 }
 
 
-/* a worker that only ends its requests connects for those that lost an engine */
+/* a worker that only ends its requests connects for those without an engine */
 
 static ngx_uint_t
 ngx_http_tokenring_may_connect(ngx_http_tokenring_ctx_t *ctx)
