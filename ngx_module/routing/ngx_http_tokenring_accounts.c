@@ -38,6 +38,10 @@ static ngx_http_tokenring_account_t *ngx_http_tokenring_account_find(
     ngx_http_tokenring_tenants_t *t, ngx_rbtree_key_t key, u_char *name);
 static void ngx_http_tokenring_account_fit(ngx_http_tokenring_account_t *a,
     ngx_http_tokenring_plan_t *plan, ngx_http_tokenring_clock_t *clock);
+static void ngx_http_tokenring_account_move(ngx_http_tokenring_account_t *a,
+    ngx_uint_t from, ngx_uint_t to);
+static void ngx_http_tokenring_account_add(ngx_http_tokenring_account_t *a,
+    ngx_http_tokenring_limit_t *limit, ngx_http_tokenring_clock_t *clock);
 static void ngx_http_tokenring_account_refill(ngx_http_tokenring_account_t *a,
     ngx_http_tokenring_plan_t *plan, ngx_uint_t i,
     ngx_http_tokenring_clock_t *clock);
@@ -225,7 +229,7 @@ ngx_http_tokenring_account(ngx_shm_zone_t *zone, ngx_http_tokenring_use_t *use,
 
     ngx_http_tokenring_account_fit(a, plan, clock);
 
-    a->seats = (uint32_t) plan->seats;
+    a->seats = (uint16_t) plan->seats;
     ngx_http_tokenring_account_seat(a);
 
     if (plan->shared && !ngx_http_tokenring_account_share(zone, a)) {
@@ -296,60 +300,119 @@ ngx_http_tokenring_account_share(ngx_shm_zone_t *zone,
 
 
 /*
- * Its budgets, in the order of the plan's limits.  Since a reload these may be
- * others: what was used stays with the first limit of the same unit and time,
- * whatever its number is now; a new one is full.
+ * The plan's budgets first, in the order of its limits.  Since a reload these
+ * may be others: what was used stays with the limit of the same unit and time,
+ * whatever its number is now; a new one is full.  Those of another plan of this
+ * name stay behind: old workers come back to them while their streams last.
+ * The last place is that of the one that was not asked for longest, and is
+ * what a new one takes.
  */
 
 static void
 ngx_http_tokenring_account_fit(ngx_http_tokenring_account_t *a,
     ngx_http_tokenring_plan_t *plan, ngx_http_tokenring_clock_t *clock)
 {
-    uint8_t                      kinds[NGX_HTTP_TOKENRING_BUDGETS], kind;
-    ngx_uint_t                   i, j;
-    ngx_http_tokenring_stock_t   stocks[NGX_HTTP_TOKENRING_BUDGETS];
-    ngx_http_tokenring_budget_t  budgets[NGX_HTTP_TOKENRING_BUDGETS];
+    ngx_uint_t  i, n, place;
 
-    ngx_memzero(stocks, sizeof(stocks));
+    for (i = 0, n = 0; i < plan->n; i++) {
+        place = ngx_http_tokenring_account_place(a, plan->limits[i].kind);
 
-    for (i = 0; i < NGX_HTTP_TOKENRING_BUDGETS; i++) {
-        kinds[i] = (i < plan->n) ? plan->limits[i].kind : 0;
+        if (place < NGX_HTTP_TOKENRING_BUDGETS) {
+            ngx_http_tokenring_account_move(a, place, n++);
+        }
     }
 
-    if (ngx_memcmp(kinds, a->kinds, sizeof(kinds)) == 0) {
+    for (i = 0; n < plan->n; i++) {
+
+        if (a->kinds[i] != plan->limits[i].kind) {
+            ngx_http_tokenring_account_add(a, &plan->limits[i], clock);
+            ngx_http_tokenring_account_move(a, NGX_HTTP_TOKENRING_BUDGETS - 1,
+                                            i);
+            n++;
+        }
+    }
+}
+
+
+ngx_uint_t
+ngx_http_tokenring_account_place(ngx_http_tokenring_account_t *a, uint8_t kind)
+{
+    ngx_uint_t  i;
+
+    for (i = 0; i < NGX_HTTP_TOKENRING_BUDGETS; i++) {
+        if (a->kinds[i] == kind) {
+            break;
+        }
+    }
+
+    return i;
+}
+
+
+/* forward: those between make room */
+
+static void
+ngx_http_tokenring_account_move(ngx_http_tokenring_account_t *a,
+    ngx_uint_t from, ngx_uint_t to)
+{
+    uint8_t                      kind;
+    ngx_uint_t                   n;
+    ngx_http_tokenring_stock_t  *stocks, stock;
+    ngx_http_tokenring_budget_t  budget;
+
+    n = from - to;
+
+    if (n == 0) {
         return;
     }
 
-    for (i = 0; i < plan->n; i++) {
-        kind = kinds[i];
+    kind = a->kinds[from];
+    ngx_memmove(&a->kinds[to + 1], &a->kinds[to], n * sizeof(kind));
+    a->kinds[to] = kind;
 
-        for (j = 0; j < NGX_HTTP_TOKENRING_BUDGETS; j++) {
-            if (a->kinds[j] == kind) {
-                break;
-            }
-        }
+    budget = a->budgets[from];
+    ngx_memmove(&a->budgets[to + 1], &a->budgets[to], n * sizeof(budget));
+    a->budgets[to] = budget;
 
-        if (j == NGX_HTTP_TOKENRING_BUDGETS) {
-            ngx_http_tokenring_budget_init(&budgets[i], &plan->limits[i].rate,
-                                           clock);
-            continue;
-        }
+    if (a->quota) {
+        stocks = a->quota->stocks;
+        stock = stocks[from];
+        ngx_memmove(&stocks[to + 1], &stocks[to], n * sizeof(stock));
+        stocks[to] = stock;
+    }
+}
 
-        budgets[i] = a->budgets[j];
-        a->kinds[j] = 0;
 
-        if (a->quota) {
-            stocks[i] = a->quota->stocks[j];
-        }
+/* in the last place.  Whose use was forgotten while requests were under way is
+ * empty, not full: two plans that need more places than there are would else
+ * fill each other's budgets */
+
+static void
+ngx_http_tokenring_account_add(ngx_http_tokenring_account_t *a,
+    ngx_http_tokenring_limit_t *limit, ngx_http_tokenring_clock_t *clock)
+{
+    ngx_uint_t                    last;
+    ngx_http_tokenring_budget_t  *b;
+
+    last = NGX_HTTP_TOKENRING_BUDGETS - 1;
+    b = &a->budgets[last];
+
+    if (a->kinds[last] && a->holds) {
+        a->forgot |= ngx_http_tokenring_kind_bit(a->kinds[last]);
+    }
+
+    a->kinds[last] = limit->kind;
+    ngx_http_tokenring_budget_init(b, &limit->rate, clock);
+
+    if (a->forgot & ngx_http_tokenring_kind_bit(limit->kind)) {
+        ngx_http_tokenring_budget_take(b, &limit->rate,
+                                       (int64_t) limit->rate.limit);
     }
 
     if (a->quota) {
-        ngx_memcpy(a->quota->stocks, stocks, sizeof(stocks));
+        ngx_memzero(&a->quota->stocks[last],
+                    sizeof(ngx_http_tokenring_stock_t));
     }
-
-    ngx_memcpy(a->budgets, budgets,
-               plan->n * sizeof(ngx_http_tokenring_budget_t));
-    ngx_memcpy(a->kinds, kinds, sizeof(kinds));
 }
 
 
@@ -385,6 +448,10 @@ ngx_http_tokenring_account_new(ngx_shm_zone_t *zone)
 {
     ngx_slab_pool_t               *shpool;
     ngx_http_tokenring_account_t  *a;
+
+    _Static_assert(sizeof(ngx_http_tokenring_account_t) <= 256
+                   && sizeof(ngx_http_tokenring_hold_t) <= 64,
+                   "as docs/directives.md has it, and a slab");
 
     shpool = (ngx_slab_pool_t *) zone->shm.addr;
 
@@ -502,8 +569,10 @@ ngx_http_tokenring_holder(ngx_shm_zone_t *zone)
 
 
 ngx_http_tokenring_hold_t *
-ngx_http_tokenring_hold(ngx_shm_zone_t *zone, ngx_http_tokenring_account_t *a)
+ngx_http_tokenring_hold(ngx_shm_zone_t *zone, ngx_http_tokenring_account_t *a,
+    ngx_http_tokenring_plan_t *plan)
 {
+    ngx_uint_t                    i;
     ngx_http_tokenring_hold_t    *hold;
     ngx_http_tokenring_holder_t  *holder;
 
@@ -529,6 +598,12 @@ ngx_http_tokenring_hold(ngx_shm_zone_t *zone, ngx_http_tokenring_account_t *a)
 
     hold->account = a;
     hold->days = a->days;
+    hold->shared = plan->shared;
+
+    for (i = 0; i < plan->n; i++) {
+        hold->kinds |= ngx_http_tokenring_kind_bit(plan->limits[i].kind);
+    }
+
     ngx_queue_insert_tail(&holder->holds, &hold->queue);
 
     ngx_queue_insert_tail(&a->line, &hold->line);
@@ -587,8 +662,8 @@ ngx_http_tokenring_hold_unused(ngx_http_tokenring_hold_t *hold, uint8_t kind,
     ngx_uint_t                 now;
     ngx_http_tokenring_unit_e  unit;
 
-    if (kind == 0) {
-        /* there is no such budget */
+    if (!(hold->kinds & ngx_http_tokenring_kind_bit(kind))) {
+        /* it took nothing from there */
         return 0;
     }
 
@@ -641,6 +716,10 @@ ngx_http_tokenring_hold_end(ngx_shm_zone_t *zone,
     ngx_http_tokenring_hold_rise(hold);
 
     a->holds--;
+
+    if (a->holds == 0) {
+        a->forgot = 0;
+    }
 
     ngx_queue_remove(&hold->queue);
     ngx_slab_free_locked((ngx_slab_pool_t *) zone->shm.addr, hold);

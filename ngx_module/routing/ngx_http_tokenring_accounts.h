@@ -32,18 +32,27 @@ typedef struct {
     ngx_queue_t                     queue;
     u_char                          name[NGX_HTTP_TOKENRING_TENANT];
     uint8_t                         kinds[NGX_HTTP_TOKENRING_BUDGETS];
+                                             /* of budgets; 0: none.  First
+                                                those of the plan that was asked
+                                                for last */
     ngx_http_tokenring_budget_t     budgets[NGX_HTTP_TOKENRING_BUDGETS];
     ngx_uint_t                      holds;   /* of them, `seated` are served,
                                                 and `waiting` are in the line */
     ngx_http_tokenring_quota_t     *quota;   /* NULL: it was never shared */
     ngx_queue_t                     line;
-    uint32_t                        seats;   /* of the plan, 0: any number */
+    uint16_t                        seats;   /* of the plan, 0: any number */
+    uint16_t                        forgot;  /* kinds that had no place, as
+                                                bits, while holds last */
     uint32_t                        seated;
     uint32_t                        waiting;
     uint32_t                        days;    /* that have begun: what was taken
                                                 of an earlier one is not given
                                                 back */
 } ngx_http_tokenring_account_t;
+
+
+/* of sixteen, 0 for no kind */
+#define ngx_http_tokenring_kind_bit(kind)  ((uint16_t) ((1u << (kind)) >> 1))
 
 
 /* where the request of a hold is */
@@ -65,12 +74,14 @@ struct ngx_http_tokenring_hold_s {
     uint32_t                        drawn;   /* what was taken for it on the
                                                 account's day `days` */
     uint32_t                        days;
-    uint8_t                         shared;  /* it took from the quota, too */
-    uint8_t                         kept;    /* its engine goes on with it when
+    uint16_t                        kinds;   /* of budgets that it takes from,
+                                                as bits */
+    unsigned                        shared:1; /* it took from the quota, too */
+    unsigned                        kept:1;  /* its engine goes on with it when
                                                 its worker dies: what is leased
                                                 is used up then */
-    uint8_t                         waits;   /* 1: it came to the line, and was
-                                                not let in.  As `leased` */
+    unsigned                        waits:1; /* it came to the line, and was not
+                                                let in.  As `leased` */
     ngx_queue_t                     line;    /* of its account's, if in it */
     ngx_atomic_t                    seat;    /* ngx_http_tokenring_seat_e: who
                                                 has the lock writes it, its
@@ -108,10 +119,15 @@ void ngx_http_tokenring_account_close(ngx_http_tokenring_use_t *use,
 /* 1: this worker exits, and asks Redis nothing more */
 extern ngx_uint_t  ngx_http_tokenring_accounts_left;
 
+/* where its budget of this kind stands; NGX_HTTP_TOKENRING_BUDGETS: it has
+ * none.  One of the plan of a turn stands where the plan has it */
+ngx_uint_t ngx_http_tokenring_account_place(ngx_http_tokenring_account_t *a,
+    uint8_t kind);
+
 /* a hold for one more request, at the end of the line if no seat is free;
  * NULL: the zone has no room */
 ngx_http_tokenring_hold_t *ngx_http_tokenring_hold(ngx_shm_zone_t *zone,
-    ngx_http_tokenring_account_t *a);
+    ngx_http_tokenring_account_t *a, ngx_http_tokenring_plan_t *plan);
 
 /* so much was taken from the budgets of its account for it, now */
 void ngx_http_tokenring_hold_draw(ngx_http_tokenring_hold_t *hold, uint32_t n);

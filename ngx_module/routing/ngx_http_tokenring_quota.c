@@ -764,11 +764,7 @@ ngx_http_tokenring_quota_stock(ngx_http_tokenring_account_t *a, uint8_t kind)
 {
     ngx_uint_t  i;
 
-    for (i = 0; i < NGX_HTTP_TOKENRING_BUDGETS; i++) {
-        if (a->kinds[i] == kind) {
-            return &a->quota->stocks[i];
-        }
-    }
+    i = ngx_http_tokenring_account_place(a, kind);
 
-    return NULL;
+    return (i < NGX_HTTP_TOKENRING_BUDGETS) ? &a->quota->stocks[i] : NULL;
 }

@@ -273,12 +273,11 @@ ngx_http_tokenring_enter(ngx_http_tokenring_ctx_t *ctx,
             rc = NGX_DECLINED;
 
         } else {
-            use->hold = ngx_http_tokenring_hold(turn.zone, a);
+            use->hold = ngx_http_tokenring_hold(turn.zone, a, plan);
         }
     }
 
     if (use->hold) {
-        use->hold->shared = plan->shared;
         use->hold->kept = ctx->detach;
         use->asks = empty->asked;
 

@@ -22,6 +22,7 @@ const PLANS = `
   tokenring_plan both tokens=2k/d shared;
   tokenring_plan away out=400/d shared;
   tokenring_plan part out=400/d shared hosts=2;
+  tokenring_plan keep out=1m/d shared;
   tokenring_plan quick requests=600/m out=600k/m shared;
   tokenring_plan eight requests=90/d requests=600/m tokens=9k/d tokens=90k/m
     in=9k/d in=90k/m out=9k/d out=90k/m shared;`;
@@ -165,6 +166,36 @@ test('a host that dies takes no more with it than it had taken', async () => {
   } finally {
     fs.rmSync(`${third.dir}/nginx.pid`, { force: true });
     await third.stop();
+  }
+});
+
+// Old workers charge by the old plan when one of their streams is hung up.
+test('a reload with other kinds: what was drawn stays drawn', async () => {
+  await reset();
+  const one = await host(3, { engine: { backend: 'null', null_rate: 40,
+    kv_memory: '64m', name: 'h3' } });
+  try {
+    const streams = Array.from({ length: 8 }, () => stream(
+      `${one.url}/v1/completions`, { prompt: 'x', ...long, stream: true },
+      { headers: { 'X-Key': 'keep-a' } }));
+    await Promise.all(streams.map((s) => s.begun()));
+    one.configure({ http: one.options.http
+      .replace('keep out=1m/d', 'keep requests=40/d') });
+    await one.reload();
+    for (let i = 0; i < 40; i++) {
+      const r = await ask(one, 'keep-a');
+      assert.equal(r.status, 200, `${i}: ${r.text}`);
+      if (i % 5 === 0) {
+        const s = streams.pop();
+        s.hangUp();
+        await s.finished.catch(() => {});
+        await one.active(streams.length);
+      }
+    }
+    assert.equal((await ask(one, 'keep-a')).status, 429);
+    assert.deepEqual(await used('requests/d'), [40]);
+  } finally {
+    await one.stop();
   }
 });
 

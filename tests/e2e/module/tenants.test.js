@@ -340,6 +340,73 @@ test('a reload keeps what was used, also of a plan with other numbers', withPlan
     assert.ok(stack.errorLog().includes('no tokenring_plan "other"'));
   }));
 
+// Old workers charge by the old plan for as long as their streams last: here each
+// time that one is hung up.
+const held = async (stack, key, n) => {
+  const all = Array.from({ length: n }, () => stream(
+    `${stack.url}/v1/completions`, { prompt: 'x', max_tokens: 4000,
+      ignore_eos: true, stream: true }, { headers: { 'X-Key': key } }));
+  await Promise.all(all.map((s) => s.begun()));
+  return async () => {
+    const s = all.pop();
+    s.hangUp();
+    await s.finished.catch(() => {});
+    await stack.active(all.length);
+  };
+};
+const SLOW = { engine: { backend: 'null', null_rate: 40, kv_memory: '64m' } };
+
+test('a reload with other kinds: streams of before fill no budget', withPlans(
+  'tokenring_plan keep out=100k/m;', async (stack, ask) => {
+    assert.equal((await ask('keep-a', { max_tokens: 7, ignore_eos: true })).status,
+      200);
+    const hangUp = await held(stack, 'keep-a', 8);
+    stack.configure({ http: stack.options.http
+      .replace('out=100k/m', 'tokens=1k/d requests=4/h') });
+    await stack.reload();
+    let left = 1000;
+    for (let i = 0; i < 4; i++) {
+      const r = await ask('keep-a');
+      assert.equal(r.status, 200, r.text);
+      left -= r.json().usage.total_tokens;
+      assert.equal(r.headers['x-ratelimit-remaining-requests'], `${3 - i}`);
+      assert.equal(r.headers['x-ratelimit-remaining-tokens'], `${left}`);
+      await hangUp();
+    }
+    assert.equal((await ask('keep-a')).status, 429);
+    // What an old one had leased goes back to the old budget alone; and a third
+    // plan finds again what it has of the second.
+    stack.configure({ http: stack.options.http
+      .replace('tokens=1k/d requests=4/h', 'in=10k/d requests=5/h tokens=1k/d') });
+    await stack.reload();
+    await hangUp();
+    const r = await ask('keep-a');
+    assert.equal(r.status, 200, r.text);
+    left -= r.json().usage.total_tokens;
+    assert.equal(r.headers['x-ratelimit-remaining-requests'], '0');
+    assert.equal(r.headers['x-ratelimit-remaining-tokens'], `${left}`);
+    await hangUp();
+    assert.equal((await ask('keep-a')).status, 429);
+    await hangUp();
+    await hangUp();
+  }, SLOW));
+
+// 8 places: two plans with ten kinds take them from each other.
+test('a reload to more kinds than an account has places for', withPlans(
+  `tokenring_plan keep in=1m/s in=1m/m in=1m/h in=1m/d out=1m/s out=1m/m
+    out=1m/h out=1m/d;`, async (stack, ask) => {
+    const hangUp = await held(stack, 'keep-a', 5);
+    stack.configure({ http: stack.options.http
+      .replace(/keep in=[^;]*/, 'keep tokens=1k/d requests=3/h') });
+    await stack.reload();
+    let n = 0;
+    for (let i = 0; i < 5; i++) {
+      n += (await ask('keep-a')).status === 200;
+      await hangUp();
+    }
+    assert.ok(n >= 1 && n <= 3, `${n} requests`);
+  }, SLOW));
+
 test('more tenants than there is room for: the quiet ones are forgotten',
   withPlans(`tokenring_tenants zone=small:64k;
     tokenring_plan few requests=1/h;`, async (stack, ask) => {
