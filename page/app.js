@@ -141,7 +141,7 @@ async function add_files(files) {
   for (const file of files) {
     const text = await file.text();
     if (text.includes('\0')) {
-      setText($('status'), `${file.name} is no text.`);
+      setText($('status'), `${file.name} is not a text file.`);
     } else {
       add_document(file.name, text);
     }

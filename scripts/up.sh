@@ -25,14 +25,14 @@ ENGINES=${ENGINES:-1}
 [ -f "$MODULE" ] || fail "$MODULE is not built: run make module"
 [ -n "$NGINX" ] || fail "there is no nginx: run make deps"
 case "$MODEL" in /*) ;; *) MODEL=$ROOT/$MODEL ;; esac
-[ -f "$MODEL/config.json" ] || fail "MODEL=$MODEL is no model directory"
-case "$REDIS" in *[!A-Za-z0-9.:/_-]*) fail "REDIS=$REDIS is no HOST:PORT" ;; esac
+[ -f "$MODEL/config.json" ] || fail "MODEL=$MODEL is not a model directory"
+case "$REDIS" in *[!A-Za-z0-9.:/_-]*) fail "REDIS=$REDIS is not HOST:PORT" ;; esac
 if [ "$REDIS" = own ] && [ -z "$REDIS_SERVER" ]; then
     step "There is no redis-server (make deps): answers cannot be resumed, and" \
         "the dashboard shows this NGINX alone."
     REDIS=none
 fi
-case "$POLICY" in *[!A-Za-z0-9.:=,/+_-]*) fail "POLICY=$POLICY is no policy" ;; esac
+case "$POLICY" in *[!A-Za-z0-9.:=,/+_-]*) fail "POLICY=$POLICY is not a KV policy" ;; esac
 case "$ENGINES" in [1-8]) ;; *) fail "ENGINES=$ENGINES is not 1 to 8" ;; esac
 case "$PORT" in '' | *[!0-9]*) fail "PORT=$PORT is not a number" ;; esac
 

@@ -198,7 +198,7 @@ take_file(tr_eval_results_t *r, const char *path, uint32_t *found,
         }
         if (!take_line(r, index, text, (size_t) len, found)) {
             rc = tr_error_set(err, TR_ERR_INVALID, "resume",
-                              "%.200s:%zu: this is no result of tokenring "
+                              "%.200s:%zu: this is not a result of tokenring "
                               "eval, expected a line that --resume wrote",
                               path, line);
         }

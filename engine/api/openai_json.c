@@ -205,7 +205,7 @@ what_failed(const json_error_t *e)
         { "unexpected newline", "a line feed in a text must be written \\n" },
         { "control character",
           "a control character in a text must be escaped" },
-        { "invalid Unicode", "half of a surrogate pair is no character" },
+        { "invalid Unicode", "half of a surrogate pair is not a character" },
         { "invalid escape", "there is no such escape in JSON" },
     };
     size_t i;

@@ -62,7 +62,7 @@ add_line(tr_null_script_t *s, char *line, uint32_t vocab, const char *path,
 
         rc = *end != '\0' || id >= vocab
                  ? tr_error_set(err, TR_ERR_INVALID, "null_script",
-                                "%s:%u: \"%.32s\" is no token of this "
+                                "%s:%u: \"%.32s\" is not a token of this "
                                 "vocabulary (%u)",
                                 path, s->n_lines, word, vocab)
                  : add_token(s, (int32_t) id, err);

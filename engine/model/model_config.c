@@ -255,7 +255,7 @@ complete_heads(tr_config_reader_t *r, tr_recipe_t *c)
     c->kv_heads = c->kv_heads != 0 ? c->kv_heads : c->query_heads;
     if (c->head_dim == 0 && c->hidden % c->query_heads) {
         r->rc = tr_error_set(r->err, TR_ERR_FORMAT, "hidden_size",
-                             "config.json: hidden_size %u is no multiple of "
+                             "config.json: hidden_size %u is not a multiple of "
                              "num_attention_heads %u, and head_dim is missing",
                              c->hidden, c->query_heads);
         return;

@@ -109,7 +109,7 @@ read_stretch(reader_t *r, json_t *rope, const char *key,
                            i == TR_HEAD_DIM_MAX / 2
                                ? "a longrope factor for more pairs than a "
                                  "head can have"
-                               : "a longrope factor is no positive number");
+                               : "a longrope factor is not a positive number");
             return 0;
         }
         out[i] = (float) x;

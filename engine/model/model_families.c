@@ -410,7 +410,8 @@ fold_qwen3_moe(struct tr_config_reader *r, tr_model_config_t *c)
 
         if (!json_is_integer(v) || l < 0 || l >= c->recipe.layers) {
             tr_config_fail(r, TR_ERR_FORMAT, "mlp_only_layers",
-                           "mlp_only_layers holds what is no layer's number");
+                           "mlp_only_layers has something that is not the "
+                           "number of a layer");
             return;
         }
         c->recipe.layer[l].experts = false;

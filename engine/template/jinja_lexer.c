@@ -340,7 +340,7 @@ escape(lexer_t *l, size_t at, builder_t *b)
             }
         }
         if ((u >= 0xd800 && u < 0xe000) || u > 0x10ffff) {
-            tr_jinja_fail(l->a, "U+%04X in a string is no character", u);
+            tr_jinja_fail(l->a, "U+%04X in a string is not a character", u);
         }
     } else if (c >= '0' && c <= '7') {
         u = code(l, &at, 3, 8);

@@ -209,7 +209,7 @@ test('up: the cache is compressed as POLICY= says, and requests may choose',
     assert.equal((await ask('diffkv')).status, 200);
     const none = run('up.sh', { POLICY: 'a b' });
     assert.equal(none.status, 1);
-    assert.match(none.text, /POLICY=a b is no policy/);
+    assert.match(none.text, /POLICY=a b is not a KV policy/);
   }));
 
 test('up ENGINES=2: the page stops an engine, and its stream goes on at the other',

@@ -336,7 +336,7 @@ static const struct {
     { HEADS(",\"num_attention_heads\":\"4\""), NULL, TR_ERR_FORMAT,
       "num_attention_heads", "is \"4\", expected an integer" },
     { HEADS(",\"num_attention_heads\":7"), NULL, TR_ERR_FORMAT, "hidden_size",
-      "256 is no multiple of" },
+      "256 is not a multiple of" },
     { HEADS(",\"num_attention_heads\":32"), NULL, TR_ERR_UNSUPPORTED,
       "head_dim", "head_dim is 8, expected a multiple of 16" },
     { LLAMA(",\"head_dim\":512"), NULL, TR_ERR_UNSUPPORTED, "head_dim",
@@ -445,7 +445,7 @@ static const struct {
       "1 short and 2 long factors of longrope, expected 32" },
     { LLAMA(",\"rope_scaling\":{\"type\":\"su\",\"short_factor\":[0],"
             "\"long_factor\":[1]},\"original_max_position_embeddings\":64"),
-      NULL, TR_ERR_FORMAT, "short_factor", "is no positive number" },
+      NULL, TR_ERR_FORMAT, "short_factor", "is not a positive number" },
     { LLAMA(",\"rope_scaling\":{\"type\":\"longrope\"}"), NULL, TR_ERR_FORMAT,
       "original_max_position_embeddings", "is missing" },
     /* keys that nobody reads */
