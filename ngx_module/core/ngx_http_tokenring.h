@@ -11,7 +11,8 @@
  * core/ has the way of a request, to an engine and back.  In brackets: the
  * header, where it is not of the same name.
  *
- *     _module.c     directives, configuration, life of the process [_conf.h]
+ *     _module.c     directives and configuration [_conf.h]
+ *     _process.c    the life of a worker [_conf.h]
  *     _engine_conf.c  tokenring_engine: names and sockets [_engine.h]
  *     _conn.c       connecting, handshake, loss, reconnecting [_engine.h]
  *     _pulse.c      pings, health, engines that hang [_engine.h]

@@ -96,6 +96,13 @@ ngx_http_tokenring_engine_t *ngx_http_tokenring_find_engine(ngx_conf_t *cf,
 char *ngx_http_tokenring_serve(ngx_conf_t *cf, ngx_command_t *cmd,
     ngx_http_tokenring_loc_conf_t *tlcf, ngx_http_handler_pt handler);
 
+/*
+ * A worker begins, and ends.  The first never fails, since an error would end
+ * the worker for good.
+ */
+ngx_int_t ngx_http_tokenring_init_process(ngx_cycle_t *cycle);
+void ngx_http_tokenring_exit_process(ngx_cycle_t *cycle);
+
 /* $tokenring_*; NGX_ERROR without memory */
 ngx_int_t ngx_http_tokenring_add_variables(ngx_conf_t *cf);
 
