@@ -111,12 +111,13 @@ tr_loop_check(tr_loop_t *l, uint64_t now)
     l->next_check_us = now + l->check_us;
 }
 
-/* Its client has been told its name, under which its output is kept, and no other
- * engine may go on with it: who waits for a first step has it here, or not. */
+/* Its client has a part of the answer, from engines before, or its name, under
+ * which its output is kept, and no other engine may go on with it: who waits for
+ * a first step has it here, or not. */
 static bool
 tr_loop_bound(const tr_request_t *r)
 {
-    return (r->submit_flags & TR_SUBMIT_DETACH) != 0
+    return (r->migrations != 0 || (r->submit_flags & TR_SUBMIT_DETACH) != 0)
            && ((r->submit_flags & TR_SUBMIT_IDS) == 0 || tr_request_stays(r));
 }
 

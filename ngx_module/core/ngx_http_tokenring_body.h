@@ -94,8 +94,8 @@ void ngx_http_tokenring_move_forget(ngx_http_tokenring_ctx_t *ctx);
 /* it cannot go on elsewhere: a drain with --move is to wait for it */
 void ngx_http_tokenring_move_stays(ngx_http_tokenring_ctx_t *ctx);
 
-/* its engine has sent this error: notes whether it is only that engine's */
-void ngx_http_tokenring_move_refused(ngx_http_tokenring_ctx_t *ctx,
+/* its engine has sent this error: notes whether another engine may go on */
+void ngx_http_tokenring_move_error(ngx_http_tokenring_ctx_t *ctx,
     tr_status_t status);
 
 /* may this request go on there? */

@@ -656,7 +656,7 @@ ngx_http_tokenring_error(ngx_http_tokenring_ctx_t *ctx, u_char *payload,
                    "tokenring request: engine's error:%s",
                    tr_status_info(head.status).name);
 
-    ngx_http_tokenring_move_refused(ctx, head.status);
+    ngx_http_tokenring_move_error(ctx, head.status);
     ngx_http_tokenring_over(ctx);
 
     ctx->error = head.status;

@@ -197,14 +197,15 @@ typedef enum {
 } ngx_http_tokenring_body_e;
 
 
-/* an engine that would not go on with a request, until it starts anew */
+/* a run of an engine that did not go on with a request */
 
-typedef struct ngx_http_tokenring_unfit_s  ngx_http_tokenring_unfit_t;
+typedef struct ngx_http_tokenring_note_s  ngx_http_tokenring_note_t;
 
-struct ngx_http_tokenring_unfit_s {
+struct ngx_http_tokenring_note_s {
     ngx_http_tokenring_conn_t      *conn;
     uint64_t                        generation;
-    ngx_http_tokenring_unfit_t     *next;
+    ngx_uint_t                      gave;    /* it back, from its queue */
+    ngx_http_tokenring_note_t      *next;
 };
 
 
@@ -275,6 +276,7 @@ struct ngx_http_tokenring_ctx_s {
     unsigned                        stays:1;         /* told its engine so */
     unsigned                        moving:1;        /* not accepted there */
     unsigned                        refused:1;       /* by an engine there */
+    unsigned                        unserved:1;      /* accepted, given back */
     unsigned                        halted:1;        /* nothing told there */
     unsigned                        anew:1;          /* lost its engine before
                                                         it began, and waits */
@@ -343,7 +345,7 @@ struct ngx_http_tokenring_ctx_s {
     ngx_uint_t                      charges; /* see _suspects.c */
     ngx_msec_t                      move_deadline;  /* to be accepted by */
     ngx_msec_t                      halted_since;   /* if halted */
-    ngx_http_tokenring_unfit_t     *unfit;   /* engines for that */
+    ngx_http_tokenring_note_t      *notes;   /* of its moves */
     ngx_buf_t                      *replay;  /* block ahead of the body */
     size_t                          held;    /* bytes, of the worker's */
     ngx_http_tokenring_text_t       late[2]; /* its last records, which Redis

@@ -31,8 +31,12 @@
 static ngx_int_t ngx_http_tokenring_migrate_setting(
     ngx_http_tokenring_loc_conf_t *tlcf, ngx_str_t *text);
 static void ngx_http_tokenring_move_turn(ngx_http_tokenring_ctx_t *ctx);
-static ngx_http_tokenring_unfit_t *ngx_http_tokenring_move_unfit(
-    ngx_http_tokenring_ctx_t *ctx, ngx_http_tokenring_conn_t *conn);
+static void ngx_http_tokenring_move_refused(ngx_http_tokenring_ctx_t *ctx,
+    tr_status_t status);
+static ngx_int_t ngx_http_tokenring_move_note(ngx_http_tokenring_ctx_t *ctx,
+    ngx_uint_t gave);
+static ngx_uint_t ngx_http_tokenring_move_noted(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_conn_t *conn, ngx_uint_t gave);
 static ngx_uint_t ngx_http_tokenring_move_offered(
     ngx_http_tokenring_ctx_t *ctx, ngx_http_tokenring_conn_t *conn);
 static ngx_uint_t ngx_http_tokenring_move_given(
@@ -346,25 +350,48 @@ ngx_http_tokenring_move_forget(ngx_http_tokenring_ctx_t *ctx)
 }
 
 
-/*
- * An error of a request that is on its way, which is not its own: the client
- * has it begun.  The engine that was to continue it does not, and another may.
- * It is asked again soon if it has no place just now; if there is any other
- * reason, when it has been started anew.
- */
+/* an error of the engine's, before it is known what becomes of it */
 
 void
+ngx_http_tokenring_move_error(ngx_http_tokenring_ctx_t *ctx,
+    tr_status_t status)
+{
+    if (!ctx->movable || ctx->state >= NGX_HTTP_TOKENRING_OVER) {
+        return;
+    }
+
+    if (ctx->moving) {
+        ngx_http_tokenring_move_refused(ctx, status);
+        return;
+    }
+
+    /*
+     * It stops while the request is in its queue, and gives it back: no loss,
+     * but for an engine that does so again.
+     */
+
+    if (status == TR_ERR_DRAINING
+        && ctx->state == NGX_HTTP_TOKENRING_ACCEPTED
+        && !ngx_http_tokenring_move_noted(ctx, ctx->conn, 1)
+        && ngx_http_tokenring_move_note(ctx, 1) == NGX_OK)
+    {
+        ctx->unserved = 1;
+    }
+}
+
+
+/*
+ * It is on its way, and what is wrong is not its own: the client has it begun.
+ * The engine that was to continue it does not, and another may.  It is asked
+ * again soon if it has no place just now; if there is any other reason, when it
+ * has been started anew.
+ */
+
+static void
 ngx_http_tokenring_move_refused(ngx_http_tokenring_ctx_t *ctx,
     tr_status_t status)
 {
-    ngx_http_tokenring_conn_t   *conn;
-    ngx_http_tokenring_unfit_t  *unfit;
-
-    if (!ctx->moving
-        || ctx->state >= NGX_HTTP_TOKENRING_OVER
-        || ngx_http_tokenring_died(status)
-        || status == TR_ERR_CANCELLED)
-    {
+    if (ngx_http_tokenring_died(status) || status == TR_ERR_CANCELLED) {
         return;
     }
 
@@ -377,40 +404,56 @@ ngx_http_tokenring_move_refused(ngx_http_tokenring_ctx_t *ctx,
         return;
     }
 
-    conn = ctx->conn;
-
     ngx_log_error(NGX_LOG_WARN, ctx->request->connection->log, 0,
                   "tokenring: does not go on at this engine, engine=%V "
-                  "socket=%V request=%V status=%s", &conn->engine->name,
-                  &conn->addr.name, &ctx->request_id,
-                  tr_status_info(status).name);
+                  "socket=%V request=%V status=%s",
+                  &ctx->conn->engine->name, &ctx->conn->addr.name,
+                  &ctx->request_id, tr_status_info(status).name);
 
-    unfit = ngx_palloc(ctx->request->pool, sizeof(ngx_http_tokenring_unfit_t));
-
-    if (unfit) {
-        unfit->conn = conn;
-        unfit->generation = conn->map.generation;
-        unfit->next = ctx->unfit;
-        ctx->unfit = unfit;
-    } /* else it is asked again */
+    /* without memory for that, it is asked again */
+    (void) ngx_http_tokenring_move_note(ctx, 0);
 }
 
 
-/* what is known of this run of the engine */
+/* this run of the engine will not go on with it; gave: has given it back */
 
-static ngx_http_tokenring_unfit_t *
-ngx_http_tokenring_move_unfit(ngx_http_tokenring_ctx_t *ctx,
-    ngx_http_tokenring_conn_t *conn)
+static ngx_int_t
+ngx_http_tokenring_move_note(ngx_http_tokenring_ctx_t *ctx, ngx_uint_t gave)
 {
-    ngx_http_tokenring_unfit_t  *unfit;
+    ngx_http_tokenring_note_t  *note;
 
-    for (unfit = ctx->unfit; unfit; unfit = unfit->next) {
-        if (unfit->conn == conn && unfit->generation == conn->map.generation) {
-            return unfit;
+    note = ngx_palloc(ctx->request->pool, sizeof(ngx_http_tokenring_note_t));
+    if (note == NULL) {
+        return NGX_ERROR;
+    }
+
+    note->conn = ctx->conn;
+    note->generation = ctx->conn->map.generation;
+    note->gave = gave;
+    note->next = ctx->notes;
+
+    ctx->notes = note;
+
+    return NGX_OK;
+}
+
+
+static ngx_uint_t
+ngx_http_tokenring_move_noted(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_conn_t *conn, ngx_uint_t gave)
+{
+    ngx_http_tokenring_note_t  *note;
+
+    for (note = ctx->notes; note; note = note->next) {
+        if (note->conn == conn
+            && note->generation == conn->map.generation
+            && note->gave == gave)
+        {
+            return 1;
         }
     }
 
-    return NULL;
+    return 0;
 }
 
 
@@ -423,8 +466,9 @@ ngx_http_tokenring_move_unfit(ngx_http_tokenring_ctx_t *ctx,
 static ngx_uint_t
 ngx_http_tokenring_move_given(ngx_http_tokenring_ctx_t *ctx)
 {
-    return ctx->error == TR_ERR_MOVED
-           && ngx_http_tokenring_move_tokens(ctx) != ctx->moved_at;
+    return ctx->unserved
+           || (ctx->error == TR_ERR_MOVED
+               && ngx_http_tokenring_move_tokens(ctx) != ctx->moved_at);
 }
 
 
@@ -503,7 +547,7 @@ ngx_http_tokenring_move_fits(ngx_http_tokenring_ctx_t *ctx,
            && (!ctx->conf->migrate_strict
                || conn->card.exact_id == ctx->exact_id)
            && ngx_http_tokenring_move_offered(ctx, conn)
-           && ngx_http_tokenring_move_unfit(ctx, conn) == NULL;
+           && !ngx_http_tokenring_move_noted(ctx, conn, 0);
 }
 
 
@@ -600,6 +644,7 @@ ngx_http_tokenring_move_reset(ngx_http_tokenring_ctx_t *ctx)
 {
     ctx->error = TR_OK;
     ctx->refused = 0;
+    ctx->unserved = 0;
     ctx->error_number = 0;
     ctx->retry_after = 0;
     ctx->param.len = 0;

@@ -429,6 +429,7 @@ ngx_http_tokenring_reset(ngx_http_tokenring_ctx_t *ctx)
 
     ctx->error = TR_OK;
     ctx->refused = 0;
+    ctx->unserved = 0;
     ctx->retry_after = 0;
     ctx->param.len = 0;
     ctx->message.len = 0;

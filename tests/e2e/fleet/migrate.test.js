@@ -335,3 +335,38 @@ test('the same in a worker that only ends its requests', async () => {
     await stack.stop();
   }
 });
+
+// It has had the one move that it may have, and its turn has not come.
+test('an engine that stops keeps what waits there and may move no more', async () => {
+  const one = { backend: 'null', null_rate: 25, max_num_seqs: 1,
+    kv_memory: '64m', drain_timeout: '60s' };
+  const stack = await Stack.start({ engine: one, engines: { second: one },
+    pass: 'fleet', location: 'tokenring_migrate 1 timeout=60s;',
+    http: `tokenring_engine fleet unix:DIR/main.sock unix:DIR/second.sock;
+      tokenring_engine last unix:DIR/second.sock;`,
+    server: 'location /last/v1/ { tokenring_pass last; }' });
+  stack.complaints = () => [];
+  try {
+    await stack.connected(2);
+    const ask = (where, n) => stream(`${stack.url}${where}/v1/completions`,
+      { prompt: 'a', max_tokens: n, ignore_eos: true, stream: true,
+        stream_options: { include_usage: true } });
+    const before = ask('/last', 100);
+    await before.begun();
+    const moves = ask('', 60);
+    await moves.begun();
+    await stack.engine.kill();
+    await until(async () => (await stack.metrics())
+      .value('tokenring_num_requests_waiting', { replica: '1' }) === 1, 'one waits');
+    const stopped = stack.others[0].kill('SIGTERM');
+    await stack.engine.start();
+    for (const [s, n] of [[before, 100], [moves, 60]]) {
+      await s.finished;
+      assert.ok(s.done, s.raw.slice(-600));
+      assert.equal(s.events.at(-1).usage.completion_tokens, n);
+    }
+    await stopped;
+  } finally {
+    await stack.stop();
+  }
+});

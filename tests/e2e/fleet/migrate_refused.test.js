@@ -199,6 +199,21 @@ test('given up by engines that do nothing for it: that ends', async () => {
   assert.equal(await moves(), before + 2);
 });
 
+// The engine stops while the request is in its queue: that is no loss either, but
+// for an engine that accepts it and stops again and again.
+test('given back from a queue: no loss is counted, once', async () => {
+  const before = await moves();
+  const s = await ask('', { leave: 10, count: 10, first: 2, again: 1, step: 0 });
+  assert.ok(s.done, s.raw.slice(-400));
+  assert.equal(s.text(), tokens(10));
+  assert.equal(await moves(), before + 2);
+  const ends = await ask('', { leave: 10, count: 10, first: 2, again: 1000, step: 0 });
+  assert.ok(!ends.done);
+  assert.equal(ends.text(), tokens(2));
+  assert.equal(ends.events.at(-1).error.code, 'engine_draining');
+  assert.equal(await moves(), before + 4);
+});
+
 test('refused, then accepted: a whole answer', async () => {
   const r = await post(`${stack.url}/v1/chat/completions`,
     { fake: 'moves', count: 6, first: 3, refuse: 2 });

@@ -175,6 +175,62 @@ open_gate(fixture_t *b)
     atomic_store(&b->fake.gated, 0);
 }
 
+/* Behind k tokens of `was`, which ended. */
+static client_t *
+submit_moved(fixture_t *b, const client_t *was, uint64_t draw, uint32_t k)
+{
+    tr_request_t *r;
+
+    random_state = draw;
+    r = request(20, 40);
+    r->submit_flags = TR_SUBMIT_IDS;
+    return submit(b, moved(r, was, k), 0);
+}
+
+/* A drain sends those away who have not begun here, but for one that has begun
+ * elsewhere and may move no more: it would be its end. */
+static void
+drained_while_they_wait(void **state)
+{
+    fixture_t b = { .config = { .max_num_seqs = 1 } };
+    const uint64_t draw = 4711;
+    client_t *was, *runs, *new, *moves, *stays;
+    tr_request_t *r;
+
+    (void) state;
+    fixture_start(&b, 100, 20);
+    random_state = draw;
+    r = request(20, 40);
+    r->submit_flags = TR_SUBMIT_IDS;
+    was = submit(&b, r, 0);
+    frontend_until_ended(&b, was);
+    atomic_store(&b.fake.gated, 1);
+    runs = submit(&b, request(5, 3), 0);
+    while (atomic_load(&b.fake.waits) == 0) {
+        usleep(50);
+    }
+    new = submit(&b, request(5, 3), 0);
+    moves = submit_moved(&b, was, draw, 10);
+    stays = submit_moved(&b, was, draw, 10);
+    control(&b, stays, TR_CONTROL_STAY);
+    tr_loop_drain(b.loop);
+    open_gate(&b);
+    while (b.open != 0) {
+        frontend_turn(&b, true);
+    }
+    check(runs);
+    assert_int_equal(new->error.status, TR_ERR_DRAINING);
+    assert_int_equal(moves->error.status, TR_ERR_DRAINING);
+    assert_int_equal(stays->error.status, TR_OK);
+    assert_int_equal(stays->last.migrations, 1);
+    assert_int_equal(stays->last.completion_tokens, 40);
+    assert_int_equal(stays->choice[0].n_ids, 30);
+    assert_memory_equal(stays->choice[0].ids, was->choice[0].ids + 10, 4 * 30);
+    loop_is_empty(&b);
+    fixture_halt(&b);
+    fixture_stop(&b);
+}
+
 /* The end of the queue is told before the step that ends it is run, once, and
  * to nobody who still waits. */
 static void
@@ -724,6 +780,7 @@ main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ids_are_told),
         cmocka_unit_test(moved_at_every_token),
+        cmocka_unit_test(drained_while_they_wait),
         cmocka_unit_test(one_after_another),
         cmocka_unit_test(started_before_the_step),
         cmocka_unit_test(younger_than_the_turn),
