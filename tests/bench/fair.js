@@ -15,7 +15,9 @@
 //   answers   300 endless answers, more than there are places
 //   bodies    six clients with bodies of 15 MiB around a tiny request
 //   uploads   1,000 clients that send 70 KiB of a body and stop
+//   stalled   six clients that send 15 MiB of a body but for one byte, and stop
 //   handshakes  600 connections to the engine that say nothing
+//   stopped   of two engines one is stopped (SIGSTOP) while it is idle
 
 const http = require('node:http');
 const net = require('node:net');
@@ -34,7 +36,7 @@ const usage = `Usage: node tests/bench/fair.js [options]
   --json FILE      write the results there, and a table beside them (.md)
 `;
 const options = lib.options({ floods: 'choices same slow prompts answers bodies uploads '
-  + 'handshakes',
+  + 'stalled handshakes stopped',
   policy: 'full', memory: '512m', asked: 20,
   prompt: 200, rounds: 3, scheduling: 'fair', engine: '',
   json: '' }, usage);
@@ -49,14 +51,17 @@ function rnd(n) {
 
 const ids = (n) => Array.from({ length: n }, () => 300 + rnd(3000));
 
-async function stack(settings) {
+async function stack(settings, two = false) {
   const dir = lib.makeDir();
-  const engine = await lib.startEngine(dir, { kv_policy: options.policy,
+  const start = (at) => lib.startEngine(at, { kv_policy: options.policy,
     kv_memory: options.memory, log_level: 'notice', kv_reuse: 'no',
     ...MORE, ...settings });
+  const engine = await start(dir);
+  const other = two ? await start(lib.makeDir()) : null;
   const nginx = await lib.startNginx(dir, 'nginx', {
     main: `load_module ${lib.MODULE};`,
     http: `tokenring_engine main unix:${engine.socket} slots=1024;
+  ${other ? `tokenring_engine main unix:${other.socket} slots=1024;` : ''}
   client_max_body_size 16m;
   tokenring_queue_timeout 2h; tokenring_idle_timeout 2h;
   tokenring_first_token_timeout 2h;`,
@@ -65,7 +70,7 @@ async function stack(settings) {
     location /metrics { tokenring_metrics;`,
   });
   await lib.waitHealthy(nginx.port);
-  return { port: nginx.port, socket: engine.socket,
+  return { port: nginx.port, socket: engine.socket, other: other?.pid,
     loop: () => lib.cpuNs(engine.pid)['tr-loop'] / 1e6,
     value: async (name) => Number((await (await fetch(
       `http://127.0.0.1:${nginx.port}/metrics`)).text())
@@ -73,6 +78,7 @@ async function stack(settings) {
     stop: async () => {
       await lib.stop(nginx, 'SIGKILL');
       await lib.stop(engine, 'SIGKILL');
+      if (other) await lib.stop(other, 'SIGKILL');
     } };
 }
 
@@ -135,6 +141,16 @@ async function again(what) {
 const fat = () => `{"prompt":"x","max_tokens":1,${Array.from({ length: 1100000 },
   (_, i) => `"k${i}":1`).join(',')}}`;
 
+// A body of which so many bytes come, and no more.
+function upload(s, sent, length) {
+  const request = http.request({ host: '127.0.0.1', port: s.port, agent: false,
+    method: 'POST', path: '/v1/completions', headers: { 'x-tenant': 'crowd',
+      'content-type': 'application/json', 'content-length': length } });
+  request.on('error', () => {});
+  request.on('response', (res) => res.resume());
+  request.write(`{"prompt":"${'x'.repeat(sent - 11)}`);
+}
+
 const long = { max_tokens: 1900, ignore_eos: true };
 // Each goes on until its thread ends.
 const FLOODS = {
@@ -153,23 +169,21 @@ const FLOODS = {
     return Array.from({ length: 6 }, () => again(() => open(s, 'crowd',
       body).over));
   },
-  uploads: (s) => Array.from({ length: 1000 }, () => {
-    const request = http.request({ host: '127.0.0.1', port: s.port, agent: false,
-      method: 'POST', path: '/v1/completions', headers: { 'x-tenant': 'crowd',
-        'content-type': 'application/json', 'content-length': 100000 } });
-    request.on('error', () => {});
-    request.on('response', (res) => res.resume());
-    return request.write(`{"prompt":"${'x'.repeat(70000)}`);
-  }),
+  uploads: (s) => Array.from({ length: 1000 }, () => upload(s, 70000, 100000)),
+  stalled: (s) => Array.from({ length: 6 }, () => upload(s, 15 << 20,
+    (15 << 20) + 12)),
   handshakes: (s) => Array.from({ length: 600 }, () =>
     net.connect(s.socket).on('error', () => {})),
+  stopped: (s) => process.kill(s.other, 'SIGSTOP'),
 };
 
 async function flood(name) {
-  const s = await stack({ scheduling: options.scheduling });
+  const s = await stack({ scheduling: options.scheduling },
+    name === 'stopped');
   const alone = await firsts(s, 'me');
   const crowd = new Worker(__filename, { argv: process.argv.slice(2),
-    workerData: { name, at: { port: s.port, socket: s.socket } } });
+    workerData: { name, at: { port: s.port, socket: s.socket,
+      other: s.other } } });
   await lib.sleep(2000);
   const beside = await firsts(s, 'me');
   const running = await s.value('tokenring_num_requests_running');
