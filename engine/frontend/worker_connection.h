@@ -25,6 +25,7 @@
 #include <tokenring/bell.h>
 #include <tokenring/channel.h>
 #include <tokenring/status.h>
+#include <tokenring/upload.h>
 
 #include "engine/config/config.h"
 #include "engine/api/request_parser.h"
@@ -56,6 +57,7 @@ typedef struct {
     size_t laid_out;       /* bytes of its arena, counted in the env's */
     uint64_t tokens;       /* what it will hold, counted in the env's */
     uint64_t declared;     /* body_len of its SUBMIT */
+    tr_pace_t pace;        /* of its parts */
     uint32_t ahead_left;   /* bytes that are to come ahead of the body */
     uint32_t generation;   /* last one seen */
     uint8_t state;

@@ -4,9 +4,10 @@
  * Bodies are gathered in memory that grows with what really came, never with
  * what was announced, and all bodies of a worker together are bounded; those
  * that are whole, which the parser will soon have read, may take as much again,
- * so that whoever stops in the middle shuts nobody out.  A request that is
- * refused in the middle of its body keeps its slot until its ERROR is sent; its
- * remaining parts are read and dropped.
+ * so that whoever stops in the middle shuts nobody out.  Where one does not fit,
+ * the slowest one that is still coming ends for it (upload.h).  A request that
+ * is refused in the middle of its body keeps its slot until its ERROR is sent;
+ * its remaining parts are read and dropped.
  *
  * A small body can ask for much (n choices, each with room for its prompt and
  * all its tokens), so what the parser has laid out is bounded over all
@@ -24,6 +25,8 @@
 #define BODIES_MIN ((size_t) 64 << 20)
 #define BODY_FIRST 4096u
 #define LAID_OUT_MAX ((size_t) 1 << 30)
+/* Bytes a second below which a body may end for another one. */
+#define BODY_SLOW 4096u
 
 /* Bytes that the bodies of one worker may hold together when s, of which a part
  * comes, is given more. */
@@ -211,16 +214,59 @@ tr_connection_cancel(tr_connection_t *c, uint64_t event_id)
 
 /* ---- bodies ------------------------------------------------------------- */
 
+/* Is there more of this one's body to come? */
+static bool
+coming(const tr_request_slot_t *s)
+{
+    return s->request != NULL && s->state == TR_SLOT_GATHERING && !s->gathered;
+}
+
+/* Ends the body that comes the slowest, so that s, which is given more, has
+ * room; false: none may end.  Two walks over this worker's slots. */
+static bool
+end_slowest(tr_connection_t *c, const tr_request_slot_t *s)
+{
+    tr_request_slot_t *at, *end = c->slots + c->n_slots, *slowest = NULL;
+    tr_shed_t shed;
+
+    tr_shed_start(&shed, bodies_max(c, s), s->request->tenant,
+                  c->env->now_us / 1000);
+    for (at = c->slots; at != end; at++) {
+        if (coming(at)) {
+            tr_shed_count(&shed, at->request->tenant, at->charged);
+        }
+    }
+    for (at = c->slots; at != end; at++) {
+        if (at != s && coming(at)
+            && tr_shed_worse(&shed, &at->pace, at->request->tenant, at->charged,
+                             BODY_SLOW)) {
+            slowest = at;
+        }
+    }
+    if (slowest == NULL) {
+        return false;
+    }
+    tr_error_set(&slowest->request->error, TR_ERR_QUEUE_FULL, "",
+                 "Too many large requests are being read at the moment, and "
+                 "this one came the slowest; try again later");
+    stop_gathering(c, slowest);
+    return true;
+}
+
 /* The request holds so many bytes from now on, or must be refused (r->error is
  * set). */
 static tr_status_t
 charge(tr_connection_t *c, tr_request_slot_t *s, size_t hold)
 {
-    if (c->body_bytes - s->charged + hold > bodies_max(c, s)) {
-        return tr_error_set(&s->request->error, TR_ERR_QUEUE_FULL, "",
-                            "Too many large "
-                            "requests are being read at the moment; try again "
-                            "later");
+    size_t max = bodies_max(c, s);
+    unsigned ended = 0;
+
+    while (c->body_bytes - s->charged + hold > max) {
+        if (hold > max || ended++ == TR_SHED_MOST || !end_slowest(c, s)) {
+            return tr_error_set(&s->request->error, TR_ERR_QUEUE_FULL, "",
+                                "Too many large requests are being read at the "
+                                "moment; try again later");
+        }
     }
     c->body_bytes += hold - s->charged;
     s->charged = hold;
@@ -316,6 +362,7 @@ gather(tr_connection_t *c, tr_request_slot_t *s, const char *bytes, size_t n,
 {
     tr_request_t *r = s->request;
 
+    tr_pace_add(&s->pace, c->env->now_us / 1000, n);
     gather_ahead(s, &bytes, &n);
     if (s->ahead_left != 0 && !more) {
         return tr_connection_violation(c, "what comes ahead of a body is cut "
@@ -443,6 +490,7 @@ first_part(tr_connection_t *c, const tr_record_t *rec, const uint8_t *payload)
     s->ahead_left = head.replay_len + head.model_len;
     s->state = TR_SLOT_GATHERING;
     s->gathered = !(rec->flags & TR_FLAG_MORE);
+    tr_pace_start(&s->pace, c->env->now_us / 1000);
     c->n_requests++;
     c->env->inside++;
     if (tr_endpoint(r->endpoint) == NULL) { /* of a newer gateway */

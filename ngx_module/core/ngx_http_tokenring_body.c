@@ -337,6 +337,9 @@ ngx_http_tokenring_body_again(ngx_http_tokenring_ctx_t *ctx)
 
     ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_SEND);
 
+    /* while it waited for an engine nothing was read */
+    tr_pace_start(&ctx->pace, ngx_current_msec);
+
     rc = ngx_http_tokenring_body_ahead(ctx);
 
     if (rc == NGX_OK) {

@@ -57,12 +57,17 @@ void ngx_http_tokenring_body_fail(ngx_http_tokenring_ctx_t *ctx, ngx_int_t rc);
  * Only the request of that upload may have ended when this returns */
 ngx_int_t ngx_http_tokenring_upload_shed(ngx_http_tokenring_conn_t *conn);
 
+/* the same of those that are gathered whole, of the tenant whose uploads take
+ * most of that memory; ctx, which is given more, stays */
+ngx_int_t ngx_http_tokenring_upload_yield(ngx_http_tokenring_ctx_t *ctx);
+
 /* bytes that a slow client may have us hold (client_body_buffer_size) */
 size_t ngx_http_tokenring_body_held(ngx_http_tokenring_ctx_t *ctx);
 
 
 /* copies what was read, if it could be sent again; NGX_ERROR: no memory;
- * NGX_DECLINED: above tokenring_body_memory */
+ * NGX_DECLINED: above tokenring_body_memory, and no other upload is slow enough
+ * to end for this one */
 ngx_int_t ngx_http_tokenring_body_keep(ngx_http_tokenring_ctx_t *ctx,
     ngx_chain_t *in);
 

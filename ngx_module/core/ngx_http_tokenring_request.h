@@ -28,6 +28,7 @@
 #include <tokenring/error.h>
 #include <tokenring/ring.h>
 #include <tokenring/status.h>
+#include <tokenring/upload.h>
 #include <tokenring/wire.h>
 
 
@@ -317,8 +318,8 @@ struct ngx_http_tokenring_ctx_s {
 
     ngx_queue_t                     wait;    /* in the queue of the state */
     ngx_queue_t                     upload;  /* bodies that are coming */
-    ngx_msec_t                      upload_start;
-    off_t                           uploaded; /* bytes since then */
+    uint64_t                        upload_tenant;  /* hashed, if routed */
+    tr_pace_t                       pace;    /* of its body */
     ngx_event_t                     timer;
 
     ngx_str_t                       request_id;

@@ -117,6 +117,9 @@ ngx_http_tokenring_body_feed(ngx_http_tokenring_conn_t *conn)
 
         ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_SEND);
 
+        /* nothing was read: its rate is that from now on */
+        tr_pace_start(&ctx->pace, ngx_current_msec);
+
         (void) ngx_http_tokenring_body_send(ctx);
 
         ngx_http_run_posted_requests(c);
@@ -221,10 +224,6 @@ ngx_http_tokenring_body_starve(ngx_http_tokenring_ctx_t *ctx)
     ngx_event_t  *rev;
 
     ngx_http_tokenring_set_state(ctx, NGX_HTTP_TOKENRING_STARVED);
-
-    /* nothing is read: its rate is that of the time before and after */
-    ctx->upload_start = ngx_current_msec;
-    ctx->uploaded = 0;
 
     rev = ctx->request->connection->read;
 

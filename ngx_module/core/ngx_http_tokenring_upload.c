@@ -3,9 +3,13 @@
  *
  * Whoever sends a body holds memory, and above client_body_buffer_size a place
  * at the engine.  client_body_timeout alone would let a client hold them with a
- * byte a minute.  So a body must come with a mean of tokenring_body_rate once
- * five seconds have passed (408 otherwise).  And when no more bodies can be
- * taken, the slowest one ends, not the newest.
+ * byte a minute.  So a body must come with a mean of tokenring_body_rate over
+ * the last five seconds (408 otherwise), however much came before.
+ *
+ * And when no more bodies can be taken, the slowest one ends, not the newest:
+ * the slowest of those to an engine where its places are taken, and the one
+ * that upload.h chooses where there is no body memory.  Both searches walk over
+ * all uploads of this worker, at most one for each client that it serves.
  */
 
 #include "ngx_http_tokenring_body.h"
@@ -17,19 +21,15 @@
 #include "ngx_http_tokenring_send.h"
 
 
-/* the mean is that of so long a time, at least, ms */
-#define NGX_HTTP_TOKENRING_UPLOAD_MEAN   5000
-
-/* how old the slowest upload must be to end before others, ms */
-#define NGX_HTTP_TOKENRING_UPLOAD_YOUNG  1000
-
 #define NGX_HTTP_TOKENRING_UPLOAD_CHECK  1000
 
 
 static void ngx_http_tokenring_upload_check(ngx_event_t *ev);
 static ngx_uint_t ngx_http_tokenring_upload_slow(
-    ngx_http_tokenring_ctx_t *ctx, ngx_msec_t least);
+    ngx_http_tokenring_ctx_t *ctx, ngx_uint_t seconds);
 static void ngx_http_tokenring_upload_stop(ngx_http_tokenring_ctx_t *ctx);
+static ngx_http_tokenring_ctx_t *ngx_http_tokenring_upload_worst(
+    ngx_http_tokenring_ctx_t *ctx);
 
 
 static ngx_queue_t       ngx_http_tokenring_uploads;
@@ -40,10 +40,16 @@ static ngx_connection_t  ngx_http_tokenring_upload_dummy;
 void
 ngx_http_tokenring_upload_begin(ngx_http_tokenring_ctx_t *ctx)
 {
+    u_char        tenant[NGX_HTTP_TOKENRING_TENANT];
     ngx_event_t  *ev;
 
-    if (ctx->uploading || ctx->conf->body_rate == 0) {
+    if (ctx->uploading) {
         return;
+    }
+
+    if (ctx->routed) {
+        ngx_http_tokenring_tenant(ctx, tenant);
+        ngx_memcpy(&ctx->upload_tenant, tenant, sizeof(ctx->upload_tenant));
     }
 
     ev = &ngx_http_tokenring_upload_event;
@@ -60,8 +66,7 @@ ngx_http_tokenring_upload_begin(ngx_http_tokenring_ctx_t *ctx)
     }
 
     ctx->uploading = 1;
-    ctx->upload_start = ngx_current_msec;
-    ctx->uploaded = 0;
+    tr_pace_start(&ctx->pace, ngx_current_msec);
 
     ngx_queue_insert_tail(&ngx_http_tokenring_uploads, &ctx->upload);
 
@@ -101,26 +106,27 @@ ngx_http_tokenring_upload_count(ngx_http_tokenring_ctx_t *ctx)
     }
 
     for (cl = r->request_body->bufs; cl; cl = cl->next) {
-        ctx->uploaded += ngx_buf_size(cl->buf);
+        tr_pace_add(&ctx->pace, ngx_current_msec, ngx_buf_size(cl->buf));
     }
 }
 
 
-/* slower than it may be, over at least that time */
+/* slower than it may be, in the last seconds, which have passed since */
 
 static ngx_uint_t
 ngx_http_tokenring_upload_slow(ngx_http_tokenring_ctx_t *ctx,
-    ngx_msec_t least)
+    ngx_uint_t seconds)
 {
-    ngx_msec_t  age;
+    if (ctx->state == NGX_HTTP_TOKENRING_STARVED
+        || ctx->state == NGX_HTTP_TOKENRING_HELD)
+    {
+        /* nothing is read */
+        return 0;
+    }
 
-    age = ngx_current_msec - ctx->upload_start;
-
-    return age >= least
-           && ctx->state != NGX_HTTP_TOKENRING_STARVED
-           && ctx->state != NGX_HTTP_TOKENRING_HELD
-           && (uint64_t) ctx->uploaded * 1000
-              < (uint64_t) ctx->conf->body_rate * age;
+    return ngx_current_msec - ctx->pace.since_ms >= seconds * 1000
+           && tr_pace_rate(&ctx->pace, ngx_current_msec, seconds)
+              < ctx->conf->body_rate;
 }
 
 
@@ -140,9 +146,7 @@ ngx_http_tokenring_upload_check(ngx_event_t *ev)
 
         ctx = ngx_queue_data(q, ngx_http_tokenring_ctx_t, upload);
 
-        if (ngx_http_tokenring_upload_slow(ctx,
-                                           NGX_HTTP_TOKENRING_UPLOAD_MEAN))
-        {
+        if (ngx_http_tokenring_upload_slow(ctx, TR_PACE_SECONDS)) {
             c = ctx->request->connection;
 
             ngx_http_tokenring_upload_stop(ctx);
@@ -166,9 +170,11 @@ ngx_http_tokenring_upload_stop(ngx_http_tokenring_ctx_t *ctx)
     ngx_http_set_log_request(log, ctx->request);
 
     ngx_log_error(NGX_LOG_INFO, log, 0,
-                  "tokenring: the body comes too slowly, bytes=%O in %M ms, "
-                  "request=%V", ctx->uploaded,
-                  ngx_current_msec - ctx->upload_start, &ctx->request_id);
+                  "tokenring: the body comes too slowly, bytes a second=%uL "
+                  "for %uL ms, request=%V",
+                  tr_pace_rate(&ctx->pace, ngx_current_msec, TR_PACE_SECONDS),
+                  (uint64_t) ngx_current_msec - ctx->pace.since_ms,
+                  &ctx->request_id);
 
     ngx_http_tokenring_count(slow_uploads);
 
@@ -199,15 +205,11 @@ ngx_http_tokenring_upload_shed(ngx_http_tokenring_conn_t *conn)
     {
         ctx = ngx_queue_data(q, ngx_http_tokenring_ctx_t, upload);
 
-        if (ctx->conn != conn
-            || !ngx_http_tokenring_upload_slow(ctx,
-                                              NGX_HTTP_TOKENRING_UPLOAD_YOUNG))
-        {
+        if (ctx->conn != conn || !ngx_http_tokenring_upload_slow(ctx, 1)) {
             continue;
         }
 
-        rate = (uint64_t) ctx->uploaded * 1000
-               / (ngx_current_msec - ctx->upload_start);
+        rate = tr_pace_rate(&ctx->pace, ngx_current_msec, 1);
 
         if (slowest == NULL || rate < least) {
             slowest = ctx;
@@ -222,6 +224,80 @@ ngx_http_tokenring_upload_shed(ngx_http_tokenring_conn_t *conn)
     c = slowest->request->connection;
 
     ngx_http_tokenring_upload_stop(slowest);
+    ngx_http_run_posted_requests(c);
+
+    return NGX_OK;
+}
+
+
+/* of the bodies that are gathered, the one to end for ctx; NULL: none */
+
+static ngx_http_tokenring_ctx_t *
+ngx_http_tokenring_upload_worst(ngx_http_tokenring_ctx_t *ctx)
+{
+    tr_shed_t                  shed;
+    ngx_queue_t               *q, *all;
+    ngx_http_tokenring_ctx_t  *it, *worst;
+
+    all = &ngx_http_tokenring_uploads;
+    worst = NULL;
+
+    tr_shed_start(&shed, ctx->conf->body_memory, ctx->upload_tenant,
+                  ngx_current_msec);
+
+    for (q = ngx_queue_head(all); q != all; q = ngx_queue_next(q)) {
+        it = ngx_queue_data(q, ngx_http_tokenring_ctx_t, upload);
+        tr_shed_count(&shed, it->upload_tenant, it->charged);
+    }
+
+    for (q = ngx_queue_head(all); q != all; q = ngx_queue_next(q)) {
+        it = ngx_queue_data(q, ngx_http_tokenring_ctx_t, upload);
+
+        /* without a rate, it ends if it stands still */
+
+        if (it != ctx
+            && it->state == NGX_HTTP_TOKENRING_GATHER
+            && tr_shed_worse(&shed, &it->pace, it->upload_tenant, it->charged,
+                             ngx_max(it->conf->body_rate, 1)))
+        {
+            worst = it;
+        }
+    }
+
+    return worst;
+}
+
+
+ngx_int_t
+ngx_http_tokenring_upload_yield(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_connection_t          *c;
+    ngx_http_tokenring_ctx_t  *worst;
+
+    if (ngx_http_tokenring_upload_event.handler == NULL) {
+        return NGX_DECLINED;
+    }
+
+    worst = ngx_http_tokenring_upload_worst(ctx);
+
+    if (worst == NULL) {
+        return NGX_DECLINED;
+    }
+
+    c = worst->request->connection;
+
+    ngx_http_set_log_request(c->log, worst->request);
+
+    ngx_http_tokenring_count(slow_uploads);
+
+    ngx_http_tokenring_body_forget(worst);
+
+    ngx_http_tokenring_fail(worst, TR_ERR_QUEUE_FULL,
+                            "Too many requests are being uploaded, and this "
+                            "one came the slowest");
+    worst->retry_after = NGX_HTTP_TOKENRING_RETRY_AFTER;
+    ngx_http_tokenring_flush(worst);
+
     ngx_http_run_posted_requests(c);
 
     return NGX_OK;

@@ -205,19 +205,40 @@ ngx_http_tokenring_body_forget(ngx_http_tokenring_ctx_t *ctx)
 
 /*
  * Bodies that are gathered whole, to read what they ask for: together they take
- * no more memory than tokenring_body_memory.
+ * no more memory than tokenring_body_memory.  For one that does not fit, those
+ * that come the slowest end.
  */
 
 static ngx_uint_t
 ngx_http_tokenring_body_full(ngx_http_tokenring_ctx_t *ctx, ngx_chain_t *in)
 {
-    size_t  size;
+    size_t       size, most;
+    ngx_buf_t   *b;
+    ngx_uint_t   n;
 
     for (size = 0; in; in = in->next) {
         size += in->buf->last - in->buf->pos;
     }
 
-    return ngx_http_tokenring_body_bytes + size > ctx->conf->body_memory;
+    if (ctx->kept) {
+        /* the rest of its last buffer was counted with it */
+        b = (*ctx->last_kept)->buf;
+        size -= ngx_min(size, (size_t) (b->end - b->last));
+    }
+
+    most = ctx->conf->body_memory;
+
+    for (n = 0; ngx_http_tokenring_body_bytes + size > most; n++) {
+
+        if (ctx->charged + size > most
+            || n == TR_SHED_MOST
+            || ngx_http_tokenring_upload_yield(ctx) != NGX_OK)
+        {
+            return 1;
+        }
+    }
+
+    return 0;
 }
 
 

@@ -1,7 +1,7 @@
 'use strict';
 //
 // Clients that send their bodies slowly, or stop in the middle: they take no
-// place at the engine away from others, over HTTP/1.1 and HTTP/2.
+// place at the engine and no memory away from others, over HTTP/1.1 and HTTP/2.
 
 const { test, before, after } = require('node:test');
 const assert = require('node:assert/strict');
@@ -24,9 +24,22 @@ before(async () => {
   stack = await Stack.start({
     http2: true,
     engine: { backend: 'null', null_rate: 250, kv_memory: '64m' },
-    http: `tokenring_engine few unix:DIR/main.sock slots=${SLOTS} ring=64k;`,
+    http: `tokenring_engine few unix:DIR/main.sock slots=${SLOTS} ring=64k;
+      tokenring_models all { engine few; }`,
     pass: 'few',
-    location: 'tokenring_body_rate 0;', // whoever is last waits for long
+    // Whoever is last waits for long.
+    location: 'tokenring_body_rate 0; tokenring_tenant $http_x_tenant;',
+    server: `location /gathered/v1/ {
+        tokenring_body_rate 0;
+        tokenring_tenant $http_x_tenant;
+        tokenring_body_memory 64m;
+        tokenring_pass models=all;
+      }
+      location /little/v1/ {
+        tokenring_body_rate 0;
+        tokenring_body_memory 96k;
+        tokenring_pass models=all;
+      }`,
   });
   url = `${stack.url}/v1/chat/completions`;
 });
@@ -40,12 +53,13 @@ const small = () => post(url, chat('Hello!', { max_tokens: 3 }));
 
 // A request of which the first `sent` bytes are there; finish() sends the rest.
 class Upload {
-  constructor(bytes, sent, chunked = false) {
+  constructor(bytes, sent, chunked = false, to = {}) {
     const body = JSON.stringify({ ...chat('Hello!', { max_tokens: 3 }),
       pad: 'x'.repeat(bytes) });
-    this.req = http.request(url, {
+    this.req = http.request(to.url || url, {
       method: 'POST', agent: false,
       headers: { 'Content-Type': 'application/json',
+        'X-Tenant': to.tenant || 'one',
         ...(chunked ? {} : { 'Content-Length': body.length }) },
     });
     this.answer = new Promise((resolve, reject) => {
@@ -142,24 +156,68 @@ test('large bodies on their way take half of the places, and no more',
     assert.equal((await last.finish()).status, 200);
   });
 
-test('large bodies that stop short of their ends take no memory of others\'',
+// The engine bounds the bodies that are passed on to it, the gateway those that
+// it gathers to read their models.
+for (const [what, path] of [['passed on', ''], ['gathered', '/gathered']]) {
+  test(`bodies of one tenant that stand still end for another's: ${what}`,
+    async () => {
+      const stay = { url: `${stack.url}${path}/v1/chat/completions`,
+        tenant: 'stays' };
+      // All that is read at once, but for their last bytes.
+      const most = 16 << 20;
+      const one = new Upload(0, 0, false, stay);
+      const still = () =>
+        new Upload(most - one.rest.length, most - 1, false, stay);
+      const slow = [still(), still(), still(), still()];
+      assert.equal((await one.finish()).status, 200);
+      await Promise.all(slow.map((s) => taken(s.req.socket)));
+      // Has no room, or takes that of one which has stood still long enough.
+      slow.push(still());
+      const r = await small();
+      assert.equal(r.status, 200, r.text);
+      await until(async () => {
+        const more = new Upload(1 << 20, 1 << 19, false,
+          { ...stay, tenant: 'goes' });
+        const { status, text } = await more.finish();
+        if (status !== 200) assert.equal(status, 429, text);
+        return status === 200;
+      }, 'there is room for a body that comes');
+      const ends = await Promise.all(slow.map((s) => s.finish()));
+      const refused = ends.filter((e) => e.status !== 200);
+      for (const { status, text } of refused) assert.equal(status, 429, text);
+      assert.ok(refused.some((e) => /this one came the slowest/.test(e.text)));
+      assert.ok(refused.length <= 2, 'no more than had to');
+    });
+}
+
+test('HTTP/2: a stream that stands still ends for another one beside it',
   async () => {
-    // All that the engine reads at once, but for their last bytes.
-    const most = 16 << 20;
-    const one = new Upload(0, 0);
-    const slow = uploads(4, most - one.rest.length, most - 1);
-    assert.equal((await one.finish()).status, 200);
-    await stack.active(slow.length);
-    await Promise.all(slow.map((s) => taken(s.req.socket)));
-    const more = new Upload(1 << 20, 1 << 19);
-    assert.equal((await more.answer).status, 429, 'there is no more');
-    more.req.destroy();
-    const r = await small();
-    assert.equal(r.status, 200, r.text);
-    for (const s of slow) {
-      const { status, text } = await s.finish();
-      assert.equal(status, 200, text);
+    const session = stack.http2();
+    const begin = () => session.request({ ':method': 'POST',
+      ':path': '/little/v1/chat/completions',
+      'content-type': 'application/json' });
+    try {
+      const body = JSON.stringify({ ...chat('Hello!', { max_tokens: 3 }),
+        pad: 'x'.repeat(40000) });
+      const slow = [begin(), begin(), begin(), begin()];
+      const ends = slow.map(answer2);
+      slow.forEach((req) => req.write(body.slice(0, 30000)));
+      await until(async () => {
+        const req = begin();
+        const answer = answer2(req);
+        req.end(body);
+        return (await answer).status === 200;
+      }, 'there is room for a body that comes');
+      const first = await Promise.any(ends.map(async (answer) => {
+        const r = await answer;
+        assert.match(r.text, /this one came the slowest/);
+        return r;
+      }));
+      assert.equal(first.status, 429);
+    } finally {
+      session.destroy();
     }
+    await stack.active(0);
   });
 
 test('who leaves in the middle of a large body leaves a place', async () => {
