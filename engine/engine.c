@@ -249,8 +249,10 @@ fill_identity(const tr_engine_t *e, tr_status_card_t *card)
                "this engine");
         return;
     }
-    snprintf(settings, sizeof(settings), "%s|%s|%u|%d|%d|%s|%s|%s|%s|%s|%d|%d",
-             card->backend, e->config.dtype, tr_executor_rotate(&e->config),
+    snprintf(settings, sizeof(settings),
+             "%s|%s|%s|%u|%d|%d|%s|%s|%s|%s|%s|%d|%d", card->backend,
+             e->executor->device != NULL ? e->executor->device : "",
+             e->config.dtype, tr_executor_rotate(&e->config),
              e->config.kv_equalise, tr_executor_centre(&e->config), TR_VERSION,
              e->config.load_format, e->config.weights_format,
              e->config.cpu_weights, e->config.cuda_activations,

@@ -91,6 +91,7 @@ typedef struct tr_executor tr_executor_t;
 
 struct tr_executor {
     const char *backend; /* "cpu", "cuda", "null" */
+    const char *device;  /* the GPU's name, owned; NULL: it computes here */
     uint32_t vocab;
     uint32_t max_model_len; /* after the configuration's bound */
     uint32_t layers, kv_heads, query_heads, head_dim;

@@ -598,6 +598,7 @@ tr_executor_cuda_open(const tr_config_t *config, tr_executor_t **out,
     if (x == NULL) {
         return tr_error_set(err, TR_ERR_NOMEM, "", "out of memory");
     }
+    x->base.device = x->info.name;
     x->base.ahead = TR_CUDA_SLOTS - 1;
     x->base.submit = tr_executor_cuda_submit;
     x->base.sample = tr_executor_cuda_sample;

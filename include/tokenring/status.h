@@ -67,7 +67,7 @@ typedef struct {
     char kv_policies[512];
     /* The same on two engines: the same weights, tokenizer, chat template,
      * sampling defaults and default KV policy; and, for exact_id, the same
-     * backend, types, rotation and build as well.  0: unknown. */
+     * backend, GPU, types, rotation and build as well.  0: unknown. */
     uint8_t model_id[16];
     uint64_t exact_id;
 } tr_status_card_t;

@@ -162,12 +162,12 @@ tr_cuda_device_info(int ordinal, tr_cuda_device_info_t *out)
 {
     bool gone;
     size_t used = soft_memory_taken();
+    const char *name = getenv("TOKENRING_SOFT_NAME");
 
     pthread_mutex_lock(&soft_lock);
     gone = soft_device_lost();
     pthread_mutex_unlock(&soft_lock);
     *out = (tr_cuda_device_info_t){
-        .name = "software",
         .memory = memory,
         .free_memory = used < memory ? memory - used : 0,
         .major = 9,
@@ -176,6 +176,8 @@ tr_cuda_device_info(int ordinal, tr_cuda_device_info_t *out)
                                           : 13000,
         .runtime = 13000,
     };
+    snprintf(out->name, sizeof(out->name), "%s",
+             name != NULL ? name : "software");
     return tr_cuda_device_check(out, gone || soft_fails(SOFT_DEVICE) ? 0 : 1,
                                 ordinal, "90a", reason, sizeof(reason));
 }

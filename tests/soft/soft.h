@@ -36,6 +36,7 @@
  *   TOKENRING_SOFT_MEMORY  MiB of the device, 256 by default
  *   TOKENRING_SOFT_HELD    a file with the MiB of it that others hold, while it is
  *                          there; read again each time
+ *   TOKENRING_SOFT_NAME    of the device, "software" by default; read each time
  *   TOKENRING_SOFT_GUARD   how often the device's memory is closed when nothing
  *                          runs any more: every so many times, 16 by default
  *   TOKENRING_SOFT_NOISE   products are wrong by one part in 2^N, another one for
