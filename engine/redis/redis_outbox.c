@@ -16,6 +16,7 @@ void
 tr_outbox_init(tr_outbox_t *l, size_t limit)
 {
     memset(l, 0, sizeof(*l));
+    tr_usage_init(&l->usage);
     l->limit = limit;
 }
 

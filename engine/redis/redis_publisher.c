@@ -194,11 +194,24 @@ turn(tr_redis_publisher_t *r)
     if (due || r->hurry) {
         tr_redis_publisher_flush(r);
     }
+    if (due && r->open && tr_usage_presses(&r->outbox.usage)) {
+        tr_redis_publisher_usage(r);
+    }
     if (r->now_us >= r->beat_us + TR_REDIS_PUBLISHER_BEAT_US) {
         tr_redis_publisher_beat(r);
     }
     tr_redis_link_run(&r->data, 0, r->now_us);
     tr_redis_link_run(&r->control, 0, r->now_us);
+}
+
+/* All replies, as far as they come in time. */
+static void
+settle(tr_redis_publisher_t *r, uint64_t until)
+{
+    while (r->open && r->data.n_pending != 0 && r->now_us < until) {
+        tr_redis_link_run(&r->data, 0, r->now_us);
+        wait_events(r, r->now_us + 10000);
+    }
 }
 
 /* The last words, as far as Redis takes them. */
@@ -216,13 +229,12 @@ say_goodbye(tr_redis_publisher_t *r)
     }
     if (r->open) {
         tr_redis_publisher_usage(r);
+        settle(r, until);
+        tr_redis_publisher_usage(r); /* what came with that, or was asked for */
         tr_redis_begin(&r->command, "DEL");
         tr_redis_schema_key(&r->schema, &r->command, "engine", r->config->name);
         tr_redis_publisher_send(r, TR_TAG_MINOR, NULL);
-    }
-    while (r->open && r->data.n_pending != 0 && r->now_us < until) {
-        tr_redis_link_run(&r->data, 0, r->now_us);
-        wait_events(r, r->now_us + 10000);
+        settle(r, until);
     }
     if (r->outbox.n != 0) {
         tr_log(TR_LEVEL_WARN,

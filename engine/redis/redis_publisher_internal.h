@@ -26,6 +26,8 @@ enum {
     TR_TAG_ASK,    /* the same */
     TR_TAG_CLAIM,  /* the same */
     TR_TAG_TURN,   /* id: of a lookup; number: of its turn */
+    TR_TAG_USAGE,  /* written; id: of the row; number: its turn */
+    TR_TAG_USED,   /* asked for; the same */
     TR_TAG_MINOR   /* nobody waits for it */
 };
 
@@ -76,7 +78,7 @@ void tr_redis_publisher_send(tr_redis_publisher_t *r, uint16_t kind,
                              const tr_outbox_request_t *q);
 /* Everything that is due, as far as it fits. */
 void tr_redis_publisher_flush(tr_redis_publisher_t *r);
-/* What tenants have used since the last time. */
+/* What tenants have used since the last time, or what Redis has of it. */
 void tr_redis_publisher_usage(tr_redis_publisher_t *r);
 /* What is to be said once a second. */
 void tr_redis_publisher_beat(tr_redis_publisher_t *r);

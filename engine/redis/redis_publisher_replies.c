@@ -107,6 +107,50 @@ on_request_reply(tr_redis_publisher_t *r, const tr_redis_tag_t *tag,
     }
 }
 
+/* Three numbers of HMGET, of which one that is not there is 0. */
+static bool
+read_used(const redisReply *reply, uint64_t had[3])
+{
+    const redisReply *e;
+    size_t i;
+
+    if (reply->type != REDIS_REPLY_ARRAY || reply->elements != 3) {
+        return false;
+    }
+    for (i = 0; i < 3; i++) {
+        e = reply->element[i];
+        if (e->type != REDIS_REPLY_STRING && e->type != REDIS_REPLY_NIL) {
+            return false;
+        }
+        had[i] = e->type == REDIS_REPLY_NIL ? 0 : strtoull(e->str, NULL, 10);
+    }
+    return true;
+}
+
+static void
+on_usage(tr_redis_publisher_t *r, const tr_redis_tag_t *tag,
+         const redisReply *reply)
+{
+    uint32_t at = (uint32_t) tag->id;
+    uint64_t had[3];
+
+    if (tag->kind == TR_TAG_USED && read_used(reply, had)) {
+        tr_usage_found(&r->outbox.usage, at, tag->number, had);
+    } else {
+        tr_usage_written(&r->outbox.usage, at, tag->number,
+                         tag->kind == TR_TAG_USAGE
+                             && reply->type != REDIS_REPLY_ERROR);
+    }
+}
+
+/* Where it may not do this, it may still do the rest. */
+static bool
+is_minor(uint16_t kind)
+{
+    return kind == TR_TAG_MINOR || kind == TR_TAG_TURN || kind == TR_TAG_USAGE
+           || kind == TR_TAG_USED;
+}
+
 static void
 on_reply(void *ctx, const tr_redis_tag_t *tag, const redisReply *reply)
 {
@@ -117,8 +161,7 @@ on_reply(void *ctx, const tr_redis_tag_t *tag, const redisReply *reply)
     if (reply->type == REDIS_REPLY_ERROR) {
         tr_redis_error_word(reply, word, sizeof(word));
         refused = refuses_all(word)
-                  && !((tag->kind == TR_TAG_MINOR || tag->kind == TR_TAG_TURN)
-                       && strcmp(word, "NOPERM") == 0);
+                  && !(is_minor(tag->kind) && strcmp(word, "NOPERM") == 0);
         atomic_fetch_add_explicit(&r->status->counters.redis_refusals, 1,
                                   memory_order_relaxed);
         if (refused || tag->kind == TR_TAG_BEAT) {
@@ -137,6 +180,8 @@ on_reply(void *ctx, const tr_redis_tag_t *tag, const redisReply *reply)
         on_request_reply(r, tag, reply, refused);
     } else if (tag->kind == TR_TAG_TURN) {
         tr_redis_publisher_found(r, tag, reply);
+    } else if (tag->kind == TR_TAG_USAGE || tag->kind == TR_TAG_USED) {
+        on_usage(r, tag, reply);
     }
 }
 

@@ -235,16 +235,26 @@ keep_alive(tr_redis_publisher_t *r)
     }
 }
 
-/* A row that does not arrive is written again when Redis is back. */
+/* Each row has one command under way, so all of them fit. */
 void
 tr_redis_publisher_usage(tr_redis_publisher_t *r)
 {
+    tr_usage_t *u = &r->outbox.usage;
     const tr_usage_row_t *row;
-    uint32_t at = 0;
+    tr_redis_tag_t tag;
 
-    while ((row = tr_usage_next(&r->outbox.usage, &at)) != NULL) {
+    while ((row = tr_usage_next(u)) != NULL) {
+        tag = (tr_redis_tag_t){ .id = tr_usage_at(u, row),
+                                .number = row->turn,
+                                .kind = TR_TAG_USED };
+        if (!row->known) {
+            tr_redis_schema_used(&r->schema, &r->command, row);
+            tr_redis_link_send(&r->data, &tag, &r->command, r->now_us);
+            continue;
+        }
+        tag.kind = TR_TAG_USAGE;
         tr_redis_schema_usage(&r->schema, &r->command, row);
-        tr_redis_publisher_send(r, TR_TAG_MINOR, NULL);
+        tr_redis_link_send(&r->data, &tag, &r->command, r->now_us);
         tr_redis_schema_usage_expire(&r->schema, &r->command, row);
         tr_redis_publisher_send(r, TR_TAG_MINOR, NULL);
     }

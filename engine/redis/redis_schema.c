@@ -150,10 +150,16 @@ usage_key(const tr_redis_schema_t *w, tr_redis_command_t *c,
 }
 
 static void
+usage_name(const tr_redis_schema_t *w, tr_redis_command_t *c, const char *what)
+{
+    tr_redis_format(c, "%s/%s/%s", w->config->name, w->run, what);
+}
+
+static void
 usage_field(const tr_redis_schema_t *w, tr_redis_command_t *c, const char *what,
             uint64_t value)
 {
-    tr_redis_format(c, "%s/%s/%s", w->config->name, w->run, what);
+    usage_name(w, c, what);
     tr_redis_format(c, "%" PRIu64, value);
 }
 
@@ -166,6 +172,17 @@ tr_redis_schema_usage(const tr_redis_schema_t *w, tr_redis_command_t *c,
     usage_field(w, c, "requests", row->requests);
     usage_field(w, c, "in", row->in);
     usage_field(w, c, "out", row->out);
+}
+
+void
+tr_redis_schema_used(const tr_redis_schema_t *w, tr_redis_command_t *c,
+                     const tr_usage_row_t *row)
+{
+    tr_redis_begin(c, "HMGET");
+    usage_key(w, c, row);
+    usage_name(w, c, "requests");
+    usage_name(w, c, "in");
+    usage_name(w, c, "out");
 }
 
 void

@@ -62,6 +62,9 @@ void tr_redis_schema_latest(const tr_redis_schema_t *w, tr_redis_command_t *c,
 #define TR_USAGE_TTL_US (40ull * 86400 * 1000000)
 void tr_redis_schema_usage(const tr_redis_schema_t *w, tr_redis_command_t *c,
                            const tr_usage_row_t *row);
+/* HMGET of the same: requests, in, out. */
+void tr_redis_schema_used(const tr_redis_schema_t *w, tr_redis_command_t *c,
+                          const tr_usage_row_t *row);
 void tr_redis_schema_usage_expire(const tr_redis_schema_t *w,
                                   tr_redis_command_t *c,
                                   const tr_usage_row_t *row);

@@ -7,8 +7,11 @@ const { test } = require('node:test');
 const assert = require('node:assert/strict');
 const crypto = require('node:crypto');
 const fs = require('node:fs');
-const { until } = require('../lib/stack');
+const http = require('node:http');
+const { Stack, until } = require('../lib/stack');
 const { post, stream } = require('../lib/http');
+const { Redis } = require('../lib/redis');
+const { Proxy } = require('../lib/redis_proxy');
 const { withStack, FAST } = require('../lib/redis_stack');
 
 const TENANTS = ['acme', 'zoo', 'say "hi" {co}'];
@@ -108,4 +111,68 @@ test('the sums of tenants are those of the log', async () => {
     await Promise.all(Array.from({ length: 20 }, () => run('acme')));
     assert.equal((await check()).runs, 3);
   });
+});
+
+// An engine has 4,096 rows.  Those who come back after theirs was given to others
+// are counted on, also after a lost connection and at the engine's end.
+test('more tenants than an engine has rows for: none is lost', async () => {
+  const redis = await Redis.start();
+  const proxy = await Proxy.start(redis);
+  const agent = new http.Agent({ keepAlive: true, maxSockets: 16 });
+  let stack, asked = 0;
+  try {
+    stack = await Stack.start({ http: 'tokenring_redis off;',
+      engine: { ...FAST, redis: proxy.address },
+      location: 'tokenring_tenant $http_x_mark;' });
+    const run = async (from, to) => {
+      for (let at = from; at < to; at += 16) {
+        const names = Array.from({ length: Math.min(16, to - at) },
+          (_, i) => `t${at + i}`);
+        for (const r of await Promise.all([...names, 'acme'].map((t) =>
+          post(`${stack.url}/v1/completions`, { prompt: 'x'.repeat(1 + at % 9),
+            max_tokens: 1 + at % 3, ignore_eos: true }, headers(t), agent)))) {
+          assert.equal(r.status, 200, r.text);
+          asked++;
+        }
+      }
+    };
+    const up = (want) => until(async () => (await stack.metrics())
+      .value('tokenring_redis_up') === want, `redis up: ${want}`);
+    await run(0, 1500);
+    proxy.mode = 'refuse';
+    proxy.cut();
+    await up(0);
+    await run(1500, 1700);
+    proxy.mode = 'pass';
+    await up(1);
+    await run(1700, 4700);
+    await run(0, 1700);
+    assert.equal((await stack.metrics())
+      .value('tokenring_redis_lost_requests_total'), 0);
+    await stack.engine.kill('SIGTERM');
+    let want;
+    await until(() => {
+      want = logged(stack);
+      return Object.values(want).reduce((n, t) => n + t.requests, 0) === asked;
+    }, 'all are logged');
+    assert.equal(Object.keys(want).length, 4701);
+    const got = {};
+    for (const key of await redis.command('KEYS', 'tr:usage:*')) {
+      const sum = got[/\{(\w+)\}/.exec(key)[1]] ??= { requests: 0, in: 0, out: 0 };
+      for (const [field, value] of Object.entries(await redis.hash(key))) {
+        sum[field.split('/')[2]] += Number(value);
+      }
+    }
+    for (const [tenant, sum] of Object.entries(want)) {
+      assert.deepEqual(got[crypto.createHash('sha1').update(`tenant:${tenant}`)
+        .digest('hex').slice(0, 16)], sum, tenant);
+    }
+    assert.equal(Object.keys(got).length, 4701);
+    assert.deepEqual(stack.complaints(), []);
+  } finally {
+    agent.destroy();
+    if (stack) await stack.stop();
+    await proxy.stop();
+    await redis.stop();
+  }
 });
