@@ -30,8 +30,9 @@
  * For a worker without it, an engine parses no reasoning and refuses tools; an
  * engine without it gets no other endpoint's requests, and none that moves. */
 #define TR_FEATURE_ITEMS 0x10u
-/* SUBMIT may name the model that was read in the body, and the engine compares;
- * no gateway sends one yet. */
+/* SUBMIT may name the model that was read in the body, and the engine compares.
+ * One without it gets no request whose place was chosen by that name: who may use
+ * a model would be what the gateway reads, and what runs what the engine reads. */
 #define TR_FEATURE_MODEL 0x20u
 #define TR_FEATURES                                                          \
     (TR_FEATURE_IDS | TR_FEATURE_REPLAY | TR_FEATURE_ALLOW | TR_FEATURE_PING \

@@ -185,6 +185,7 @@ ngx_http_tokenring_takes(ngx_http_tokenring_ctx_t *ctx,
     if (conn->state == NGX_HTTP_TOKENRING_READY
         && ((ctx->endpoint > TR_ENDPOINT_COMPLETIONS
              && !(conn->features & TR_FEATURE_ITEMS))
+            || (ctx->asked.len && !(conn->features & TR_FEATURE_MODEL))
             || (ctx->moving && !ngx_http_tokenring_move_fits(ctx, conn))))
     {
         return 0;

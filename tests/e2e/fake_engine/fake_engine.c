@@ -36,7 +36,7 @@
  *
  * On the command line: --refuse answers every HELLO with another version,
  * --mute never answers, --stuck has a step loop that answers no ping, --plain
- * knows no ITEMs, --picky refuses every replay of "moves" with status -"picky",
+ * knows no ITEMs and ends when it is told a model, --picky refuses every replay of "moves" with status -"picky",
  * --other has another KV policy and ends when it gets a replay, --restart begins
  * anew when it has died, the others show that state on the status page.
  * One thread, no allocation after a channel is made; it ends on SIGTERM.
@@ -150,6 +150,11 @@ take_submit(fake_channel_t *c, const tr_record_t *rec)
         r->endpoint = head.endpoint;
         r->share = head.share;
         r->with_ids = (head.flags & TR_SUBMIT_IDS) != 0;
+        if (plain && head.model_len != 0) {
+            fprintf(stderr,
+                    "fake_engine: a model, which it knows nothing of\n");
+            exit(1);
+        }
         if (head.replay_len != 0) {
             take_replay(r, head.replay_len, &body);
         }
@@ -481,7 +486,7 @@ channel_hello(fake_channel_t *c)
         return;
     }
     if (plain) {
-        welcome.features[0] &= ~TR_FEATURE_ITEMS;
+        welcome.features[0] &= ~(TR_FEATURE_ITEMS | TR_FEATURE_MODEL);
     }
     if (tr_channel_create(SLOTS, hello.request_ring, hello.response_ring,
                           page->generation, &c->map, &memfd)
@@ -697,7 +702,7 @@ main(int argc, char **argv)
         fake_die("status page");
     }
     snprintf(page->card.model, sizeof(page->card.model),
-             "fake/\"model\"\t\\\n\x7f\xff");
+             "fake/\"model\"\t\\\n\x7f\xff%cfake", '\0');
     snprintf(page->card.engine, sizeof(page->card.engine), "fake");
     /* without an end */
     memset(page->card.kv_policies, 'x', sizeof(page->card.kv_policies));

@@ -113,6 +113,10 @@ before(async () => {
         tokenring_pass fake;
       }
       location /wide/v1/ { tokenring_pass wide; }
+      location /named/v1/ {
+        tokenring_model fake;
+        tokenring_pass fake;
+      }
       location /mirrored/v1/ { mirror /shadow; tokenring_pass fake; }
       location = /shadow {
         internal;
@@ -653,7 +657,8 @@ for (const [mode, status, code, reason] of [
   });
 }
 
-// Where no engine has them, requests of other endpoints have none.
+// Where no engine has them, requests of other endpoints have none, nor have those
+// whose engine was chosen by their model.
 test('an engine that is older: other endpoints get 503, chats go on', async () => {
   await restartEngine('--plain');
   const messages = (body) => post(`${stack.url}/v1/messages`, body);
@@ -662,9 +667,16 @@ test('an engine that is older: other endpoints get 503, chats go on', async () =
   const r = await messages({ max_tokens: 2 });
   assert.deepEqual([r.json().type, r.json().error.type], ['error', 'overloaded_error']);
   assert.match(r.text, /engine/);
+  const named = () => post(`${stack.url}/named/v1/chat/completions`,
+    { fake: 'tokens', model: 'fake' });
+  const n = await named();
+  assert.equal(n.status, 503, n.text);
+  assert.equal(n.json().error.code, 'engine_unavailable');
+  assert.equal((await post(url, { fake: 'tokens' })).status, 200);
   await restartEngine();
   await until(async () => (await messages({ fake: 'tokens' })).status !== 503,
     'the newer one');
+  assert.equal((await named()).status, 200);
   await works();
 });
 
