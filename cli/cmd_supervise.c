@@ -38,6 +38,8 @@
 #define PAUSE_MS 1000u       /* before a start, after the first crash */
 #define PAUSE_MOST_MS 60000u /* twice as long after each, up to this */
 
+#define NGINX_WAITS_US 120000000u /* start_timeout of tokenring_engine */
+
 typedef struct {
     char words[LINE];      /* of its line */
     char *argv[WORDS + 8]; /* borrowed from these, but for the first ones */
@@ -80,6 +82,8 @@ const tr_command_t tr_supervise_command = {
     "  max_loaded 1                     most engines at once (default: all)\n"
     "  idle 10m                         unused for this long, one stops "
     "(default: 10m)\n"
+    "                                   with max_loaded, well below NGINX's\n"
+    "                                   start_timeout\n"
     "  socket_mode 0660                 of the sockets (default: 0660)\n"
     "NGINX's side is tokenring_engine NAME unix:SOCKET start=ondemand.",
     "  tokenring supervise /etc/tokenring/supervise.conf", options
@@ -201,6 +205,24 @@ take_line(unsigned line, char *text, tr_config_t *c)
                  words[0]);
 }
 
+/* Who waits for a place waits for somebody's idle time, and NGINX no longer than
+ * it was told to. */
+static void
+warn_idle(const tr_config_t *c)
+{
+    if (g.max_loaded < g.n
+        && (c->exit_idle_us == 0 || c->exit_idle_us >= NGINX_WAITS_US)) {
+        fprintf(stderr,
+                "tokenring supervise: %s: warning: max_loaded is %u for %u "
+                "engines, and each keeps its place until it was idle for %s: "
+                "requests for another get 503 after NGINX's start_timeout "
+                "(default 120s). Expected idle, here and in tokenring_engine "
+                "together, to be shorter than that\n",
+                g.file, g.max_loaded, g.n,
+                c->exit_idle_us == 0 ? "ever" : g.idle);
+    }
+}
+
 static int
 read_file(void)
 {
@@ -208,7 +230,7 @@ read_file(void)
     char text[LINE];
     tr_config_t c;
     unsigned line = 0;
-    int rc = 0;
+    int rc;
 
     if (f == NULL) {
         fprintf(stderr, "tokenring supervise: cannot read %s: %s\n", g.file,
@@ -216,6 +238,7 @@ read_file(void)
         return 1;
     }
     tr_config_defaults(&c);
+    rc = take_value(line, "exit_idle", g.idle, &c);
     while (rc == 0 && fgets(text, sizeof(text), f) != NULL) {
         line++;
         rc = strlen(text) + 1 == sizeof(text)
@@ -226,6 +249,9 @@ read_file(void)
     g.socket_mode = c.socket_mode;
     if (rc == 0 && g.n == 0) {
         rc = wrong(line, "no engine; expected engine /SOCKET -c CONFIG", "");
+    }
+    if (rc == 0) {
+        warn_idle(&c);
     }
     return rc;
 }

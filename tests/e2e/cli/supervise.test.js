@@ -231,6 +231,22 @@ test('what is wrong with a file is said, and where', () => {
       assert.equal(r.status, 1, r.stderr);
       assert.match(r.stderr, why);
     }
+    // What may be right, but not with NGINX's defaults.
+    const engines = ['a', 'b'].map((name) =>
+      `engine ${dir}/none/${name}.sock -c x\n`).join('');
+    for (const [text, why] of [
+      ['max_loaded 1', / max_loaded is 1 for 2 engines,.* idle for 10m: .* 503 /],
+      ['max_loaded 1\nidle 2m', / idle for 2m: /],
+      ['max_loaded 1\nidle 0', / idle for ever: /],
+      ['max_loaded 1\nidle 30s', null], ['max_loaded 2', null], ['', null],
+    ]) {
+      fs.writeFileSync(file, `${engines}${text}`);
+      const r = spawnSync(CLI, ['supervise', file, '--engine', ENGINE],
+        { encoding: 'utf8' });
+      assert.equal(r.status, 1, r.stderr); // there is no such directory
+      if (why) assert.match(r.stderr, why);
+      else assert.ok(!r.stderr.includes('warning'), r.stderr);
+    }
   } finally {
     fs.rmSync(dir, { recursive: true });
   }
