@@ -10,9 +10,10 @@ const assert = require('node:assert/strict');
 const { execFile } = require('node:child_process');
 const path = require('node:path');
 const { promisify } = require('node:util');
-const { BUILD, Stack, until, sleep, alive } = require('../lib/stack');
+const { BUILD, Stack, until, sleep, alive, freePort } = require('../lib/stack');
 const { post, stream } = require('../lib/http');
-const { ask, counts, run } = require('../lib/moved');
+const { ask, counts, gathered, run } = require('../lib/moved');
+const { story } = require('../lib/prompts');
 
 const CPU = { kv_policy: 'full', kv_memory: '64m', max_num_seqs: 16 };
 
@@ -366,6 +367,52 @@ test('an engine that stops keeps what waits there and may move no more', async (
       assert.equal(s.events.at(-1).usage.completion_tokens, n);
     }
     await stopped;
+  } finally {
+    await stack.stop();
+  }
+});
+
+// A client that reads nothing for a while: its engine pauses, and so does each
+// that goes on after it.
+test('a slow reader over two kills: all of it, and no engine runs ahead', async () => {
+  const port = await freePort();
+  const stack = await Stack.start({ engine: CPU, engines: { second: CPU },
+    location: `tokenring_migrate 5 timeout=60s strict;
+      tokenring_buffer_size 16k;`,
+    server: `listen 127.0.0.1:${port} sndbuf=16k;` });
+  stack.complaints = () => [];
+  try {
+    await stack.connected(2);
+    const start = () => stream(`http://127.0.0.1:${port}/v1/chat/completions`, {
+      messages: [{ role: 'user', content: story(3) }], n: 8, max_tokens: 300,
+      ignore_eos: true, temperature: 1, seed: 5, logprobs: true,
+      top_logprobs: 20, stream: true, stream_options: { include_usage: true } });
+    const want = gathered(await start().finished);
+    assert.equal(want.usage.completion, 8 * 300);
+    const count = async (name) => (await stack.metrics())
+      .value(`tokenring_gateway_${name}_total`);
+    const before = await count('pauses');
+    const slow = start();
+    await slow.begun();
+    slow.res.pause();
+    const engines = [stack.engine, stack.others[0]];
+    for (let k = 0; k < 2; k++) {
+      await until(async () => await count('pauses') > before + k,
+        `it is paused by its ${k + 1}. engine`);
+      const m = await stack.metrics();
+      const at = [0, 1].find((replica) => m.value('tokenring_outstanding_tokens',
+        { replica: String(replica) }) > 0);
+      await engines[at].kill();
+      await until(async () => await count('migrations') === k + 1, 'it moves');
+      await engines[at].start();
+      await stack.connected(2);
+    }
+    await until(async () => await count('pauses') > before + 2, 'by the third');
+    slow.res.resume();
+    await slow.finished;
+    assert.ok(slow.done, slow.raw.slice(-600));
+    assert.deepEqual(gathered(slow), want);
+    await stack.idle();
   } finally {
     await stack.stop();
   }
