@@ -50,6 +50,7 @@ static u_char *ngx_http_tokenring_move_choice(u_char *p,
     ngx_http_tokenring_choice_t *choice);
 static void ngx_http_tokenring_move_hold(ngx_http_tokenring_ctx_t *ctx,
     size_t size);
+static void ngx_http_tokenring_move_give_up(ngx_http_tokenring_ctx_t *ctx);
 static ngx_uint_t ngx_http_tokenring_move_late(ngx_http_tokenring_ctx_t *ctx,
     size_t *size);
 
@@ -217,8 +218,7 @@ ngx_http_tokenring_move_told(ngx_http_tokenring_ctx_t *ctx,
         || ngx_http_tokenring_append(&choice->ids, ids->data, ids->len)
            != NGX_OK)
     {
-        ngx_http_tokenring_move_forget(ctx);
-        ngx_http_tokenring_move_stays(ctx);
+        ngx_http_tokenring_move_give_up(ctx);
         return;
     }
 
@@ -276,8 +276,7 @@ ngx_http_tokenring_move_tail(ngx_http_tokenring_ctx_t *ctx, tr_record_t *rec,
     head.reserved = 0;
 
     if (ngx_http_tokenring_reserve(newer, sizeof(head) + len) != NGX_OK) {
-        ngx_http_tokenring_move_forget(ctx);
-        ngx_http_tokenring_move_stays(ctx);
+        ngx_http_tokenring_move_give_up(ctx);
         return;
     }
 
@@ -313,8 +312,22 @@ ngx_http_tokenring_move_hold(ngx_http_tokenring_ctx_t *ctx, size_t size)
     ngx_http_tokenring_move_held += size;
 
     if (ngx_http_tokenring_move_held > ctx->conf->migrate_memory) {
-        ngx_http_tokenring_move_forget(ctx);
-        ngx_http_tokenring_move_stays(ctx);
+        ngx_http_tokenring_move_give_up(ctx);
+    }
+}
+
+
+/* not all of it can be kept, and nothing is: a body not where it is for moves
+ * alone */
+
+static void
+ngx_http_tokenring_move_give_up(ngx_http_tokenring_ctx_t *ctx)
+{
+    ngx_http_tokenring_move_forget(ctx);
+    ngx_http_tokenring_move_stays(ctx);
+
+    if (ctx->stream && ctx->first_us) {
+        ngx_http_tokenring_body_forget(ctx);
     }
 }
 

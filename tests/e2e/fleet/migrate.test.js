@@ -372,6 +372,36 @@ test('an engine that stops keeps what waits there and may move no more', async (
   }
 });
 
+// More than is kept for moves: then nothing is, also of the body, where a stream
+// has begun and cannot be sent again.  Its room is for others, here for one body.
+test('a stream that may move no more keeps no body', async () => {
+  const body = { prompt: 'a', ignore_eos: true, user: 'x'.repeat(60000) };
+  const first = { ...body, max_tokens: 5000, stream: true };
+  const stack = await Stack.start({
+    engine: { backend: 'null', null_rate: 100, kv_memory: '64m' },
+    http: 'tokenring_models one { engine main; }',
+    server: `location /one/v1/ {
+        tokenring_body_memory 96k;
+        tokenring_migrate 1 memory=${JSON.stringify(first).length + 40};
+        tokenring_pass models=one;
+      }` });
+  try {
+    const url = `${stack.url}/one/v1/completions`;
+    const s = stream(url, first);
+    await until(() => s.events.length > 20, 'it has more than ten tokens');
+    const r = await post(url, { ...body, max_tokens: 2 });
+    assert.equal(r.status, 200, r.text);
+    assert.ok(!s.over);
+    await stack.engine.kill();
+    await s.finished;
+    assert.ok(!s.done);
+    assert.equal((await stack.metrics())
+      .value('tokenring_gateway_unmovable_total'), 1);
+  } finally {
+    await stack.stop();
+  }
+});
+
 // A client that reads nothing for a while: its engine pauses, and so does each
 // that goes on after it.
 test('a slow reader over two kills: all of it, and no engine runs ahead', async () => {
