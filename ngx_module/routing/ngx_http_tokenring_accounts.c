@@ -229,7 +229,12 @@ ngx_http_tokenring_account(ngx_shm_zone_t *zone, ngx_http_tokenring_use_t *use,
 
     ngx_http_tokenring_account_fit(a, plan, clock);
 
-    a->seats = (uint16_t) plan->seats;
+    /* a worker of before a reload may have another plan */
+
+    if (!ngx_exiting || a->seats == 0) {
+        a->seats = (uint16_t) plan->seats;
+    }
+
     ngx_http_tokenring_account_seat(a);
 
     if (plan->shared && !ngx_http_tokenring_account_share(zone, a)) {

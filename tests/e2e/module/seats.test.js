@@ -31,6 +31,23 @@ function checkRefused(r) {
   assert.equal(r.headers['retry-after-ms'], '1000');
 }
 
+// The old worker charges while its stream lasts: by the plan that it has, whose
+// seats are no more.
+test('a reload to fewer seats: a stream of before makes none free', withPlans(
+  'tokenring_plan few seats=2 queue=1 out=1g/d;', async (stack, ask) => {
+    const old = hold(stack, 'few-a');
+    await old.begun();
+    stack.configure({ http: stack.options.http.replace('seats=2', 'seats=1') });
+    await stack.reload();
+    let answered = false;
+    const waits = ask('few-a').finally(() => { answered = true; });
+    const n = old.events.length;
+    await until(() => old.events.length > n + 600, 'it was charged again');
+    assert.ok(!answered && !old.done);
+    await leave(old);
+    assert.equal((await waits).status, 200);
+  }));
+
 test('as many at once as there are seats, for each tenant', withPlans(
   `tokenring_plan few seats=2; tokenring_plan one seats=1;
     tokenring_plan paid seats=1 requests=9/d;`,
