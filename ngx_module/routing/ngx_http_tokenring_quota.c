@@ -344,6 +344,17 @@ ngx_http_tokenring_quota_ask(ngx_http_tokenring_account_t *a,
 }
 
 
+/* All of the stock goes back: whoever comes before the reply may ask for it */
+
+static void
+ngx_http_tokenring_quota_give(ngx_http_tokenring_stock_t *s)
+{
+    s->rest += s->have;
+    s->next = 0;
+    s->have = 0;
+}
+
+
 static void
 ngx_http_tokenring_quota_ask_one(ngx_http_tokenring_stock_t *s,
     ngx_http_tokenring_limit_t *limit, ngx_http_tokenring_clock_t *clock,
@@ -376,8 +387,13 @@ ngx_http_tokenring_quota_ask_one(ngx_http_tokenring_stock_t *s,
     ask->parts[ask->n].day = s->day;
     ask->n++;
 
+    if (pay < 0) {
+        ngx_http_tokenring_quota_give(s);
+        return;
+    }
+
     s->have += pay;
-    s->paying += ngx_max(pay, 0);
+    s->paying += pay;
 }
 
 
@@ -752,7 +768,7 @@ ngx_http_tokenring_quota_back(ngx_http_tokenring_account_t *a,
         ask->parts[ask->n].day = s->day;
         ask->n++;
 
-        s->have = 0;
+        ngx_http_tokenring_quota_give(s);
     }
 
     return ask->n != 0;

@@ -99,6 +99,18 @@ test('requests: as many as the plan has, wherever they come', async () => {
   assert.equal(r.headers['x-ratelimit-remaining-requests'], '9');
 });
 
+// Each comes while what the one before it did not use goes back to Redis.
+test('one after the other: none is refused while there is something', async () => {
+  await reset();
+  for (const key of ['few-c', 'few-d', 'few-e']) {
+    for (let i = 0; i < 10; i++) {
+      const r = await ask(hosts[0], key);
+      assert.equal(r.status, 200, `${key} ${i}: ${r.text}`);
+    }
+    assert.equal((await ask(hosts[0], key)).status, 429);
+  }
+});
+
 test('64 streams on two hosts: exactly what the plan has', async () => {
   await reset();
   const all = await Promise.all(Array.from({ length: 64 }, (_, i) =>
