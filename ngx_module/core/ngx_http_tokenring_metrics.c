@@ -254,7 +254,7 @@ static ngx_http_tokenring_family_t  ngx_http_tokenring_families[] = {
       ngx_http_tokenring_counter(redis_outages) },
 
     { "tokenring_redis_lost_requests_total", "counter",
-      "Requests whose state or output in Redis is incomplete.",
+      "Requests whose state, output or usage in Redis is incomplete.",
       ngx_http_tokenring_sample_counter,
       ngx_http_tokenring_counter(redis_lost) },
 
