@@ -130,10 +130,10 @@ typedef struct {
     _Atomic uint64_t kv_swaps;          /* preemptions to the swap memory */
     _Atomic uint64_t kv_recomputations; /* compressed caches computed again */
     /* all 0 without Redis */
-    _Atomic uint64_t redis_up;         /* 1: it takes what is written */
-    _Atomic uint64_t redis_outages;    /* times that it did not any more */
-    _Atomic uint64_t redis_lost;       /* requests of which it misses something */
-    _Atomic uint64_t redis_refusals;   /* commands answered with an error */
+    _Atomic uint64_t redis_up;       /* 1: it takes what is written */
+    _Atomic uint64_t redis_outages;  /* times that it did not any more */
+    _Atomic uint64_t redis_lost;     /* requests of which it misses something */
+    _Atomic uint64_t redis_refusals; /* commands answered with an error */
     _Atomic uint64_t redis_held_bytes; /* that wait in the engine's memory */
     /* of the GPU, where it tells: a second old at most, by the meter's thread */
     _Atomic uint64_t gpu_known;       /* TR_STATUS_GPU_*: which of these are */
