@@ -274,18 +274,9 @@ put_schema(hold_t *h, const json_t *schema, const char *property)
 static bool
 allows_object(const json_t *schema)
 {
-    const json_t *type = json_object_get(schema, "type"), *one;
-    size_t i;
+    uint32_t types = tr_dialect_own_types(schema);
 
-    json_array_foreach ((json_t *) type, i, one) {
-        if (json_is_string(one)
-            && strcmp(json_string_value(one), "object") == 0) {
-            return true;
-        }
-    }
-    return type == NULL
-           || (json_is_string(type)
-               && strcmp(json_string_value(type), "object") == 0);
+    return types == 0 || (types & TR_TYPE_OBJECT) != 0;
 }
 
 /* An object of JSON by the schema. */
