@@ -463,14 +463,23 @@ tr_scheduler_run(tr_scheduler_t *s, tr_sequence_t *q)
     }
 }
 
+/* What is computed of q as one prompt, also by a policy (Quest) that reads in part
+ * behind it: all that is known, or what is in front of what comes one by one. */
+static uint32_t
+tr_scheduler_prompt(const tr_sequence_t *q)
+{
+    return q->uncompressed_len != 0 ? q->uncompressed_len
+           : q->step_to != 0        ? q->prompt_len
+                                    : q->len;
+}
+
 /* How far q, of which `shared` tokens are there, gets pages at its start. */
 static uint32_t
 tr_scheduler_first_end(const tr_scheduler_t *s, const tr_sequence_t *q,
                        uint32_t shared)
 {
-    return q->staged                  ? tr_scheduler_stage_end(s, q, shared)
-           : q->uncompressed_len != 0 ? q->uncompressed_len
-                                      : q->len;
+    return q->staged ? tr_scheduler_stage_end(s, q, shared)
+                     : tr_scheduler_prompt(q);
 }
 
 /* Gives q a slot with pages for its prompt (and for all it has said, where
@@ -496,9 +505,7 @@ tr_scheduler_start(tr_scheduler_t *s, tr_sequence_t *q,
     }
     later = policy->n_levels != 0 && shared == 0;
     if (!later) {
-        tr_kv_prompt(s->kv, slot,
-                     q->uncompressed_len != 0 ? q->uncompressed_len
-                                              : q->prompt_len);
+        tr_kv_prompt(s->kv, slot, tr_scheduler_prompt(q));
     }
     if (shared != 0) {
         rc = tr_kv_fork(s->kv, sibling->kv_slot, slot, shared);
