@@ -187,6 +187,8 @@ test('canary by weight', async (t) => {
     engine: { backend: 'null', null_rate: 20 },
     engines: { new: { backend: 'null', null_rate: 20 } },
   });
+  await until(async () => /"ready":2\b/.test(
+    (await request(`${stack.url}/health`)).text), 'both take requests');
   const busy = Array.from({ length: 60 }, (_, i) =>
     stream(`${url}${CHAT}`, endless(i, 1000)));
   await Promise.all(busy.map((s) => s.when(() => s.text().length > 0)));
