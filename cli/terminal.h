@@ -30,7 +30,6 @@ bool tr_terminal_colour(FILE *f);
 typedef enum { TR_STYLE_PLAIN, TR_STYLE_BOLD, TR_STYLE_DIM } tr_style_t;
 const char *tr_terminal_style(FILE *f, tr_style_t style);
 
-
 /* Reads a whole file ("-": standard input) of at most max bytes; given to the
  * caller, NUL-terminated.  NULL with the reason in why. */
 char *tr_read_file(const char *path, size_t max, size_t *len, char *why,

@@ -111,7 +111,6 @@ tr_loop_constrained(const tr_request_t *r)
            || (r->n_sequences != 0 && r->sequences[0].matcher != NULL);
 }
 
-
 /* ---- loop_end.c */
 
 void tr_request_append(tr_request_list_t *l, tr_request_t *r);
