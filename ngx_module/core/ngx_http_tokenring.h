@@ -42,6 +42,7 @@
  *     _scan.c       the model in a body
  *     _tenants.c    whose a request is, and what it may use
  *     _accounts.c   what each tenant has used, in shared memory [_accounts.h]
+ *     _account_budgets.c  its budgets, where plans change [_accounts.h]
  *     _alone.c      those whose client has left, and that go on [_alone.h]
  *     _limits.c     what a client is told of its plan [_tenants.h]
  *     _tenants_conf.c  tokenring_plan, _tenants and _limits [_tenants.h]
@@ -57,6 +58,7 @@
  *     _admit.c      an engine for a request, or a wait [_request.h]
  *     _retry.c      another engine for a request that lost its own [_body.h]
  *     _migrate.c    another engine for one that has begun [_body.h]
+ *     _migrate_refused.c  engines that do not go on with it [_body.h]
  *     _suspects.c   requests that are why engines crash [_request.h]
  *
  * api/ has how answers are written:

@@ -103,6 +103,10 @@ void ngx_http_tokenring_move_stays(ngx_http_tokenring_ctx_t *ctx);
 void ngx_http_tokenring_move_error(ngx_http_tokenring_ctx_t *ctx,
     tr_status_t status);
 
+/* has this run of an engine refused it, or (gave) given it back? */
+ngx_uint_t ngx_http_tokenring_move_noted(ngx_http_tokenring_ctx_t *ctx,
+    ngx_http_tokenring_conn_t *conn, ngx_uint_t gave);
+
 /* may this request go on there? */
 ngx_uint_t ngx_http_tokenring_move_left(ngx_http_tokenring_ctx_t *ctx);
 ngx_uint_t ngx_http_tokenring_move_fits(ngx_http_tokenring_ctx_t *ctx,

@@ -5,7 +5,6 @@
  * any order, so names are checked after the whole configuration was read.
  */
 
-#include "ngx_http_tokenring_accounts.h"
 #include "ngx_http_tokenring_conf.h"
 #include "ngx_http_tokenring_engine.h"
 #include "ngx_http_tokenring_error.h"

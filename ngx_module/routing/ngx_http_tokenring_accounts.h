@@ -119,6 +119,10 @@ void ngx_http_tokenring_account_close(ngx_http_tokenring_use_t *use,
 /* 1: this worker exits, and asks Redis nothing more */
 extern ngx_uint_t  ngx_http_tokenring_accounts_left;
 
+/* the budgets of this plan stand first, in its order */
+void ngx_http_tokenring_account_fit(ngx_http_tokenring_account_t *a,
+    ngx_http_tokenring_plan_t *plan, ngx_http_tokenring_clock_t *clock);
+
 /* where its budget of this kind stands; NGX_HTTP_TOKENRING_BUDGETS: it has
  * none.  One of the plan of a turn stands where the plan has it */
 ngx_uint_t ngx_http_tokenring_account_place(ngx_http_tokenring_account_t *a,
