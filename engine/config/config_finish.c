@@ -203,8 +203,8 @@ read_password(tr_config_t *c, tr_error_t *err)
     return TR_OK;
 }
 
-/* Of settings that contradict each other, one that a file has is blamed, so that its
- * line is named. */
+/* Where two settings contradict each other, one is blamed that a file has: then
+ * its line is named. */
 static bool
 in_file(const tr_config_t *c, const char *key)
 {
@@ -222,15 +222,14 @@ finish_redis_tls(const tr_config_t *c, const tr_redis_address_t *address,
                  { "redis_tls_key", c->redis_tls_key },
                  { "redis_tls_name", c->redis_tls_name } };
 
-    for (size_t i = 0; !c->redis_tls && i < sizeof(need) / sizeof(need[0]);
-         i++) {
-        if (need[i].value[0] != '\0') {
-            return tr_error_set(err, TR_ERR_INVALID, need[i].name,
-                                "%s %.200s without `redis_tls yes`",
-                                need[i].name, need[i].value);
-        }
-    }
     if (!c->redis_tls) {
+        for (size_t i = 0; i < sizeof(need) / sizeof(need[0]); i++) {
+            if (need[i].value[0] != '\0') {
+                return tr_error_set(err, TR_ERR_INVALID, need[i].name,
+                                    "%s %.200s without `redis_tls yes`",
+                                    need[i].name, need[i].value);
+            }
+        }
         return TR_OK;
     }
     if (!TR_CONFIG_HAS_REDIS_TLS) {
@@ -244,14 +243,12 @@ finish_redis_tls(const tr_config_t *c, const tr_redis_address_t *address,
                             "socket");
     }
     if ((c->redis_tls_cert[0] == '\0') != (c->redis_tls_key[0] == '\0')) {
-        bool cert = c->redis_tls_cert[0] != '\0';
+        int has = c->redis_tls_cert[0] != '\0' ? 1 : 2; /* of `need` */
 
-        return tr_error_set(err, TR_ERR_INVALID,
-                            cert ? "redis_tls_cert" : "redis_tls_key",
+        return tr_error_set(err, TR_ERR_INVALID, need[has].name,
                             "%s %.200s without %s: both are needed",
-                            cert ? "redis_tls_cert" : "redis_tls_key",
-                            cert ? c->redis_tls_cert : c->redis_tls_key,
-                            cert ? "redis_tls_key" : "redis_tls_cert");
+                            need[has].name, need[has].value,
+                            need[3 - has].name);
     }
     return TR_OK;
 }
