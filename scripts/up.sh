@@ -56,7 +56,10 @@ move_out() {
 
     to=/run/tokenring-$(printf %s "$BUILD" | cksum | cut -d' ' -f1)
     install -d -m 0755 "$to" "$to/bin" "$to/models"
-    [ -L "$BUILD/run" ] || rm -rf "$BUILD/run"
+    if [ ! -L "$BUILD/run" ]; then
+        "$ROOT/scripts/down.sh" >/dev/null # of a time when it was reached
+        rm -rf "$BUILD/run"
+    fi
     ln -sfn "$to" "$BUILD/run"
     RUN=$to
     ENGINE=$to/bin/tokenring-engine
