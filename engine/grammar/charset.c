@@ -108,12 +108,16 @@ tr_charset_negate(tr_charset_t *c)
 
 /* ---- bytes */
 
-/* States behind the first bytes of one set's characters, so that equal
- * continuations are shared: tail[k] goes to `to` by any k continuing bytes. */
+/* States behind the first bytes of one set's characters, so that equal beginnings
+ * of escapes and equal continuations are shared: tail[k] goes to `to` by any k
+ * continuing bytes. */
 typedef struct {
     tr_rules_t *b;
-    uint32_t to, tail[4];
+    uint32_t from, to, tail[4];
     bool has_tail[4];
+    uint32_t escape;   /* behind a backslash; 0: not made, as all of these */
+    uint32_t code;     /* behind "\\u00" */
+    uint32_t digit[2]; /* behind "\\u000" and "\\u001" */
 } spell_t;
 
 static uint32_t
@@ -196,27 +200,41 @@ spell_range(spell_t *s, uint32_t from, uint32_t lo, uint32_t hi)
     }
 }
 
+/* The state behind a text from a state; made if it is not there. */
+static uint32_t
+behind(spell_t *s, uint32_t *state, uint32_t from, const char *text)
+{
+    if (*state == 0) {
+        *state = tr_rules_state(s->b);
+        tr_rules_text(s->b, from, text, strlen(text), *state);
+    }
+    return *state;
+}
+
 /* The one spelling of a character that a JSON string must escape. */
 static void
-spell_escaped(spell_t *s, uint32_t from, uint32_t c)
+spell_escaped(spell_t *s, uint32_t c)
 {
     static const char shorts[] = "\"\\\b\f\n\r\t", letters[] = "\"\\bfnrt";
     const char *at = strchr(shorts, (int) c);
-    char text[8];
+    uint32_t from = behind(s, &s->escape, s->from, "\\");
+    uint8_t last;
 
     if (c != 0 && at != NULL) {
-        snprintf(text, sizeof(text), "\\%c", letters[at - shorts]);
+        last = (uint8_t) letters[at - shorts];
     } else {
-        snprintf(text, sizeof(text), "\\u%04x", c);
+        from = behind(s, &s->code, from, "u00");
+        from = behind(s, &s->digit[c >> 4], from, c >> 4 != 0 ? "1" : "0");
+        last = (uint8_t) "0123456789abcdef"[c & 15];
     }
-    tr_rules_text(s->b, from, text, strlen(text), s->to);
+    tr_rules_bytes(s->b, from, last, last, s->to);
 }
 
 void
 tr_charset_rules(tr_rules_t *b, uint32_t from, const tr_charset_t *c, bool json,
                  uint32_t to)
 {
-    spell_t s = { .b = b, .to = to };
+    spell_t s = { .b = b, .from = from, .to = to };
 
     for (uint32_t i = 0; i < c->n; i++) {
         uint32_t lo = c->ranges[i].lo, hi = c->ranges[i].hi;
@@ -226,7 +244,7 @@ tr_charset_rules(tr_rules_t *b, uint32_t from, const tr_charset_t *c, bool json,
             continue;
         }
         for (; lo <= hi && lo < 0x20; lo++) {
-            spell_escaped(&s, from, lo);
+            spell_escaped(&s, lo);
         }
         for (uint32_t k = 0; k < 2 && lo <= hi; k++) {
             uint32_t odd = k == 0 ? '"' : '\\';
@@ -235,7 +253,7 @@ tr_charset_rules(tr_rules_t *b, uint32_t from, const tr_charset_t *c, bool json,
                 if (lo < odd) {
                     spell_range(&s, from, lo, odd - 1);
                 }
-                spell_escaped(&s, from, odd);
+                spell_escaped(&s, odd);
                 lo = odd + 1;
             }
         }

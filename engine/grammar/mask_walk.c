@@ -11,6 +11,12 @@
 #include <string.h>
 
 #define PLAIN_STATES 256u
+/* What it may cost to find out about one state, in the unit of TR_GRAMMAR_COST: more
+ * than a walk through all plain tokens it is not worth.  And when a mask has cost
+ * so much, it walks below the states that it comes to, and the next one finds out
+ * about them.  (About those that it begins with it must know: what is kept depends
+ * on that.) */
+#define PLAIN_COST (1u << 19)
 
 /* Tokens ids[k .. end). */
 static void
@@ -93,9 +99,13 @@ step(tr_walk_t *w, const tr_config_set_t *from, uint8_t byte,
 /* States that plain characters lead to, from one on. */
 typedef struct {
     tr_grammar_t *g;
+    uint64_t most; /* of g->cost */
     bool full;
     uint32_t n;
     uint32_t list[PLAIN_STATES];
+    uint32_t
+        from[PLAIN_STATES]; /* whose step led there, one more; 0: the first */
+    uint32_t at;            /* whose steps are taken, likewise */
 } plain_t;
 
 /* The states that bytes of [lo, hi], followed by `more` bytes that continue a
@@ -109,11 +119,12 @@ add_targets(plain_t *p, uint32_t state, uint8_t lo, uint8_t hi, uint32_t more)
         uint32_t next = tr_state_next(p->g, state, (uint8_t) b), i = 0;
         const tr_state_t *d = tr_state_at(p->g, next);
 
-        if (++p->g->cost > TR_GRAMMAR_COST) {
+        if (++p->g->cost > p->most) {
             p->full = true;
             return false;
         }
-        if (next == TR_DEAD || (d->flags & NOT_SIMPLE)) {
+        if (next == TR_DEAD || (d->flags & NOT_SIMPLE)
+            || (more == 0 && d->plain == TR_PLAIN_NO)) {
             return false;
         }
         if (next == before || (more == 0 && d->plain == TR_PLAIN_YES)) {
@@ -134,6 +145,7 @@ add_targets(plain_t *p, uint32_t state, uint8_t lo, uint8_t hi, uint32_t more)
             return false;
         }
         if (i == p->n) {
+            p->from[p->n] = p->at;
             p->list[p->n++] = next;
         }
     }
@@ -172,16 +184,24 @@ static void
 decide_plain(tr_grammar_t *g, uint32_t state)
 {
     tr_state_t *d = tr_state_at(g, state);
-    plain_t p = { .g = g };
+    plain_t p = { .g = g, .most = g->cost + PLAIN_COST };
     bool all;
 
-    d->plain = TR_PLAIN_NO;
     if (d->flags & TR_STATE_CALLS) {
+        d->plain = TR_PLAIN_NO;
         return;
+    }
+    if (p.most > TR_GRAMMAR_COST) {
+        p.most = TR_GRAMMAR_COST;
     }
     all = add_plain(&p, state);
     for (uint32_t i = 0; all && i < p.n; i++) {
+        p.at = i + 1;
         all = add_plain(&p, p.list[i]);
+    }
+    /* nor do those that led to the one that does not */
+    for (uint32_t i = p.at; !all && i != 0; i = p.from[i - 1]) {
+        tr_state_at(g, p.list[i - 1])->plain = TR_PLAIN_NO;
     }
     /* of too many states none is asked about again */
     for (uint32_t i = 0; (all || p.full) && i < p.n; i++) {
@@ -240,6 +260,8 @@ takes_all(tr_walk_t *w, const tr_config_set_t *set)
     tr_configuration_t c = w->s->configs[set->first];
 
     return set->n == 1 && !set->left && !tr_frame_counts(w->g, c.frame)
+           && (w->g->cost < PLAIN_COST
+               || tr_state_at(w->g, c.state)->plain != TR_PLAIN_UNKNOWN)
            && tr_state_takes_plain(w->g, c.state);
 }
 
@@ -359,7 +381,7 @@ takes_below(tr_walk_t *w, const tr_vocabulary_trie_t *t, uint32_t node,
     const tr_state_t *d = tr_state_at(w->g, state);
 
     if (d->plain == TR_PLAIN_YES
-        || (d->plain == TR_PLAIN_UNKNOWN
+        || (d->plain == TR_PLAIN_UNKNOWN && w->g->cost < PLAIN_COST
             && tr_state_takes_plain(w->g, state))) {
         return true;
     }
@@ -525,7 +547,7 @@ tr_walk_plain(tr_walk_t *w, const tr_config_set_t *set)
     tr_config_set_t others;
 
     tr_set_begin(s, &others);
-    for (uint32_t i = 0; i < set->n; i++) {
+    for (uint32_t i = 0; i < set->n && room < longest; i++) {
         tr_configuration_t c = s->configs[set->first + i];
 
         if (!tr_state_takes_plain(w->g, c.state)) {
