@@ -255,29 +255,15 @@ ask(tr_kv_cache_t *kv, const void *owner, const tr_kv_policy_t *policy,
     return TR_KV_LOOK_ASKED;
 }
 
-/* Is it sooner here than so many tokens of it are computed?  Who waits asks again
- * and again, which is one doubt. */
+/* Is it sooner here than so many tokens of it are computed? */
 static bool
 is_worth(tr_kv_cache_t *kv, const void *owner, const tr_store_item_t *item,
          uint32_t tokens)
 {
-    tr_kv_store_t *s = kv->store;
-    tr_kv_split_t p = { .tokens = tokens,
-                        .bytes = (double) item->n_pages * kv->plan.page_bytes,
-                        .each_token = tr_kv_speed_each(&s->computes),
-                        .each_byte = tr_kv_speed_each(&s->brings) };
-
-    if (p.each_token == 0 || p.each_byte == 0) {
-        return (uint64_t) tokens * WORTH >= item->n_tokens;
-    }
-    if (tr_kv_split(&p, NULL) == 0) {
-        return true;
-    }
-    if (s->doubts != owner) {
-        s->doubts = owner;
-        tr_kv_speed_doubt(&s->brings);
-    }
-    return false;
+    return kv_store_is_worth(kv->store, TR_KV_SHELF, owner,
+                             (double) item->n_pages * kv->plan.page_bytes,
+                             tokens,
+                             (uint64_t) tokens * WORTH >= item->n_tokens);
 }
 
 bool
@@ -374,7 +360,8 @@ get_first(tr_kv_cache_t *kv)
     if (rc == TR_OK) {
         uint32_t id = g->id;
 
-        tr_kv_speed_saw(&s->brings, (double) item.n_pages * kv->plan.page_bytes,
+        tr_kv_speed_saw(&s->brings[TR_KV_SHELF],
+                        (double) item.n_pages * kv->plan.page_bytes,
                         (double) (kv->reuse->now - g->since));
         forget_get(s, 0);
         kv_store_filled(kv, slot, &item);
@@ -427,7 +414,7 @@ void
 tr_kv_computed(tr_kv_cache_t *kv, uint64_t tokens, uint64_t us)
 {
     if (kv->store != NULL) {
-        tr_kv_speed_saw(&kv->store->computes, (double) tokens, (double) us);
+        tr_kv_turns_saw(&kv->store->computes, (double) tokens, (double) us);
     }
 }
 

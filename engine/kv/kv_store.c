@@ -13,6 +13,9 @@
 #include "engine/base/clock.h"
 #include "engine/config/log.h"
 
+/* A disk's speed is known when it has brought so much: little comes out of the
+ * kernel's memory, or waits for one block as long as it takes to read many. */
+#define KNOWN_BYTES (16u << 20)
 /* At the end, what waits is written, for so long. */
 #define FLUSH_US 5000000u
 
@@ -293,6 +296,28 @@ kv_store_identify(const tr_kv_policy_t *p, uint8_t out[TR_STORE_ID_BYTES])
 
 /* ---- asking -------------------------------------------------------------- */
 
+bool
+kv_store_is_worth(tr_kv_store_t *s, tr_kv_lane_t lane, const void *owner,
+                  double bytes, uint32_t tokens, bool unknown)
+{
+    tr_kv_split_t p = { .tokens = tokens,
+                        .bytes = bytes,
+                        .each_byte = tr_kv_speed_each(&s->brings[lane]) };
+
+    if (!tr_kv_turns_cost(&s->computes, &p) || p.each_byte == 0
+        || (lane == TR_KV_FILES && s->brings[lane].units < KNOWN_BYTES)) {
+        return unknown;
+    }
+    if (tr_kv_split(&p, NULL) == 0) {
+        return true;
+    }
+    if (s->doubts[lane] != owner) {
+        s->doubts[lane] = owner;
+        tr_kv_speed_doubt(&s->brings[lane]);
+    }
+    return false;
+}
+
 /* Is what is on its way of use for these? */
 static bool
 is_for(const tr_kv_store_t *s, const tr_prefix_key_t *key,
@@ -325,7 +350,8 @@ look_in_files(tr_kv_cache_t *kv, const void *owner,
         }
         s->policy = *policy;
         s->owner = owner;
-        s->since = kv->reuse->now;
+        s->since = s->asked = kv->reuse->now;
+        s->from = from;
         s->tries = 0;
         return tr_store_get(s->files, key, id, tokens, n, from)
                    ? TR_KV_LOOK_ASKED

@@ -75,6 +75,12 @@ kv_store_filled(tr_kv_cache_t *kv, int32_t slot, const tr_store_item_t *item)
     tr_kv_close(kv, slot);
 }
 
+static double
+bytes_of(const tr_kv_cache_t *kv, const tr_store_item_t *item)
+{
+    return (double) item->n_pages * kv->plan.page_bytes;
+}
+
 /* What was loaded is kept, or goes. */
 static void
 get_over(tr_kv_cache_t *kv, bool whole)
@@ -86,6 +92,8 @@ get_over(tr_kv_cache_t *kv, bool whole)
     if (slot >= 0) {
         s->get_slot = -1;
         if (whole) {
+            tr_kv_speed_saw(&s->brings[TR_KV_FILES], bytes_of(kv, item),
+                            (double) (kv->reuse->now - s->asked));
             kv_store_filled(kv, slot, item);
         } else {
             kv->ops->files->stop(kv, TR_KV_FILES);
@@ -183,7 +191,19 @@ get_pieces(tr_kv_cache_t *kv)
     return way->over != way->begun;
 }
 
-/* A file was found: it gets its pages, and then they are there. */
+/* A file was found.  Is it of use?  On a slow disk its tokens are computed
+ * sooner. */
+static bool
+is_worth(tr_kv_cache_t *kv, const tr_store_item_t *item)
+{
+    tr_kv_store_t *s = kv->store;
+
+    return item->n_tokens > s->from
+           && kv_store_is_worth(s, TR_KV_FILES, s->owner, bytes_of(kv, item),
+                                item->n_tokens - s->from, true);
+}
+
+/* It gets its pages, and then they are there. */
 static bool
 get_found(tr_kv_cache_t *kv)
 {
@@ -191,6 +211,10 @@ get_found(tr_kv_cache_t *kv)
     const tr_store_item_t *item = tr_store_got(s->files);
     tr_status_t rc;
 
+    if (s->get_slot < 0 && s->tries == 0 && !is_worth(kv, item)) {
+        give_up(kv);
+        return true;
+    }
     if (s->get_slot < 0) {
         s->since = kv->reuse->now;
         rc = kv_store_take(kv, &s->policy, item, &s->in, &s->get_slot);

@@ -85,7 +85,9 @@ struct tr_kv_store {
     tr_store_t *files; /* NULL: there are none */
     uint8_t *memory;   /* of pieces, where a device copies them */
     const void *owner; /* who asked; NULL: nobody */
-    uint64_t since;    /* when the store's last word came, us */
+    uint64_t since;    /* when the store's last word came, us, */
+    uint64_t asked;    /* and when it was asked, */
+    uint32_t from;     /* for what is behind so many tokens */
     uint32_t tries;    /* to have pages */
     bool stopping;     /* what was asked for is not wanted any more */
     tr_kv_policy_t policy;
@@ -97,9 +99,9 @@ struct tr_kv_store {
     uint32_t shelf_id;
     uint32_t shelf_chunk;                 /* and its next */
     kv_shelf_get_t get[TR_KV_SHELF_GETS]; /* the oldest first */
-    tr_kv_speed_t computes;               /* a prompt's tokens */
-    tr_kv_speed_t brings;                 /* bytes from the shelf */
-    const void *doubts;                   /* who last made it doubt that */
+    tr_kv_turns_t computes;               /* a prompt's tokens */
+    tr_kv_speed_t brings[TR_KV_LANES];    /* bytes from there */
+    const void *doubts[TR_KV_LANES];      /* who last made it doubt that */
     uint32_t n_gets;
 };
 
@@ -111,6 +113,11 @@ tr_kv_store_t *kv_store_made(tr_kv_cache_t *kv);
 /* A way of this lane; false: no memory. */
 bool kv_store_open_way(const tr_kv_store_t *s, kv_store_way_t *way,
                        tr_kv_lane_t lane);
+/* Is what this lane has sooner here than so many tokens of it are computed?
+ * unknown: what it says as long as speeds are not known.  Who waits asks again and
+ * again, which is one doubt. */
+bool kv_store_is_worth(tr_kv_store_t *s, tr_kv_lane_t lane, const void *owner,
+                       double bytes, uint32_t tokens, bool unknown);
 /* Where the pages of a slot are that is as `seq`, with these counts by head, in
  * the order of files; how many. */
 uint32_t kv_store_list(const tr_kv_cache_t *kv, const tr_kv_seq_t *seq,

@@ -1,7 +1,7 @@
 /*
  * The plan of what is computed and what is fetched (engine/kv/kv_plan.h), against
- * trying everything, for random speeds and sizes; and speeds that follow what is
- * seen.
+ * trying everything, for random speeds and sizes; and speeds, and costs of turns,
+ * that follow what is seen.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -24,6 +24,9 @@ plain_us(const tr_kv_split_t *p, uint32_t front)
 {
     double computed = front * p->each_token, fetched = 0;
 
+    for (double n = 0; p->turn_tokens > 0 && n < front; n += p->turn_tokens) {
+        computed += p->each_turn;
+    }
     if (front < p->tokens) {
         fetched = p->fetch_first
                   + (double) (p->tokens - front) / p->tokens * p->bytes
@@ -43,6 +46,8 @@ as_by_trying(void **unused)
                             .granule = random_below(4) * random_below(300),
                             .bytes = number(1e3, 1e8),
                             .each_token = number(1, 50),
+                            .each_turn = number(0, 5000),
+                            .turn_tokens = random_below(3) * random_below(900),
                             .each_byte = number(1e-6, i % 2 == 0 ? 1e-2 : 1e-4),
                             .fetch_first = number(0, 1e5) };
         uint32_t step = p.granule != 0 ? p.granule : p.tokens, front;
@@ -86,6 +91,42 @@ by_hand(void **unused)
     assert_true(us == 0);
 }
 
+/* Turns of a + b n us, some a little off. */
+static void
+turns(void **unused)
+{
+    tr_kv_turns_t t = { 0 };
+    tr_kv_split_t p = { .tokens = 7, .each_token = 1 };
+
+    (void) unused;
+    assert_false(tr_kv_turns_cost(&t, &p));
+    assert_true(p.each_token == 0 && p.each_turn == 0);
+    tr_kv_turns_saw(&t, 0, 7); /* says nothing */
+    assert_false(tr_kv_turns_cost(&t, &p));
+    for (uint32_t i = 0; i < 3; i++) { /* alike: all is on the tokens */
+        tr_kv_turns_saw(&t, 512, 20000);
+    }
+    assert_true(tr_kv_turns_cost(&t, &p));
+    assert_true(p.each_token > 39.06 && p.each_token < 39.07);
+    assert_true(p.each_turn < 1e-6 && p.turn_tokens == 512);
+    for (uint32_t i = 0; i < 200; i++) {
+        double n = number(64, 2048);
+
+        tr_kv_turns_saw(&t, n, 6000 + 27.5 * n + number(-200, 200));
+    }
+    assert_true(tr_kv_turns_cost(&t, &p));
+    assert_true(p.each_token > 27 && p.each_token < 28);
+    assert_true(p.each_turn > 5500 && p.each_turn < 6500);
+    assert_true(p.turn_tokens > 1000 && p.turn_tokens < 2048);
+    for (uint32_t i = 0; i < 400; i++) { /* more tokens, less time: no less */
+        double n = number(64, 2048);
+
+        tr_kv_turns_saw(&t, n, 60000 - 20 * n);
+    }
+    assert_true(tr_kv_turns_cost(&t, &p));
+    assert_true(p.each_token == 0 && p.each_turn > 20000);
+}
+
 static void
 speeds(void **unused)
 {
@@ -112,6 +153,7 @@ main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(as_by_trying),
                                         cmocka_unit_test(by_hand),
+                                        cmocka_unit_test(turns),
                                         cmocka_unit_test(speeds) };
 
     return cmocka_run_group_tests_name("kv_plan", tests, NULL, NULL);

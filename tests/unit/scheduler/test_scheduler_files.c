@@ -1,7 +1,8 @@
 /*
  * Prompts that wait to hear whether files have their beginnings: a disk that is
  * stuck costs who asked it two seconds, and all others a tenth of one; where it
- * is quick, all of them ask.
+ * is quick, all of them ask.  What a slow one has is computed instead, once it is
+ * known to be slow.
  */
 #include "tests/unit/fixtures/scheduler_fixture.h"
 
@@ -14,7 +15,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "engine/kv/kv_store.h"
+#include "engine/kv/kv_store_internal.h"
 
 #define PROMPTS 6
 #define TOKENS 150u /* two names each */
@@ -96,22 +97,28 @@ make(disk_t *d)
 }
 
 static void
-unmake(disk_t *d)
+clear_directory(const char *name)
 {
-    DIR *dir;
+    DIR *dir = opendir(name);
     struct dirent *e;
     char path[400];
 
+    while ((e = readdir(dir)) != NULL) {
+        snprintf(path, sizeof(path), "%s/%s", name, e->d_name);
+        (void) unlink(path);
+    }
+    closedir(dir);
+    assert_int_equal(rmdir(name), 0);
+}
+
+static void
+unmake(disk_t *d)
+{
     drop_all(&d->b, d->r, PROMPTS);
     tr_kv_store_close(d->b.kv);
     fixture_free(&d->b);
     sem_destroy(&release);
-    for (dir = opendir(d->dir); (e = readdir(dir)) != NULL;) {
-        snprintf(path, sizeof(path), "%s/%s", d->dir, e->d_name);
-        (void) unlink(path);
-    }
-    closedir(dir);
-    assert_int_equal(rmdir(d->dir), 0);
+    clear_directory(d->dir);
 }
 
 /* A turn of the loop; how many were admitted by now. */
@@ -186,11 +193,118 @@ a_quick_disk(void **unused)
     unmake(&d);
 }
 
+/* ---- slow ones ----------------------------------------------------------- */
+
+#define KEPT 640u /* tokens of a conversation that a file has */
+
+typedef struct {
+    tr_kv_cache_t *kv;
+    int32_t tokens[KEPT + 1];
+    tr_prefix_key_t key;
+    uint64_t now;
+    char dir[40];
+} slow_t;
+
+static void
+slow_open(slow_t *d)
+{
+    const uint8_t identity[TR_STORE_ID_BYTES] = "a model";
+    tr_error_t err;
+
+    reuse = true;
+    d->kv = make_kv(FULL, 100, 0, 4);
+    reuse = false;
+    assert_int_equal(tr_kv_store_open(d->kv, d->dir, 1 << 20, 0, identity,
+                                      &err),
+                     TR_OK);
+}
+
+/* One that was computed here ends, and is written. */
+static void
+slow_keep(slow_t *d)
+{
+    tr_kv_found_t found;
+    int32_t slot = tr_kv_open(d->kv, NULL);
+
+    tr_kv_find(d->kv, NULL, &d->key, d->tokens, KEPT, &found);
+    assert_int_equal(tr_kv_adopt(d->kv, slot, &d->key, &found), TR_OK);
+    assert_int_equal(tr_kv_reserve(d->kv, slot, KEPT), TR_OK);
+    tr_kv_keep(d->kv, slot, d->tokens, KEPT, true);
+    tr_kv_close(d->kv, slot);
+    tr_kv_store_flush(d->kv, 60000000);
+    tr_kv_store_close(d->kv);
+    tr_kv_cache_free(d->kv);
+}
+
+/* A prompt that goes on from it asks: tokens that it finds in the end. */
+static uint32_t
+slow_ask(slow_t *d, const void *owner)
+{
+    tr_kv_found_t found;
+    uint32_t n;
+
+    tr_kv_time(d->kv, ++d->now);
+    assert_int_equal(tr_kv_store_look(d->kv, owner, NULL, &d->key, d->tokens,
+                                      KEPT + 1, 0),
+                     TR_KV_LOOK_ASKED);
+    for (uint32_t i = 0;
+         tr_kv_store_looks(d->kv, owner) || d->kv->store->stopping; i++) {
+        assert_true(i < 50000);
+        tr_kv_time(d->kv, ++d->now);
+        if (!tr_kv_store_turn(d->kv)) {
+            usleep(100);
+        }
+    }
+    tr_kv_find(d->kv, NULL, &d->key, d->tokens, KEPT + 1, &found);
+    n = found.tokens;
+    tr_kv_drop_found(d->kv, &found);
+    return n;
+}
+
+static void
+a_slow_disk(void **unused)
+{
+    static slow_t d;
+    const tr_kv_speed_t known = { 64 << 20, 64 << 20 }; /* a byte a us */
+    tr_kv_store_t *s;
+    uint32_t owner[80], n = 0;
+
+    (void) unused;
+    strcpy(d.dir, "/tmp/tokenring-disk-XXXXXX");
+    assert_non_null(mkdtemp(d.dir));
+    for (uint32_t i = 0; i <= KEPT; i++) {
+        d.tokens[i] = (int32_t) i;
+    }
+    slow_open(&d);
+    slow_keep(&d);
+    slow_open(&d);
+    s = d.kv->store;
+    s->brings[TR_KV_FILES] = known;
+    /* 122,880 bytes: 122,880 us, or 6,400 */
+    tr_kv_computed(d.kv, 1000, 10000);
+    while (n < 80 && slow_ask(&d, &owner[n]) == 0) {
+        n++; /* doubted each time, until it may be quick enough */
+    }
+    assert_true(n >= 28 && n <= 30);
+    assert_true(tr_kv_speed_each(&s->brings[TR_KV_FILES]) < 0.053);
+    tr_kv_store_close(d.kv);
+    tr_kv_cache_free(d.kv);
+    /* its speed is not known by little that came */
+    slow_open(&d);
+    d.kv->store->brings[TR_KV_FILES] = (tr_kv_speed_t){ 1 << 20, 1 << 20 };
+    tr_kv_computed(d.kv, 1000, 10000);
+    assert_true(slow_ask(&d, owner) >= KEPT - 1);
+    tr_kv_store_close(d.kv);
+    tr_kv_cache_free(d.kv);
+    clear_directory(d.dir);
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(a_disk_that_is_stuck),
-                                        cmocka_unit_test(a_quick_disk) };
+                                        cmocka_unit_test(a_quick_disk),
+                                        cmocka_unit_test(a_slow_disk) };
 
     return cmocka_run_group_tests_name("scheduler_files", tests, make_policies,
                                        free_policies);
