@@ -240,6 +240,29 @@ store_hinted(void *p, uint32_t x, uint64_t policy)
                  : "memory");
 }
 
+/* Device memory that is read once, by this thread alone, and never written; past
+ * the L1 cache.  Asked for here, whatever stands between this and its use. */
+static __device__ __forceinline__ uint4
+load_once16(const void *p)
+{
+    uint4 r;
+
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
+                 : "l"(p));
+    return r;
+}
+
+/* The same of what other lanes read, too. */
+static __device__ __forceinline__ uint32_t
+load_once4(const void *p)
+{
+    uint32_t r;
+
+    asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(r) : "l"(p));
+    return r;
+}
+
 static __device__ __forceinline__ uint4
 shared_load16(uint32_t at)
 {

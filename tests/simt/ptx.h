@@ -305,6 +305,18 @@ simt_shared_load(uint32_t at)
 }
 
 static inline uint4
+load_once16(const void *p)
+{
+    return __ldg((const uint4 *) p);
+}
+
+static inline uint32_t
+load_once4(const void *p)
+{
+    return __ldg((const uint32_t *) p);
+}
+
+static inline uint4
 shared_load16(uint32_t at)
 {
     return simt_shared_load<uint4>(at);

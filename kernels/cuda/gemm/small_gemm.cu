@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "small_gemm.cuh"
+#include "small_gemm_direct.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/runtime/runtime.cuh"
 #include "kernels/cuda/tensor.cuh"
@@ -71,6 +72,18 @@ tiling_of_form(const tr_device_props_t *d, tr_weight_form_t form, uint32_t n,
     h.w = h.depth * h.piece + h.groups * h.tile * 4;
     h.w = (h.w + 1023) / 1024 * 1024; /* x is aligned to that */
     h.teams = GEMM_WARPS / 4 / gemm_groups(h);
+    return h;
+}
+
+/* The same tiles, of packed w that goes to registers. */
+static gemm_tiling_t
+tiling_direct(const tr_device_props_t *d, uint32_t n, uint32_t k)
+{
+    gemm_tiling_t h = tiling_of(d, n, k);
+
+    h.depth = DIRECT_COLUMNS / GEMM_K_BLOCK;
+    h.steps = k / DIRECT_COLUMNS;
+    h.ways = direct_ways(h);
     return h;
 }
 
@@ -189,8 +202,92 @@ kernel_of(gemm_kind_t kind)
     }
 }
 
+/* ---- without a ring -------------------------------------------------------- */
+
+typedef void gemm_direct_t(const gemm_args_t);
+
+/* Packed forms that there are; `at` counts them. */
+static gemm_direct_t *
+direct_kernel(uint32_t at, tr_weight_form_t *form)
+{
+    static const tr_weight_form_t forms[] = {
+        { TR_WEIGHT_FP8, TR_WEIGHT_PLAIN, 0 },
+        { TR_WEIGHT_FP8, TR_WEIGHT_PLAIN, 128 },
+        { TR_WEIGHT_INT4, TR_WEIGHT_PLAIN, 32 },
+        { TR_WEIGHT_INT4, TR_WEIGHT_PLAIN, 64 },
+        { TR_WEIGHT_INT4, TR_WEIGHT_PLAIN, 128 }
+    };
+    static gemm_direct_t *const kernels[] = {
+        small_gemm_direct_kernel<TR_WEIGHT_FP8, 0>,
+        small_gemm_direct_kernel<TR_WEIGHT_FP8, 128>,
+        small_gemm_direct_kernel<TR_WEIGHT_INT4, 32>,
+        small_gemm_direct_kernel<TR_WEIGHT_INT4, 64>,
+        small_gemm_direct_kernel<TR_WEIGHT_INT4, 128>
+    };
+
+    if (at >= sizeof(forms) / sizeof(forms[0])) {
+        return NULL;
+    }
+    *form = forms[at];
+    return kernels[at];
+}
+
+/* The kernel for a chain of up to 8 rows, all of whose products have weights of one
+ * form, and x that fits; NULL: it is not one.  That depends on shapes and forms
+ * alone. */
+static gemm_direct_t *
+direct_plan(const tr_device_props_t *d, const gemm_args_t *of, gemm_args_t *a)
+{
+    const tr_weight_form_t form = of->phase[0].p.form;
+    gemm_direct_t *kernel = NULL;
+    tr_weight_form_t has;
+    uint32_t partial = 0;
+
+    *a = *of;
+    for (uint32_t p = 0; p < a->phases; p++) {
+        gemm_phase_t *f = &a->phase[p];
+        gemm_tiling_t *h = &f->tiling;
+
+        *h = tiling_direct(d, f->p.n, f->p.k);
+        if (f->p.form.format != form.format || f->p.form.group != form.group
+            || f->p.k % DIRECT_COLUMNS != 0 || h->steps < h->split) {
+            return NULL;
+        }
+        a->x = max(a->x, 8 * direct_row(*h));
+        partial = max(partial, direct_partial(*h));
+        a->received = max(a->received, gemm_received(*h, 8));
+    }
+    a->ring = (a->x + partial + 1023) / 1024 * 1024;
+    if (gemm_shared(a->ring, a->received) > DIRECT_SHARED) {
+        return NULL;
+    }
+    for (uint32_t i = 0; (kernel = direct_kernel(i, &has)) != NULL; i++) {
+        if (has.format == form.format && has.group == form.group) {
+            break;
+        }
+    }
+    return kernel;
+}
+
+static int
+direct_launch(const tr_cuda_stream_t *s, gemm_direct_t *kernel,
+              const gemm_args_t *a)
+{
+    uint32_t shared = gemm_shared(a->ring, a->received);
+
+    if (s->device->shared < shared) {
+        return TR_KERNEL_BADARG;
+    }
+    return launch_clusters(s, true, shared, GEMM_CLUSTER, kernel,
+                           dim3(s->device->pairs * GEMM_CLUSTER),
+                           DIRECT_THREADS, *a);
+}
+
+/* ---- opening -------------------------------------------------------------- */
+
+template <typename K>
 static cudaError_t
-prepare_one(const tr_device_props_t *d, gemm_kernel_t *kernel)
+prepare_one(const tr_device_props_t *d, K *kernel)
 {
     return cudaFuncSetAttribute(kernel,
                                 cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -210,6 +307,20 @@ prepare(const tr_device_props_t *d)
         if (e == cudaSuccess && N == 8 && kind != GEMM_IN_16_BITS) {
             e = prepare_one(d, kernel_by_warps(kind));
         }
+    }
+    return e;
+}
+
+static cudaError_t
+prepare_direct(const tr_device_props_t *d)
+{
+    cudaError_t e = cudaSuccess;
+    gemm_direct_t *kernel;
+    tr_weight_form_t form;
+
+    for (uint32_t i = 0;
+         (kernel = direct_kernel(i, &form)) != NULL && e == cudaSuccess; i++) {
+        e = prepare_one(d, kernel);
     }
     return e;
 }
@@ -271,8 +382,9 @@ small_gemm_open(tr_device_props_t *d)
     attribute.id = cudaLaunchAttributeClusterDimension;
     attribute.val.clusterDim.x = GEMM_CLUSTER;
     attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-    if (prepare<8>(d) == cudaSuccess && prepare<16>(d) == cudaSuccess
-        && prepare<32>(d) == cudaSuccess && prepare<64>(d) == cudaSuccess
+    if (prepare_direct(d) == cudaSuccess && prepare<8>(d) == cudaSuccess
+        && prepare<16>(d) == cudaSuccess && prepare<32>(d) == cudaSuccess
+        && prepare<64>(d) == cudaSuccess
         && cudaOccupancyMaxActiveClusters(
                &n, small_gemm_kernel<64, GEMM_ANY, false>, &config)
                == cudaSuccess) {
@@ -396,7 +508,8 @@ extern "C" int
 tr_cuda_small_gemm(const tr_cuda_stream_t *s, const tr_cuda_small_gemm_t *of,
                    uint32_t n, uint32_t *barrier)
 {
-    gemm_args_t a = {};
+    gemm_args_t a = {}, direct;
+    gemm_direct_t *kernel;
 
     if (n == 0 || n > TR_CUDA_SMALL_GEMM_CHAIN || barrier == NULL) {
         return TR_KERNEL_BADARG;
@@ -419,6 +532,10 @@ tr_cuda_small_gemm(const tr_cuda_stream_t *s, const tr_cuda_small_gemm_t *of,
     }
     a.phases = n;
     a.barrier = barrier;
+    if (of[0].rows <= 8 && s->device->trial
+        && (kernel = direct_plan(s->device, &a, &direct)) != NULL) {
+        return direct_launch(s, kernel, &direct);
+    }
     switch (columns_of(of[0].rows)) {
     case 8:
         return launch<8>(s, &a);

@@ -21,7 +21,8 @@
  * Weights may be packed (small_gemm_packed.cuh); chains of 16-bit weights alone
  * have a kernel of their own, which knows nothing of that, and so have chains
  * whose packed weights are all of one kind, where that is faster.  WARPS: packed
- * weights are multiplied by warps, not by warpgroups.
+ * weights are multiplied by warps, not by warpgroups.  Chains of up to 8 rows whose
+ * weights all have one packed form need no ring (small_gemm_direct.cuh).
  */
 #ifndef TR_CUDA_SMALL_GEMM_CUH
 #define TR_CUDA_SMALL_GEMM_CUH

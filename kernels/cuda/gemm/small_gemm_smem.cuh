@@ -27,6 +27,7 @@ typedef struct {
     uint32_t piece;        /* bytes of one piece of w in it */
     uint32_t groups;       /* packed: groups of columns in a slot */
     uint32_t teams;        /* packed: of groups, which take slots in turn */
+    uint32_t ways;         /* direct: warps that share a strip */
     uint32_t steps, slots; /* slots of a tile; of the ring */
 } gemm_tiling_t;
 
@@ -39,6 +40,7 @@ typedef struct {
     gemm_phase_t phase[TR_CUDA_SMALL_GEMM_CHAIN];
     uint32_t phases;
     uint32_t ring, received, partial; /* bytes */
+    uint32_t x;                       /* direct: bytes of x in the ring */
     uint32_t *barrier;                /* its highest bit changes when all
                                        * blocks have come */
 } gemm_args_t;
@@ -167,11 +169,11 @@ gemm_smem_open(const gemm_args_t &a, uint8_t *shared)
     to = (uint32_t *) &(
              (gemm_smem_tail_t *) (shared + s.tail - smem_address(shared)))
              ->args;
-    for (uint32_t i = threadIdx.x; i < sizeof(a) / 4; i += GEMM_THREADS) {
+    for (uint32_t i = threadIdx.x; i < sizeof(a) / 4; i += blockDim.x) {
         to[i] = ((const uint32_t *) &a)[i];
     }
     for (uint32_t i = threadIdx.x; i < a.phases * GEMM_SLOTS_MAX;
-         i += GEMM_THREADS) {
+         i += blockDim.x) {
         uint32_t p = i / GEMM_SLOTS_MAX, slot = i % GEMM_SLOTS_MAX;
 
         bar_init(gemm_full(s, p, slot), 1);

@@ -3,11 +3,12 @@
  * table: microseconds, bytes of weights and operations a second, for the
  * library's first suggestion and for the algorithm that was fastest.
  *
- *   bench_matmul LIBRARY [packed|each]
+ *   bench_matmul LIBRARY [packed|each [trial]]
  *
  * packed: packed weights alone, beside BF16: the products of a layer that follow
  * attention, of few rows as a chain and of many one by one, each form in turn.
  * each: the same products, of few rows, each in a chain of its own.
+ * trial: by kernels that `cuda_trial` turns on.
  *
  * Weights are used in turn out of several copies, more than a cache holds, as
  * the layers of a model are.
@@ -528,15 +529,18 @@ bench_each(void)
 int
 main(int argc, char **argv)
 {
-    bool packed = argc == 3 && strcmp(argv[2], "packed") == 0;
-    bool each = argc == 3 && strcmp(argv[2], "each") == 0;
+    bool packed = argc > 2 && strcmp(argv[2], "packed") == 0;
+    bool each = argc > 2 && strcmp(argv[2], "each") == 0;
+    bool trial = argc == 4 && strcmp(argv[3], "trial") == 0;
 
-    if (argc < 2 || argc > 3 || (argc == 3 && !packed && !each)) {
-        fprintf(stderr, "usage: bench_matmul LIBRARY [packed|each]\n");
+    if (argc < 2 || argc > 4 || (argc > 2 && !packed && !each)
+        || (argc == 4 && !trial)) {
+        fprintf(stderr, "usage: bench_matmul LIBRARY [packed|each [trial]]\n");
         return 2;
     }
     load(argv[1]);
-    if (argc == 3) {
+    device.trial = trial;
+    if (argc > 2) {
         (packed ? bench_packed : bench_each)();
         return 0;
     }

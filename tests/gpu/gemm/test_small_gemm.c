@@ -52,28 +52,36 @@ any_distance(uint32_t n)
 
 /* ---- packed weights ------------------------------------------------------- */
 
-/* A form that kernels have, or that of 16 bits. */
-static tr_weight_form_t
-any_form(tr_cuda_small_gemm_mode_t mode, uint32_t n, uint32_t k)
-{
-    static const tr_weight_form_t forms[] = {
-        { TR_WEIGHT_FP8, TR_WEIGHT_PLAIN, 0 },
-        { TR_WEIGHT_FP8, TR_WEIGHT_PLAIN, 128 },
-        { TR_WEIGHT_INT4, TR_WEIGHT_PLAIN, 32 },
-        { TR_WEIGHT_INT4, TR_WEIGHT_PLAIN, 64 },
-        { TR_WEIGHT_INT4, TR_WEIGHT_PLAIN, 128 }
-    };
-    uint32_t of = sizeof(forms) / sizeof(forms[0]);
-    tr_weight_form_t f = forms[random_below(of)];
+static const tr_weight_form_t forms[] = {
+    { TR_WEIGHT_FP8, TR_WEIGHT_PLAIN, 0 },
+    { TR_WEIGHT_FP8, TR_WEIGHT_PLAIN, 128 },
+    { TR_WEIGHT_INT4, TR_WEIGHT_PLAIN, 32 },
+    { TR_WEIGHT_INT4, TR_WEIGHT_PLAIN, 64 },
+    { TR_WEIGHT_INT4, TR_WEIGHT_PLAIN, 128 }
+};
+#define FORMS ((uint32_t) (sizeof(forms) / sizeof(forms[0])))
 
-    if (random_below(3) == 0 || !tr_weight_valid(f, n, k)) {
-        return (tr_weight_form_t){ TR_WEIGHT_16, TR_WEIGHT_PLAIN, 0 };
-    }
+/* The same form in an order for that mode. */
+static tr_weight_form_t
+ordered(tr_weight_form_t f, tr_cuda_small_gemm_mode_t mode)
+{
     if (mode == TR_CUDA_SMALL_GEMM_GATED
         || (mode == TR_CUDA_SMALL_GEMM_PLAIN && random_below(2))) {
         f.order = TR_WEIGHT_PAIRS;
     }
     return f;
+}
+
+/* A form that kernels have, or that of 16 bits. */
+static tr_weight_form_t
+any_form(tr_cuda_small_gemm_mode_t mode, uint32_t n, uint32_t k)
+{
+    tr_weight_form_t f = forms[random_below(FORMS)];
+
+    if (random_below(3) == 0 || !tr_weight_valid(f, n, k)) {
+        return (tr_weight_form_t){ TR_WEIGHT_16, TR_WEIGHT_PLAIN, 0 };
+    }
+    return ordered(f, mode);
 }
 
 /* Random codes, all that are numbers, and scales that give weights of about the
@@ -186,6 +194,10 @@ case_open(case_t *c)
     a->rows = random_below(2) ? rows[random_below(9)] : 1 + random_below(64);
     a->n = many(random_below(4) ? 20 : 120);
     a->k = many(random_below(4) ? 16 : 60);
+    if (side.device.trial && random_below(3)) { /* of few rows, by registers */
+        a->rows = 1 + random_below(8);
+        a->k = tr_pad(a->k, 128);
+    }
     if (a->mode == TR_CUDA_SMALL_GEMM_GATED) { /* silu is not linear */
         scale = pow(10, random_unit() * 2 - 1);
     }
@@ -524,7 +536,7 @@ typedef struct {
     uint32_t rows, hidden, inner, qkv;
     array_t w[LAYERS][4], weight;
     tr_weight_form_t form[LAYERS][4];
-    array_t start, residual, x, q, mlp, squares;
+    array_t start, first, residual, x, q, mlp, squares;
 } layers_t;
 
 static tr_cuda_small_gemm_t
@@ -597,8 +609,7 @@ layers_reset(const layers_t *l)
                             (size_t) l->rows * l->hidden * 4,
                             cudaMemcpyDeviceToDevice, side.stream.stream),
             "copy");
-    /* any rows will do for the first product */
-    cuda_ok(cudaMemcpyAsync(array_there(&l->x), array_there(&l->w[0][0]),
+    cuda_ok(cudaMemcpyAsync(array_there(&l->x), array_there(&l->first),
                             (size_t) l->rows * l->hidden * 2,
                             cudaMemcpyDeviceToDevice, side.stream.stream),
             "copy");
@@ -663,9 +674,13 @@ check_layers(void)
         TR_CUDA_SMALL_GEMM_PLAIN, TR_CUDA_SMALL_GEMM_RESIDUAL,
         TR_CUDA_SMALL_GEMM_GATED, TR_CUDA_SMALL_GEMM_RESIDUAL
     };
+    tr_weight_form_t all = forms[random_below(FORMS)];
     uint32_t n[4], k[4];
     bool ok;
 
+    if (side.device.trial) { /* chains of one form have kernels of their own */
+        l.rows = 1 + random_below(8);
+    }
     if (random_below(3) == 0) {
         wide(&l.inner, &l.hidden);
         l.inner /= 128;
@@ -673,25 +688,26 @@ check_layers(void)
     }
     with_residual(&l.rows, &l.hidden, l.qkv);
     with_residual(&l.rows, &l.hidden, l.inner);
+    if (side.device.trial) {
+        l.hidden = l.hidden < 128 ? 128 : l.hidden / 128 * 128;
+        l.inner = tr_pad(l.inner, 128);
+        l.qkv = tr_pad(l.qkv, 128);
+    }
     n[0] = l.qkv, n[1] = n[3] = l.hidden, n[2] = 2 * l.inner;
     k[0] = k[2] = l.hidden, k[1] = l.qkv, k[3] = l.inner;
-    if (l.qkv < l.rows) {
-        l.rows = l.qkv;
-    }
     for (int i = 0; i < LAYERS; i++) {
         for (int j = 0; j < 4; j++) {
             double size = 1 / sqrt((double) k[j]);
 
-            l.form[i][j] = i + j == 0 /* whose weights are rows, too */
-                               ? (tr_weight_form_t){ TR_WEIGHT_16,
-                                                     TR_WEIGHT_PLAIN, 0 }
-                               : any_form(modes[j], n[j], k[j]);
+            l.form[i][j] = side.device.trial ? ordered(all, modes[j])
+                                             : any_form(modes[j], n[j], k[j]);
             l.w[i][j] = l.form[i][j].format == TR_WEIGHT_16
                             ? numbers(n[j], k[j], k[j], TR_BF16, size)
                             : packed(l.form[i][j], n[j], k[j], size);
         }
     }
     l.weight = numbers(1, l.hidden, l.hidden, TR_F32, 1);
+    l.first = numbers(l.rows, l.hidden, l.hidden, TR_BF16, 1);
     l.start = numbers(l.rows, l.hidden, l.hidden, TR_F32, 1);
     l.residual = array_new((size_t) l.rows * l.hidden, 4, false);
     l.x = array_new((size_t) l.rows * l.hidden, 2, false);
@@ -706,6 +722,7 @@ check_layers(void)
     }
     array_free(&l.weight);
     array_free(&l.start);
+    array_free(&l.first);
     array_free(&l.residual);
     array_free(&l.x);
     array_free(&l.q);
