@@ -14,6 +14,14 @@
  *                                to host memory and comes back (gpu_moves.c)
  *   bench_gpu turn    [options]  a kept prompt of --context tokens that comes back
  *                                with --answer new ones (gpu_turn.c)
+ *   bench_gpu resume  [options]  a sequence of --context tokens gets its keys and
+ *                                values from host memory: as pages, as X, of which
+ *                                they are computed, or a part by each.  Kernels and
+ *                                copies of the engine, which itself returns pages
+ *                                alone (gpu_streamed.h)
+ *   bench_gpu offload [options]  steps of --batch sequences whose --context tokens
+ *                                are all in host memory, a layer at a time through
+ *                                two buffers; likewise
  *
  *   --model DIR   (tests/bench/shapes/llama-3-8b)   --policy SPEC   (full)
  *   --batch N (64; fit, mix: at most, 2047)  --context N (4096; mix: 2048)
@@ -66,6 +74,16 @@
  *                 its keys and values at 16 bits; charged_share: those that
  *                 admission counts, which is the most at any time; pool_share:
  *                 all that there are
+ *   order         resume, offload: `layers`: a layer is copied while the one before
+ *                 is computed; layer by layer, `chunks`: each piece of X is multiplied
+ *                 as it comes; `x_first`: when all of it is there (the paper's)
+ *   front, x_mib, page_mib  tokens that come as X, of how many; and what is copied
+ *   compute_ms    without copies; plan_ms: what these two should take together;
+ *                 over_pages: the time over that of pages alone, `layers`
+ *   error         largest difference from the keys and values that were, over the
+ *                 largest of these
+ *   compressed_ms pages alone, a quarter of the bytes; tokens_again_ms: to compute
+ *                 the sequence as a prompt
  *   share         prefill: of the matrix peak.  Operations are those of the
  *                 matrices for every token, of causal attention (once, also
  *                 when there is a second pass for scores), and of the head for
@@ -174,12 +192,13 @@ read_options(int argc, char **argv)
 {
     char text[32];
 
-    bool mix, turn, moves;
+    bool mix, turn, moves, streams;
 
     o.mode = argc > 1 ? argv[1] : "";
     mix = strcmp(o.mode, "mix") == 0;
     turn = strcmp(o.mode, "turn") == 0;
     moves = strcmp(o.mode, "moves") == 0;
+    streams = strcmp(o.mode, "resume") == 0 || strcmp(o.mode, "offload") == 0;
     o.batch = mix || strcmp(o.mode, "fit") == 0 ? 2047 : turn ? 3 : 64;
     o.answer = turn ? 512 : o.answer;
     o.context = mix ? 2048 : 4096;
@@ -194,6 +213,9 @@ read_options(int argc, char **argv)
     set("kv_reuse", turn || moves ? "yes" : "auto");
     set("swap_memory", moves ? "8g" : "0");
     set("cache_memory", moves ? "8g" : "0");
+    if (streams) { /* the rest is for buffers */
+        set("kv_memory", "8g");
+    }
     for (int i = 2; i < argc; i += 2) {
         if (i + 1 == argc) {
             fixture_die("an option without its value", argv[i]);
@@ -676,12 +698,25 @@ run_moves(void)
     fixture_moves(&fixture, o.batch, o.move, o.steps);
 }
 
+static void
+run_resume(void)
+{
+    fixture_resume(&fixture, o.context);
+}
+
+static void
+run_offload(void)
+{
+    fixture_offload(&fixture, o.batch, o.context);
+}
+
 static const struct {
     const char *name;
     void (*run)(void);
 } modes[] = { { "decode", run_decode },   { "fit", run_fit },
               { "prefill", run_prefill }, { "mix", run_mix },
-              { "moves", run_moves },     { "turn", run_turn } };
+              { "moves", run_moves },     { "turn", run_turn },
+              { "resume", run_resume },   { "offload", run_offload } };
 
 /* Of the longest sequence. */
 static uint32_t
@@ -713,9 +748,8 @@ main(int argc, char **argv)
     }
     if (i == n) {
         fixture_die("usage",
-                    "bench_gpu decode|fit|prefill|mix|moves|turn [options]; see"
-                    " its "
-                    "file");
+                    "bench_gpu decode|fit|prefill|mix|moves|turn|resume|offload"
+                    " [options]; see its file");
     }
     fixture_open(&fixture, longest());
     open_mask();

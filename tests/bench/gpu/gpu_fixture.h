@@ -84,6 +84,13 @@ void fixture_mix(fixture_t *b, const fixture_mix_t *a);
 /* A turn of so many new tokens behind a kept prompt: the rest of the line. */
 void fixture_turn(fixture_t *b, uint32_t context, uint32_t fresh);
 
+/* ---- gpu_resume.c ------------------------------------------------------- */
+
+/* A sequence of so many tokens gets its keys and values from host memory; steps of
+ * seqs sequences whose keys and values are all there.  Some lines each. */
+void fixture_resume(fixture_t *b, uint32_t tokens);
+void fixture_offload(fixture_t *b, uint32_t seqs, uint32_t tokens);
+
 /* ---- gpu_limits.c: what the device can ----------------------------------- */
 
 /* Bytes read and written a second by a copy: the best of all calls,
