@@ -250,13 +250,13 @@ fill_identity(const tr_engine_t *e, tr_status_card_t *card)
         return;
     }
     snprintf(settings, sizeof(settings),
-             "%s|%s|%s|%u|%d|%d|%s|%s|%s|%s|%s|%d|%d", card->backend,
+             "%s|%s|%s|%u|%d|%d|%s|%s|%s|%s|%s|%d", card->backend,
              e->executor->device != NULL ? e->executor->device : "",
              e->config.dtype, tr_executor_rotate(&e->config),
              e->config.kv_equalise, tr_executor_centre(&e->config), TR_VERSION,
              e->config.load_format, e->config.weights_format,
              e->config.cpu_weights, e->config.cuda_activations,
-             e->config.cuda_trial, e->config.cuda_wide_attention);
+             e->config.cuda_trial);
     exact = tr_model_hash(0, card->model_id, sizeof(card->model_id));
     card->exact_id = tr_model_hash(exact, settings, strlen(settings));
 }

@@ -146,11 +146,6 @@ static const setting_t settings[] = {
       "backend cuda: run small-batch matrix products as one kernel where "
       "that is faster; no on a GPU shared with other processes, since its "
       "blocks wait for each other" },
-    { "cuda_wide_attention", KIND_BOOL, AT(cuda_wide_attention), "no", 0, 0,
-      NULL,
-      "backend cuda: where no policy compresses, use the fast attention for "
-      "head size 256 and for 9 to 16 query heads on a KV head, too; its "
-      "results were compared in software alone so far" },
 
     { "threads", KIND_NUMBER, AT(threads), "0", 0, 1024, NULL,
       "compute threads; 0: one per core" },

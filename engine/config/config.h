@@ -56,7 +56,6 @@ typedef struct {
     uint64_t gpu_left; /* no setting: bytes that a killed engine had of it */
     char dtype[8];     /* auto | bf16 | f16 */
     bool cuda_fused_products; /* small_gemm may be used */
-    bool cuda_wide_attention; /* fast kernels of large heads and groups, too */
     char weights_format[8];   /* auto | expand */
     char cpu_weights[8];      /* auto | int8 | int4 */
     char cuda_activations[8]; /* auto | 16 | 8 */

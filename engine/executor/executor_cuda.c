@@ -145,7 +145,6 @@ prepare_model(tr_executor_cuda_t *x, const tr_kv_config_t *kv,
         .compresses = tr_executor_compresses(&x->base),
         .timed = true,
         .fused = config->cuda_fused_products,
-        .wide = config->cuda_wide_attention,
     };
 
     return tr_model_cuda_prepare(x->model, &limits, err);

@@ -350,18 +350,16 @@ choose_attention(tr_model_cuda_t *m, const tr_model_cuda_limits_t *limits)
     const tr_recipe_t *r = &m->config.recipe;
     const bool hopper = m->stream->device->code / 10 == 9;
 
-    m->fast = tr_model_cuda_fast(r, limits->wide && !limits->compresses,
-                                 hopper);
+    m->fast = tr_model_cuda_fast(r, !limits->compresses, hopper);
     if (!m->fast) {
         tr_log(TR_LEVEL_WARN,
                "attention of this model is slow on a GPU: the fast kernels "
                "have head sizes 64 and 128 and up to 8 query heads on a KV "
-               "head; with cuda_wide_attention, where no policy compresses, up "
-               "to 16, and on compute capability 9.0 also head size 256 with "
-               "up to 8 head_dim=%u group=%u compresses=%s "
-               "cuda_wide_attention=%s",
+               "head; where no policy compresses, up to 16, and on compute "
+               "capability 9.0 also head size 256 with up to 8 head_dim=%u "
+               "group=%u compresses=%s",
                r->head_dim, r->query_heads / r->kv_heads,
-               limits->compresses ? "yes" : "no", limits->wide ? "yes" : "no");
+               limits->compresses ? "yes" : "no");
     }
 }
 

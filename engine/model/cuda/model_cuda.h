@@ -173,7 +173,6 @@ typedef struct {
     bool compresses;             /* what is cached may be compressed */
     bool timed;                  /* measure which algorithms are best */
     bool fused;                  /* small_gemm may be taken */
-    bool wide; /* fast attention of large heads and groups, too */
 } tr_model_cuda_limits_t;
 
 /* Refuses by name what this backend cannot run of a recipe and a rotation. */
