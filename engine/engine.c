@@ -249,8 +249,8 @@ fill_identity(const tr_engine_t *e, tr_status_card_t *card)
                "this engine");
         return;
     }
-    snprintf(settings, sizeof(settings),
-             "%s|%s|%s|%u|%d|%d|%s|%s|%s|%s|%s|%d", card->backend,
+    snprintf(settings, sizeof(settings), "%s|%s|%s|%u|%d|%d|%s|%s|%s|%s|%s|%d",
+             card->backend,
              e->executor->device != NULL ? e->executor->device : "",
              e->config.dtype, tr_executor_rotate(&e->config),
              e->config.kv_equalise, tr_executor_centre(&e->config), TR_VERSION,
