@@ -123,7 +123,9 @@ case_close(case_t *c)
 /* ---- comparisons ---------------------------------------------------------- */
 
 /* Sums of a row differ by a share of what was added up: of its root mean square
- * (a gate may be large where another one is nothing). */
+ * (a gate may be large where another one is nothing).  Tensor cores keep some 14
+ * bits of 128 products' sum: gated, what a gate has lost is multiplied by a number
+ * that may be several times the mean, and 5e-3 has been seen on an H100. */
 static bool
 close(const case_t *c)
 {
@@ -141,7 +143,7 @@ close(const case_t *c)
 
             squares += x * x;
         }
-        slack = 2e-3 * sqrt(squares / n);
+        slack = (a->gated ? 1e-2 : 2e-3) * sqrt(squares / n);
         for (uint32_t i = 0; i < a->ldy && ok; i++) {
             double x = (double) tr_float_load(array_host(&c->y), r * a->ldy + i,
                                               TR_BF16);

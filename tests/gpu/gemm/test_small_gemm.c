@@ -688,10 +688,10 @@ check_layers(void)
     }
     with_residual(&l.rows, &l.hidden, l.qkv);
     with_residual(&l.rows, &l.hidden, l.inner);
-    if (side.device.trial) {
-        l.hidden = l.hidden < 128 ? 128 : l.hidden / 128 * 128;
-        l.inner = tr_pad(l.inner, 128);
-        l.qkv = tr_pad(l.qkv, 128);
+    if (side.device.trial) { /* shapes that these have */
+        l.hidden = l.hidden < 256 ? 256 : l.hidden / 128 * 128;
+        l.inner = l.inner < 256 ? 256 : tr_pad(l.inner, 128);
+        l.qkv = l.qkv < 256 ? 256 : tr_pad(l.qkv, 128);
     }
     n[0] = l.qkv, n[1] = n[3] = l.hidden, n[2] = 2 * l.inner;
     k[0] = k[2] = l.hidden, k[1] = l.qkv, k[3] = l.inner;
