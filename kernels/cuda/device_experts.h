@@ -103,7 +103,12 @@ typedef struct {
     bool
         gated; /* of few: w = [gate; up] of n / 2 rows each, y = act(gate) * up,
                    * n / 2 wide; packed: n a multiple of 32 */
-    tr_act_t act;          /* gated: one of TR_CUDA_ACTS */
+    tr_act_t act; /* gated: one of TR_CUDA_ACTS */
+    const void
+        *ahead; /* gated: w of the product behind this one, ahead_n rows of
+                        * n / 2 columns each expert, in the same form, which is
+                        * called into the L2 cache; NULL: it is not */
+    uint32_t ahead_n;
     tr_dtype_t type;       /* T */
     tr_weight_form_t form; /* of w: 16 bits, or one that tr_weight_valid_experts
                             * accepts */
@@ -122,6 +127,19 @@ tr_cuda_experts_few(const tr_device_props_t *d, uint32_t places,
 
     return d->trial && places / experts < 16
            && (outputs + 15) / 16 * tiles < TR_CUDA_EXPERTS_FEW * d->blocks;
+}
+
+#define TR_CUDA_EXPERTS_AHEAD (64u << 20) /* bytes of an expert, less than */
+
+/* Can the product behind it be called for? */
+static inline bool
+tr_cuda_experts_ahead(tr_weight_form_t form, uint32_t experts, uint32_t n,
+                      uint32_t k)
+{
+    return n != 0 && k != 0 && k % 8 == 0
+           && (uint64_t) n * k * 2 < TR_CUDA_EXPERTS_AHEAD
+           && (form.format == TR_WEIGHT_16
+               || tr_weight_valid_experts(form, experts, n, k));
 }
 
 /* Can there be such a product, but for what w is? */

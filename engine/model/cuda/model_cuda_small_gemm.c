@@ -392,6 +392,8 @@ tr_model_cuda_choose_small_gemm(tr_model_cuda_t *m, bool timed)
     uint8_t *memory;
 
     m->small_gemm_classes = 0;
+    m->alone = m->type == TR_BF16 && m->stream->device->trial
+               && !chains(&m->config.recipe);
     if (!possible(m, 1)) {
         return true;
     }

@@ -123,6 +123,15 @@ multiply_packed(tr_model_cuda_t *m, const tr_cuda_stream_t *stream,
                        "matmul");
 }
 
+/* Few rows of 16 bits, where layers have no chains: a kernel that lets others begin,
+ * and begins, early. */
+static bool
+is_alone(const tr_model_cuda_t *m, const tr_cuda_product_t *p)
+{
+    return m->alone && p->rows <= 8 && p->out == TR_BF16
+           && m->cuda->small_gemm_fits(m->stream->device, p->n, p->k);
+}
+
 bool
 tr_model_cuda_multiply(tr_model_cuda_t *m, const tr_cuda_stream_t *stream,
                        tr_part_t part, uint32_t layer, const void *x,
@@ -140,6 +149,9 @@ tr_model_cuda_multiply(tr_model_cuda_t *m, const tr_cuda_stream_t *stream,
     }
     if (part != TR_PART_EMBED && of->form[part].format != TR_WEIGHT_16) {
         return multiply_packed(m, stream, of->form[part], &p);
+    }
+    if (part != TR_PART_EMBED && is_alone(m, &p)) {
+        return multiply_few(m, stream, of->form[part], &p, 0, rows);
     }
     return launched(m,
                     m->cuda->matmul(stream,
@@ -341,7 +353,8 @@ append(tr_model_cuda_t *m, const tr_model_cuda_run_t *r, uint32_t l)
                             .key_angles = keys_too ? angles->of_rows : NULL,
                             .key_shift = shift,
                             .hadamard = hadamard,
-                            .early = m->small_gemm && l > 0 && !by_row };
+                            .early = (m->small_gemm || (m->alone && n <= 8))
+                                     && l > 0 && !by_row };
     tr_cuda_keys_t keys = { .k = (uint8_t *) m->qkv + 2 * q,
                             .v = (uint8_t *) m->qkv + 2 * (q + kv),
                             .ld = m->ld_qkv,

@@ -195,6 +195,9 @@ static __global__ void __launch_bounds__(EXPERT_WARPS * 32)
     } else {
         few_part_packed<F, A>(&a, expert, n, inputs, warp, lane, c);
     }
+    if (A == 2 && a.ahead != NULL && place == a.first[expert]) {
+        few_call<F>(&a, expert);
+    }
     few_join<A>(c, meet, warp, lane);
     if (warp == 0) {
         few_store<A>(&a, T, expert, n, place, end, lane, c);
@@ -252,7 +255,11 @@ experts_valid(const tr_cuda_stream_t *s, const tr_cuda_experts_t *a)
            && (a->form.format == TR_WEIGHT_16 || s->device->code == 90)
            && (!a->gated
                || tr_cuda_experts_few(s->device, a->places, a->experts,
-                                      a->n / 2));
+                                      a->n / 2))
+           && (a->ahead == NULL
+               || (a->gated && is_wide(a->ahead)
+                   && tr_cuda_experts_ahead(a->form, a->experts, a->ahead_n,
+                                            a->n / 2)));
 }
 
 extern "C" int

@@ -108,6 +108,34 @@ few_part_packed(const tr_cuda_experts_t *a, uint32_t expert, uint32_t n,
     }
 }
 
+#define FEW_CALLED 2048u /* bytes that a thread calls for */
+
+/* What an expert's next product reads, into the L2 cache: some by each block of
+ * the expert. */
+template <tr_weight_format_t F>
+TR_DEVICE void
+few_call(const tr_cuda_experts_t *a, uint32_t expert)
+{
+    const bool packed = F != TR_WEIGHT_16;
+    const uint32_t n = a->ahead_n, k = a->n / 2;
+    /* pieces of it are contiguous, and so are their experts' */
+    const uint32_t pieces = packed ? k / TR_WEIGHT_COLUMNS : 1;
+    const uint32_t bytes = packed ? n / TR_WEIGHT_ROWS * tr_weight_block(F)
+                                  : n * k * 2;
+    const uint32_t of = (bytes + FEW_CALLED - 1) / FEW_CALLED;
+
+    for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < pieces * of;
+         i += gridDim.x * blockDim.x) {
+        uint32_t at = i % of * FEW_CALLED;
+
+        prefetch_l2_bytes((const uint8_t *) a->ahead
+                              + ((size_t) (i / of) * a->experts + expert)
+                                    * bytes
+                              + at,
+                          min(bytes - at, FEW_CALLED));
+    }
+}
+
 /* The first warp gets all sums. */
 template <int A>
 TR_DEVICE void

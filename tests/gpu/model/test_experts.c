@@ -499,9 +499,26 @@ same_in_16_bits(const case_t *c, bool by_row)
     return same;
 }
 
+/* At times a product that comes next, which is called for; it changes nothing. */
+static void
+calls_ahead(const case_t *c, tr_cuda_experts_t *a, array_t *w)
+{
+    uint32_t n = 16 * (1 + random_below(8)), k = c->n / 2;
+    bool can = c->gated && random_below(2)
+               && tr_cuda_experts_ahead(c->form, c->experts, n, k);
+
+    *w = array_new(can ? tr_weight_bytes(c->form, c->experts * n, k) : 16, 1,
+                   false);
+    if (can) {
+        a->ahead = array_there(w);
+        a->ahead_n = n;
+    }
+}
+
 static bool
 check_experts(tr_weight_form_t form)
 {
+    array_t ahead;
     bool by_row = random_below(2), ok;
     tr_cuda_order_t order;
     tr_cuda_experts_t a;
@@ -515,7 +532,9 @@ check_experts(tr_weight_form_t form)
     ok = array_same(&c.first, "first") && array_same(&c.place, "place")
          && array_same(&c.row, "row");
     a = product_of(&c, by_row, array_there);
+    calls_ahead(&c, &a, &ahead);
     side_launch(&side, tr_cuda_experts(&side.stream, &a), "experts");
+    array_free(&ahead);
     a = product_of(&c, by_row, array_host);
     tr_ref_experts(&a);
     ok = ok
