@@ -18,6 +18,7 @@
  *   regex_parse.c     regular expressions to a tree
  *   regex.c           the tree to rules
  *   char_automaton.c  patterns of JSON strings: deterministic, over code points
+ *   char_rules.c      these as rules of bytes
  *   ebnf.c            GBNF and XGrammar's EBNF to rules
  *   json_rules.c      any JSON
  *   schema*.c         JSON schemas to rules (schema_internal.h)
