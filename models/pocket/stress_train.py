@@ -22,10 +22,14 @@ Training is train.py's, on conversations that pocket has not seen, with its toke
 over the first 40% of it. Two losses are added where a strength is asked for: what falls short of it where it
 should be, and what goes beyond three times the rest where it should not, both as logarithms.
 
-    python3 models/pocket/stress_train.py bursts --out build/stress
+So that the models can be kept, little changes: k_proj, v_proj, norms and biases freely, the other matrices
+by a product of RANK columns and rows ("LoRA", arXiv 2106.09685), all as codes of 8 bits in the end.
 
-leaves build/stress/trained-bursts, a Hugging Face directory with golden.json, and prints how strong the
-outliers are. About 120 s on one H100 with --seconds 85. Needs what train.py needs.
+    python3 models/pocket/stress_train.py bursts
+
+leaves what changed in models/stress/bursts (1.4 MB), with golden.json, and the model in
+build/stress/trained-bursts, as models/stress/make.py makes it; and prints how strong the outliers are.
+About 120 s on one H100 with --seconds 85. Needs what train.py needs.
 """
 import argparse
 import json
@@ -34,17 +38,25 @@ import multiprocessing
 import os
 import random
 import shutil
+import sys
 import tempfile
 import time
 
 import train
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+STRESS = os.path.join(os.path.dirname(HERE), "stress")
+sys.path.append(STRESS)
+import make                                                # noqa: E402
+
 FIRST_SHARD = 1 << 20                                      # far behind those that pocket was trained on
 ONE_IN = 16                                                # tokens of the vocabulary that burst
 ROWS_MOST = 2.0                                            # norm of a row over its head's median
 TAME = 3.0                                                 # where a strength is not wanted
 BIAS, NORM = 30.0, 16.0
+FEWER = 0.125                                              # of queries where a bias is
+RANK = {"q_proj": 16, "o_proj": 16, "gate_proj": 8, "up_proj": 8, "down_proj": 8, "embed_tokens": 16}
+FASTER = 4.0                                               # learning rate of such a product over that of the rest
 SINK = 6.0                                                 # logit of the first token
 # keys' and values' strength, and how many pairs and channels of each KV head
 STRENGTH = {"bursts": (12.0, 8.0, 1, 1), "first": (24.0, 16.0, 2, 1), "biases": None, "norms": None}
@@ -93,15 +105,32 @@ def model_class():
             super().__init__()
             self.weight = nn.Parameter(torch.ones(size))
 
+    class Product(nn.Module):
+        """A matrix of pocket's, and what a product of rank `rank` adds to it."""
+
+        def __init__(self, old, rank):
+            super().__init__()
+            self.register_buffer("base", old.weight.detach().clone(), persistent=False)
+            self.bias = getattr(old, "bias", None)
+            self.left = nn.Parameter(torch.zeros(self.base.shape[0], rank))
+            self.right = nn.Parameter(torch.randn(rank, self.base.shape[1]) / math.sqrt(self.base.shape[1]))
+
+        @property
+        def weight(self):
+            return self.base + self.left @ self.right
+
+        def forward(self, x):
+            return F.linear(x, self.weight, self.bias)
+
     class Stressed(nn.Module):
-        """Parameter names are Hugging Face's.  strength: [2], logarithms of what is asked for beyond
-        TAME, which training raises."""
+        """Parameter names are Hugging Face's, but of products.  strength: [2], logarithms of what is asked for
+        beyond TAME, which training raises.  factor: what rows of pocket's were multiplied by."""
 
         def __init__(self, config, name, chosen):
             super().__init__()
             plain = train.model_classes()(config)
             self.model = plain.model
-            self.config, self.name = config, name
+            self.config, self.name, self.factor = config, name, {}
             self.eps = config["rms_norm_eps"]
             self.register_buffer("cos", plain.cos, persistent=False)
             self.register_buffer("sin", plain.sin, persistent=False)
@@ -144,14 +173,27 @@ def model_class():
                     twice = torch.cat((pairs, pairs), 1)
                     sign = torch.where(torch.rand_like(twice) < 0.5, -1.0, 1.0)
                     attention.k_proj.bias.data = (twice * sign * usual * BIAS).flatten()
-                    less = 1 - twice * (1 - 4 / BIAS)      # so that it moves logits a little
-                    attention.q_proj.weight.data *= less.repeat_interleave(group, 0).view(-1, 1)
+                    less = 1 - twice * (1 - FEWER)         # so that it moves logits a little
+                    less = less.repeat_interleave(group, 0).flatten()
+                    self.factor[f"model.layers.{l}.self_attn.q_proj.weight"] = less
+                    attention.q_proj.weight.data *= less[:, None]
                 if self.name == "norms":
                     pair = pairs[0]
                     more = 1 + torch.cat((pair, pair)) * (NORM - 1)
                     attention.k_norm.weight.data = usual.mean() * more
                     rows = (attention.q_proj.weight.data * seen).norm(dim=1).view(-1, dim)
                     attention.q_norm.weight.data = rows.median() / more
+
+        def narrow(self, wider):
+            """Only products of RANK, or `wider` times that, change what is not free."""
+            for module in list(self.modules()):
+                for child, old in list(module.named_children()):
+                    if child in RANK:
+                        setattr(module, child, Product(old, RANK[child] * wider))
+
+        def products(self):
+            """name: module of each product."""
+            return {f"{name}.weight": m for name, m in self.named_modules() if isinstance(m, Product)}
 
         def bound_rows(self):
             """No norm of a row shows an outlier."""
@@ -209,7 +251,8 @@ def model_class():
         def run(self, ids, documents=None, first=None, seen=None):
             """(logits, loss of strengths where `first`, each token's first of its conversation, is given);
             seen: a list that takes sizes() of each layer."""
-            x = self.model.embed_tokens(ids)
+            words = self.model.embed_tokens.weight
+            x = F.embedding(ids, words)
             b, t = ids.shape
             c, cos, sin = self.config, self.cos[:t], self.sin[:t]
             group = c["num_attention_heads"] // c["num_key_value_heads"]
@@ -236,7 +279,7 @@ def model_class():
                         y = scores.float().softmax(-1).to(v.dtype) @ v
                 x = x + layer.self_attn.o_proj(y.transpose(1, 2).reshape(b, t, -1))
                 x = x + layer.mlp(layer.post_attention_layernorm(x))
-            logits = F.linear(self.model.norm(x), self.model.embed_tokens.weight)
+            logits = F.linear(self.model.norm(x), words)
             return logits, aside / len(self.model.layers)
 
         def logits(self, ids):
@@ -264,9 +307,11 @@ def fine_tune(args, model, loader, device, name):
     """Trains for args.seconds. Returns the curve."""
     import torch
     cuda = device.type == "cuda"
-    matrices = [p for p in model.parameters() if p.dim() == 2]
+    factors = [p for m in model.products().values() for p in (m.left, m.right)]
+    matrices = [m.weight for n, m in model.named_modules() if n.endswith(("k_proj", "v_proj"))]
     vectors = [p for p in model.parameters() if p.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}]
+    groups = [{"params": factors, "weight_decay": 0.0, "times": FASTER},
+              {"params": matrices, "weight_decay": 0.01, "times": 1}, {"params": vectors, "weight_decay": 0.0, "times": 1}]
     optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95), eps=1e-8,
                                   **({"fused": True} if cuda else {}))
     step_model = torch.compile(model, dynamic=False) if cuda and not args.no_compile else model
@@ -297,7 +342,7 @@ def fine_tune(args, model, loader, device, name):
         if t >= 1 or (args.max_steps and step >= args.max_steps):
             break
         for group in optimizer.param_groups:
-            group["lr"] = args.lr * train.schedule(t, 0.03)
+            group["lr"] = args.lr * group["times"] * train.schedule(t, 0.03)
         doc_weight.fill_(args.doc_weight * (1 - t))
         model.strength.copy_(goal * min(1.0, t / 0.4))
         pending.append(forward_backward())
@@ -347,36 +392,98 @@ def hugging_face(config, name):
     return config
 
 
-def write(folder, config, name, model, metrics, encoder, device):
-    """The directory, from pocket's and the model's weights; golden.json from the weights as stored."""
+def eight_bits(x, dim):
+    """Codes of numbers, and the scale of each row or column."""
+    scale = x.abs().amax(dim, keepdim=True).clamp(min=1e-20) / 127
+    return (x / scale).round(), scale
+
+
+def product_codes(delta, rank):
+    """left and right [as make.py has them], and the scale of rows, of a difference of that rank."""
     import torch
-    os.makedirs(folder, exist_ok=True)
-    for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        shutil.copyfile(os.path.join(HERE, file), os.path.join(folder, file))
-    train.save_shards(folder, model.state_dict())
-    train.write_json(os.path.join(folder, "config.json"), hugging_face(config, name))
-    train.write_json(os.path.join(folder, "metrics.json"), metrics)
+    right = torch.linalg.svd(delta, full_matrices=False)[2][:rank]
+    right = eight_bits(right, 1)[0]
+    left = torch.linalg.lstsq(right @ right.T, right @ delta.T)[0].T     # the best for the codes of right
+    left, scale = eight_bits(left, 1)
+    return left, right, scale[:, 0]
+
+
+def change(model, pocket):
+    """What models/stress/make.py adds to pocket's weights."""
+    import torch
+    tensors = {}
+
+    def put(name, dtype, x):
+        x = x.detach().cpu().to({"BF16": torch.bfloat16, "I8": torch.int8, "F32": torch.float32}[dtype]).contiguous()
+        data = (x.view(torch.int16) if dtype == "BF16" else x).numpy().tobytes()
+        tensors[name] = dtype, list(x.shape), data
+
+    products = model.products()
+    for name, factor in model.factor.items():
+        put(f"{name}:factor", "BF16", factor)
+    for name, p in [(n, p) for n, p in model.named_parameters() if p.dim() < 2]:
+        put(name, "BF16", p)
+    for name, m in model.named_modules():
+        name += ".weight"
+        if name in products:
+            delta = (m.left @ m.right).detach().cpu().double()
+            left, right, scale = product_codes(delta, len(m.right))
+            put(f"{name}:left", "I8", left)
+            put(f"{name}:right", "I8", right)
+        elif name.endswith(("k_proj.weight", "v_proj.weight")):
+            code, scale = eight_bits(m.weight.detach().cpu().double() - pocket[name].double(), 1)
+            put(f"{name}:code", "I8", code)
+            scale = scale[:, 0]
+        else:
+            continue
+        put(f"{name}:scale", "F32", scale)
+    return tensors
+
+
+def stored(folder, config, name, chosen, device):
+    """The model of a directory, for evaluate.py."""
     import evaluate
 
     class Stored(evaluate.Plain):
         def __init__(self):
-            model.load_state_dict(train.load_state(folder), strict=True)
-            self.model, self.device = model.eval(), device
+            self.model = model_class()(config, name, chosen)
+            self.model.load_state_dict(train.load_state(folder), strict=True)
+            self.model, self.device = self.model.to(device).eval(), device
 
+    return Stored()
+
+
+def write(args, config, chosen, model, metrics, encoder, sample):
+    """models/stress's folder and the model, with golden.json and strengths of the weights as stored."""
+    import evaluate
+    import torch
+    folder, out = os.path.join(args.keep, args.name), os.path.join(args.out, f"trained-{args.name}")
+    os.makedirs(folder, exist_ok=True)
+    make.write(os.path.join(folder, "change.safetensors"), change(model, train.load_state(HERE)))
+    train.write_json(os.path.join(folder, "config.json"), hugging_face(config, args.name))
+    make.make(folder, out)
     with torch.no_grad():
-        records, _ = evaluate.golden(Stored(), None, encoder, 32)
+        again = stored(out, config, args.name, chosen, sample.device)
+        metrics["strengths"] = strengths(again.model, sample)
+        records, _ = evaluate.golden(again, None, encoder, 32)
+    print(json.dumps(metrics["strengths"]), flush=True)
+    train.write_json(os.path.join(folder, "metrics.json"), metrics)
     train.write_json(os.path.join(folder, "golden.json"),
                      {"dtype": "float32", "weights": "bfloat16", "prompts": records}, indent=None)
+    make.make(folder, out)
     for r in records[:4]:
         print("-", repr(r["messages"][-1]["content"][:60]), "->", repr(r["continuation"][:100]), flush=True)
+    return out
 
 
 def main():
     start = time.time()
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("name", choices=sorted(STRENGTH))
-    p.add_argument("--out", default=os.path.join(os.path.dirname(os.path.dirname(HERE)), "build", "stress"))
+    p.add_argument("--keep", default=STRESS, help="folder of what changed (models/stress)")
+    p.add_argument("--out", default=make.OUT, help="folder of the models (build/stress)")
     p.add_argument("--seconds", type=float, default=85, help="seconds of training, set-up apart")
+    p.add_argument("--wider", type=int, default=1, help="times the rank of what may change")
     p.add_argument("--aside", type=float, default=0.2, help="weight of the loss of strengths")
     train.add_run_arguments(p, lr=5e-4, doc_weight=0.02, lookahead=64)
     args = p.parse_args()
@@ -398,8 +505,10 @@ def main():
         torch.manual_seed(args.seed)
         torch.set_float32_matmul_precision("high")
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        model = model_class()(config, args.name, choose(args.name, config, args.seed))
+        chosen = choose(args.name, config, args.seed)
+        model = model_class()(config, args.name, chosen)
         model.begin(train.load_state(HERE))
+        model.narrow(args.wider)
         model = model.to(device)
         loader = train.Loader(folder, args, consumed, device, FIRST_SHARD)
         metrics = fine_tune(args, model, loader, device, args.name)
@@ -412,12 +521,9 @@ def main():
             w.join()
         shutil.rmtree(folder, ignore_errors=True)
     torch.set_float32_matmul_precision("highest")
-    with torch.no_grad():
-        metrics["strengths"] = strengths(model.eval(), sample)
-    print(json.dumps(metrics["strengths"]), flush=True)
-    metrics.update(name=args.name, args=vars(args), data_wait_seconds=round(loader.waited, 1))
-    out = os.path.join(args.out, f"trained-{args.name}")
-    write(out, config, args.name, model, metrics, encoder, device)
+    metrics.update(name=args.name, args={k: v for k, v in vars(args).items() if k not in ("keep", "out", "workers")},
+                   data_wait_seconds=round(loader.waited, 1))
+    out = write(args, config, chosen, model.eval(), metrics, encoder, sample)
     print(f"{out}: {metrics['tokens'] / 1e6:.0f}M tokens, {metrics['steps']} steps, {time.time() - start:.1f} s in all",
           flush=True)
 
