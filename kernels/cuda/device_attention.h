@@ -24,6 +24,23 @@ extern "C" {
  *   tr_cuda_decode_score     once: what is left of the last layers
  */
 
+/* Levels that it has: by token, values of no more bits than keys; with two or
+ * four groups those of 4 bits, and of 8 and 4. */
+static inline bool
+tr_cuda_decode_level(const tr_kv_level_t *l)
+{
+    const uint32_t key = l->key_bits, value = l->value_bits;
+    const uint32_t groups = l->key_groups;
+
+    if (key == 16 || value == 16) {
+        return key == value;
+    }
+    return !l->by_channel && value <= key && groups == l->value_groups
+           && (groups == 1
+               || ((groups == 2 || groups == 4)
+                   && (key == 4 || (key == 8 && value == 4))));
+}
+
 /* How much a workspace must hold. */
 typedef struct {
     uint32_t layers, kv_heads, head_dim;

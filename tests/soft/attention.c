@@ -348,26 +348,11 @@ tr_cuda_decode_work(const tr_device_props_t *d,
     return tr_pad(sizeof(soft_decode_t) + q * sizeof(float), 256);
 }
 
-/* Key and value bits that decode attention knows (decode_plan.cu). */
 static bool
-bits_tiered(uint32_t key, uint32_t value)
-{
-    return key == 16  ? value == 16
-           : key == 8 ? value == 8 || value == 4 || value == 2
-           : key == 4 ? value == 4 || value == 2
-                      : key == 2 && value == 2;
-}
-
-/* .. with one metadata group, by token. */
-static bool
-plain_layouts(const tr_kv_view_t *kv)
+levels_allowed(const tr_kv_view_t *kv)
 {
     for (uint32_t i = 0; i < kv->n_layouts; i++) {
-        const tr_kv_level_t *l = &kv->layout[i].level;
-
-        if (l->by_channel || !bits_tiered(l->key_bits, l->value_bits)
-            || (l->key_bits < 16
-                && (l->key_groups != 1 || l->value_groups != 1))) {
+        if (!tr_cuda_decode_level(&kv->layout[i].level)) {
             return false;
         }
     }
@@ -382,7 +367,7 @@ decode_allowed(const tr_kv_view_t *kv, const tr_rows_t *rows,
            && kv->kv_heads > 0 && kv->head_dim == size->head_dim
            && size->layers >= kv->layers && size->page_tokens > 0
            && size->max_tokens > 0 && kv->n_layouts <= TR_KV_LAYOUTS_MAX
-           && plain_layouts(kv);
+           && levels_allowed(kv);
 }
 
 typedef struct {

@@ -119,7 +119,8 @@ typedef struct {
     int32_t *seq_slot[TR_ATTENTION_PATHS]; /* [max_seqs], where they differ */
     tr_cuda_matmul_t *products, *head_products;
     void *decode_work, *prompt_work, *generic_work, *sample_work;
-    bool fast; /* attention has fast kernels (tr_model_cuda_fast) */
+    bool fast;    /* attention has fast kernels (tr_model_cuda_fast) */
+    bool grouped; /* .. also of levels with more than one {scale, zero} */
     tr_cuda_decode_size_t decode_size;
     tr_cuda_prompt_size_t prompt_size;
     tr_cuda_generic_size_t generic_size; /* max_seqs: of one launch */

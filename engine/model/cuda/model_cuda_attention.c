@@ -10,14 +10,10 @@
 
 /* ---- paths --------------------------------------------------------------- */
 
-/* Levels that tr_cuda_decode has (device.h). */
 static bool
-level_is_fast(const tr_kv_level_t *l)
+level_is_fast(const tr_model_cuda_t *m, const tr_kv_level_t *l)
 {
-    return l->key_bits == 16
-               ? l->value_bits == 16
-               : !l->by_channel && l->key_groups == 1 && l->value_groups == 1
-                     && l->value_bits <= l->key_bits;
+    return tr_cuda_decode_level(l) && (m->grouped || l->key_groups == 1);
 }
 
 tr_attention_path_t
@@ -33,10 +29,10 @@ tr_model_cuda_path(const tr_model_cuda_t *m, const tr_kv_policy_t *policy,
     }
     fast = fast && !policy->minmax;
     for (uint32_t i = 0; i < policy->n_levels && base != 0; i++) {
-        fast = fast && level_is_fast(&policy->level[i]);
+        fast = fast && level_is_fast(m, &policy->level[i]);
     }
     if (base != 0 && policy->n_levels != 0 && policy->window != 0) {
-        fast = fast && level_is_fast(&policy->window_level);
+        fast = fast && level_is_fast(m, &policy->window_level);
     }
     return fast ? TR_ATTENTION_DECODE : TR_ATTENTION_GENERIC;
 }
@@ -44,10 +40,10 @@ tr_model_cuda_path(const tr_model_cuda_t *m, const tr_kv_policy_t *policy,
 /* Layouts that the fast kernels do not have stand for nothing in the sequences
  * that go there; the kernels would refuse a view that has them at all. */
 static void
-take_fast_layouts(tr_model_cuda_run_t *r)
+take_fast_layouts(const tr_model_cuda_t *m, tr_model_cuda_run_t *r)
 {
     for (uint32_t i = 0; i < r->kv.n_layouts; i++) {
-        bool fast = level_is_fast(&r->kv.layout[i].level);
+        bool fast = level_is_fast(m, &r->kv.layout[i].level);
 
         r->layout[i] = r->kv.layout[fast ? i : 0];
     }
@@ -61,7 +57,7 @@ tr_model_cuda_choose_paths(tr_model_cuda_t *m, const int32_t *seq_slot,
 {
     const tr_cuda_step_t *s = r->step;
 
-    take_fast_layouts(r);
+    take_fast_layouts(m, r);
 
     for (int path = 0; path < TR_ATTENTION_PATHS; path++) {
         r->slots[path] = seq_slot;

@@ -45,16 +45,17 @@ slots_of(int dim, int quads)
 #define SLOTS_LEAST 2u
 #define ENDED 16u /* bytes behind the rings: how many warps left their parts */
 
-template <int D, int Q, int KEY, int VALUE, bool REACH>
+template <int KEY, int VALUE, int M, bool REACH, int D, int Q, int Z>
 static __device__ __forceinline__ void
 attend_run(const decode_args_t &a, ring_t &ring, cursor_t &c, const run_t &run,
-           const bytes_t<D, Q> &bytes, state_t<D, Q> &s)
+           const bytes_t<D, Q, Z> &bytes, state_t<D, Q, Z> &s)
 {
+    constexpr bool GROUPED = Z > 1;
     const uint32_t end = run.token + run.rest;
     const bool traced = run.what & RUN_TRACED, holes = run.what & RUN_HOLES;
     const uint32_t unseen = REACH ? __ldg(&a.work.head[run.head].window_from)
                                   : 0;
-    query_t<D, Q, KEY> query;
+    query_t<D, Q, KEY, M> query;
     pace_t pace = run.pace;
     uint32_t rest = run.rest;
 
@@ -63,19 +64,18 @@ attend_run(const decode_args_t &a, ring_t &ring, cursor_t &c, const run_t &run,
     } else {
         arrange(bytes, query);
     }
-    change_units<D, Q, VALUE>(s);
+    change_units<VALUE>(s);
     s.trace = run.trace;
     do {
         uint32_t n = pace.take(unit_tiles(KEY, VALUE));
         unit_t u = { run.head, end - rest, min(n * tile_tokens(KEY), rest),
                      n,        holes,      unseen };
 
-        produce<D>(a, c, ring);
+        produce<D, GROUPED>(a, c, ring);
         bar_wait(ring.bars + ring.at * 8, ring.parity);
-        attend_unit<D, Q, KEY, VALUE, REACH>(a, query, u,
-                                             ring.slots
-                                                 + ring.at * slot_bytes(D),
-                                             traced, ring.stay, s);
+        attend_unit<D, Q, KEY, VALUE, M, Z, REACH>(
+            a, query, u, ring.slots + ring.at * slot_bytes(D, GROUPED), traced,
+            ring.stay, s);
         rest -= u.exist;
         if (pace.left == 0) {
             pace.turn_page();
@@ -89,7 +89,7 @@ attend_run(const decode_args_t &a, ring_t &ring, cursor_t &c, const run_t &run,
     } while (rest > 0);
 }
 
-/* CASE(key bits, value bits) for which there is code; see bits_listed. */
+/* CASE(key bits, value bits) for which there is code: tr_cuda_decode_level. */
 #define FOR_ALL_BITS(CASE) \
     CASE(8, 8)             \
     CASE(8, 4)             \
@@ -99,25 +99,42 @@ attend_run(const decode_args_t &a, ring_t &ring, cursor_t &c, const run_t &run,
     CASE(2, 2)             \
     CASE(16, 16)
 
+/* CASE(key bits, value bits, groups), likewise. */
+#define FOR_ALL_GROUPS(CASE) \
+    CASE(8, 4, 2)            \
+    CASE(4, 2, 2)            \
+    CASE(4, 4, 2)            \
+    CASE(8, 4, 4)            \
+    CASE(4, 2, 4)            \
+    CASE(4, 4, 4)
+
 /* A run of any level. */
-template <int D, int Q>
+template <int D, int Q, int Z>
 static __device__ __forceinline__ void
 attend_any(const decode_args_t &a, ring_t &ring, cursor_t &c, const run_t &run,
-           bytes_t<D, Q> &bytes, state_t<D, Q> &s)
+           bytes_t<D, Q, Z> &bytes, state_t<D, Q, Z> &s)
 {
     const decode_layout_t &l = a.layouts.of[run.layout()];
 
     if (l.key_bits != 16) {
         load_bytes(a, run, bytes);
     }
-#define ATTEND(KEY, VALUE)                                              \
-    case KEY << 8 | VALUE:                                              \
-        attend_run<D, Q, KEY, VALUE, false>(a, ring, c, run, bytes, s); \
+#define GROUPS(KEY, VALUE, M)                                        \
+    case M << 16 | KEY << 8 | VALUE:                                 \
+        attend_run<KEY, VALUE, M, false>(a, ring, c, run, bytes, s); \
         break;
-    switch (l.key_bits << 8 | l.value_bits) {
+#define ATTEND(KEY, VALUE) GROUPS(KEY, VALUE, 1)
+    switch (l.groups << 16 | l.key_bits << 8 | l.value_bits) {
         FOR_ALL_BITS(ATTEND)
+    default:
+        if constexpr (Z > 1) {
+            switch (l.groups << 16 | l.key_bits << 8 | l.value_bits) {
+                FOR_ALL_GROUPS(GROUPS)
+            }
+        }
     }
 #undef ATTEND
+#undef GROUPS
 }
 
 static __device__ __forceinline__ void
@@ -199,14 +216,16 @@ attend_range(const decode_args_t &a, uint8_t *shared)
     const uint32_t range = blockIdx.x + warp * gridDim.x;
     uint32_t head = 0;
     bool any = false;
-    state_t<D, Q> s;
+    constexpr bool GROUPED = decode_grouped(MODE);
+    constexpr int Z = GROUPED ? GROUPS_MOST : 1;
+    state_t<D, Q, Z> s;
     cursor_t c;
     ring_t ring;
-    bytes_t<D, Q> bytes;
+    bytes_t<D, Q, Z> bytes;
     run_t run;
 
-    open_ring(smem_address(shared) + warp * ring_bytes(D, a.slots),
-              slot_bytes(D), a.slots, ring);
+    open_ring(smem_address(shared) + warp * ring_bytes(D, a.slots, GROUPED),
+              slot_bytes(D, GROUPED), a.slots, ring);
     if (a.layer == 0) { /* the plan may be right in front */
         launch_wait();
     }
@@ -220,13 +239,13 @@ attend_range(const decode_args_t &a, uint8_t *shared)
     }
 #pragma unroll 1
     for (uint32_t i = 0; i < a.slots - 1; i++) {
-        produce<D>(a, c, ring);
+        produce<D, GROUPED>(a, c, ring);
     }
     __syncwarp();
     for (;;) {
         run = read_note(ring);
         if (any && (run.what == NO_RUN || run.head != head)) {
-            store_part<D, Q>(a, head, range, s);
+            store_part(a, head, range, s);
             any = false;
         }
         if (run.what == NO_RUN) {
@@ -235,13 +254,13 @@ attend_range(const decode_args_t &a, uint8_t *shared)
         if (!any) {
             head = run.head;
             any = true;
-            state_init<D, Q>(s);
+            state_init(s);
         }
-        if constexpr (MODE == DECODE_ALL) {
-            attend_any<D, Q>(a, ring, c, run, bytes, s);
+        if constexpr (MODE == DECODE_ALL || GROUPED) {
+            attend_any(a, ring, c, run, bytes, s);
         } else {
-            attend_run<D, Q, 16, 16, MODE == DECODE_REACH>(a, ring, c, run,
-                                                           bytes, s);
+            attend_run<16, 16, 1, MODE == DECODE_REACH>(a, ring, c, run, bytes,
+                                                        s);
         }
     }
 }
@@ -252,7 +271,9 @@ static __global__ void __launch_bounds__(warps_of(D, Q) * 32, 1)
 {
     extern __shared__ __align__(128) uint8_t shared[];
     uint32_t *ended = (uint32_t *) (shared
-                                    + blockDim.x / 32 * ring_bytes(D, a.slots));
+                                    + blockDim.x / 32
+                                          * ring_bytes(D, a.slots,
+                                                       decode_grouped(MODE)));
 
     if (threadIdx.x == 0) {
         *ended = 0;
@@ -282,7 +303,7 @@ template <int D, decode_mode_t MODE>
 static attend_t
 attend_of(uint32_t quads)
 {
-    if constexpr (MODE == DECODE_ALL || D == 256) {
+    if constexpr (MODE == DECODE_ALL || MODE == DECODE_GROUPED || D == 256) {
         return quads == 1 ? attend_kernel<D, 1, MODE>
                           : attend_kernel<D, 2, MODE>;
     } else {
@@ -311,6 +332,10 @@ attend_for(decode_mode_t mode, uint32_t dim, uint32_t group)
         return dim == 64 ? attend_of<64, DECODE_ALL>(quads)
                          : attend_of<128, DECODE_ALL>(quads);
     }
+    if (mode == DECODE_GROUPED) {
+        return dim == 64 ? attend_of<64, DECODE_GROUPED>(quads)
+                         : attend_of<128, DECODE_GROUPED>(quads);
+    }
     return dim == 64    ? attend_with<64>(mode, quads)
            : dim == 128 ? attend_with<128>(mode, quads)
                         : attend_with<256>(mode, quads);
@@ -318,12 +343,13 @@ attend_for(decode_mode_t mode, uint32_t dim, uint32_t group)
 
 /* Of a ring: as many as all warps can have. */
 static uint32_t
-attend_slots(const tr_device_props_t *d, uint32_t dim, uint32_t group)
+attend_slots(const tr_device_props_t *d, uint32_t dim, uint32_t group,
+             bool grouped)
 {
     const int quads = (int) quads_of(group);
     const uint32_t most = slots_of((int) dim, quads);
 
-    return warps_of((int) dim, quads) * ring_bytes(dim, most) + ENDED
+    return warps_of((int) dim, quads) * ring_bytes(dim, most, grouped) + ENDED
                    <= d->shared
                ? most
                : SLOTS_LEAST;
@@ -331,29 +357,36 @@ attend_slots(const tr_device_props_t *d, uint32_t dim, uint32_t group)
 
 /* Warps of the attend kernel's blocks, of which each multiprocessor has one. */
 static uint32_t
-attend_warps(const tr_device_props_t *d, uint32_t dim, uint32_t group)
+attend_warps(const tr_device_props_t *d, uint32_t dim, uint32_t group,
+             bool grouped)
 {
-    const uint32_t slots = attend_slots(d, dim, group);
+    const uint32_t slots = attend_slots(d, dim, group, grouped);
     const uint32_t most = warps_of((int) dim, (int) quads_of(group));
-    const uint32_t fit = (d->shared - ENDED) / ring_bytes(dim, slots);
+    const uint32_t fit = (d->shared - ENDED) / ring_bytes(dim, slots, grouped);
 
     return fit < 1 ? 1 : fit < most ? fit : most;
 }
 
 uint32_t
-decode_warps(const tr_device_props_t *d, uint32_t head_dim, uint32_t group)
+decode_warps(const tr_device_props_t *d, uint32_t head_dim, uint32_t group,
+             bool grouped)
 {
-    return d->blocks * attend_warps(d, head_dim, group);
+    const uint32_t plain = attend_warps(d, head_dim, group, false);
+    const uint32_t warps = attend_warps(d, head_dim, group, grouped);
+
+    /* the workspace has places for so many */
+    return d->blocks * (warps < plain ? warps : plain);
 }
 
 void
 decode_open(const tr_device_props_t *d)
 {
-    for (uint32_t i = 0; i < 27; i++) {
+    for (uint32_t i = 0; i < DECODE_MODES * 9; i++) {
         const decode_mode_t mode = (decode_mode_t) (i / 9);
         const uint32_t dim = 64u << i % 3, group = 4u << i / 3 % 3;
 
-        if (!decode_has(dim, group, mode != DECODE_ALL)) {
+        if (!decode_has(dim, group,
+                        mode == DECODE_UNCOMPRESSED || mode == DECODE_REACH)) {
             continue;
         }
         const void *kernel = (const void *) attend_for(mode, dim, group);
@@ -372,6 +405,13 @@ static bool
 decode_plain(const tr_kv_view_t *kv)
 {
     return kv->n_layouts == 1 && !kv->layout[0].level.scored;
+}
+
+/* Does a layer see but its last tokens, which are uncompressed? */
+static bool
+decode_slides(const tr_kv_view_t *kv, uint32_t layer)
+{
+    return kv->reach != NULL && (decode_plain(kv) || tr_kv_slides(kv, layer));
 }
 
 static bool
@@ -430,7 +470,9 @@ decode_args(const tr_device_props_t *d, const tr_kv_view_t *kv, uint32_t layer,
     out->before = layer > 0 ? left_by(&out->work, layer - 1) : out->left;
     out->raised = layer > 1 ? left_by(&out->work, layer - 2) : out->left;
     out->blocks = d->blocks;
-    out->slots = attend_slots(d, kv->head_dim, size->heads / kv->kv_heads);
+    out->grouped = out->layouts.grouped && !decode_slides(kv, layer);
+    out->slots = attend_slots(d, kv->head_dim, size->heads / kv->kv_heads,
+                              out->grouped);
     out->ended = NULL;
     if (kv->layers > 1) {
         out->ended = out->work.ended + layer;
@@ -461,16 +503,16 @@ tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
         return TR_KERNEL_OK;
     }
     uncompressed = decode_plain(kv);
-    mode = kv->reach != NULL && (uncompressed || tr_kv_slides(kv, layer))
-               ? DECODE_REACH
-           : uncompressed ? DECODE_UNCOMPRESSED
-                          : DECODE_ALL;
     if (!decode_args(s->device, kv, layer, rows, size, work, &a)
         || queries->heads != size->heads || queries->ldq % 8 != 0
         || queries->ldo % 8 != 0 || !aligned(queries->q)
         || !aligned(queries->out)) {
         return TR_KERNEL_BADARG;
     }
+    mode = decode_slides(kv, layer) ? DECODE_REACH
+           : uncompressed           ? DECODE_UNCOMPRESSED
+           : a.grouped              ? DECODE_GROUPED
+                                    : DECODE_ALL;
     a.reaches = mode == DECODE_REACH;
     a.q = queries->q;
     a.out = queries->out;
@@ -479,8 +521,11 @@ tr_cuda_decode(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     a.q_type = queries->q_type;
     a.out_type = queries->out_type;
     a.scale = queries->scale * 1.4426950408889634f;
-    warps = attend_warps(s->device, kv->head_dim, a.group);
-    rc = launch_with(s, true, warps * ring_bytes(kv->head_dim, a.slots) + ENDED,
+    warps = decode_warps(s->device, kv->head_dim, a.group, a.layouts.grouped)
+            / s->device->blocks;
+    rc = launch_with(s, true,
+                     warps * ring_bytes(kv->head_dim, a.slots, a.grouped)
+                         + ENDED,
                      attend_for(mode, kv->head_dim, a.group),
                      dim3(s->device->blocks), warps * 32, a);
     if (rc != TR_KERNEL_OK || s->device->unfinished) {

@@ -64,10 +64,12 @@ typedef struct {
     uint32_t value;   /* uncompressed: where values begin */
     uint32_t score, position, recent;
     uint8_t key_bits, value_bits, scored, tile; /* tile: tokens of one */
+    uint8_t groups; /* pairs of {scale, zero} of a key, and of a value */
 } decode_layout_t;
 
 typedef struct {
     decode_layout_t of[TR_KV_LAYOUTS_MAX];
+    bool grouped; /* some have two pairs or four */
 } decode_layouts_t;
 
 #define HEAD_SCORED 1u
@@ -197,9 +199,10 @@ decode_has(uint32_t head_dim, uint32_t group, bool plain)
                  : (head_dim == 64 || head_dim == 128) && group <= SCORED_GROUP;
 }
 
-/* Warps of the attend kernel: as many ranges there are at most. */
+/* Warps of the attend kernel: as many ranges there are at most.  grouped:
+ * where some layout is, whose tiles are larger. */
 uint32_t decode_warps(const tr_device_props_t *d, uint32_t head_dim,
-                      uint32_t group);
+                      uint32_t group, bool grouped);
 decode_work_t decode_work(const tr_device_props_t *d,
                           const tr_cuda_decode_size_t *size, void *at);
 int decode_layouts(const tr_kv_view_t *kv, decode_layouts_t *out);
@@ -219,6 +222,7 @@ typedef struct {
     uint32_t layer;
     bool scored;          /* some layout is */
     bool reaches;         /* DECODE_REACH */
+    bool grouped;         /* DECODE_GROUPED */
     uint32_t jobs;        /* of a layer with scores, at most */
     bool few_jobs;        /* so that a block settles the candidate of each */
     bool short_positions; /* of 2 bytes, in all layouts */
@@ -244,8 +248,23 @@ int decode_reduce(const tr_cuda_stream_t *s, const decode_args_t *a,
 uint32_t decode_candidate_blocks(const decode_args_t *a, uint32_t warps);
 
 /* What is done of a layer: every segment; uncompressed pages without scores; of
- * these what a layer's reach lets a query see. */
-typedef enum { DECODE_ALL, DECODE_UNCOMPRESSED, DECODE_REACH } decode_mode_t;
+ * these what a layer's reach lets a query see; every segment, where layouts have
+ * groups, in code of its own, which has more registers to do with. */
+typedef enum {
+    DECODE_ALL,
+    DECODE_UNCOMPRESSED,
+    DECODE_REACH,
+    DECODE_GROUPED
+} decode_mode_t;
+
+#define DECODE_MODES 4u
+
+/* Are there layouts of groups in a mode? */
+static __host__ __device__ constexpr bool
+decode_grouped(decode_mode_t mode)
+{
+    return mode == DECODE_GROUPED;
+}
 
 /* Tiles of a segment. */
 static __host__ __device__ __forceinline__ uint32_t

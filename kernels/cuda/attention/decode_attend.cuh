@@ -22,24 +22,28 @@ pairs_of(int quads)
     return (quads + 1) / 2;
 }
 
-/* A warp's softmax and output. */
-template <int D, int Q> struct state_t {
+/* A warp's softmax and output.  zero: of each of Z groups of dimensions. */
+template <int D, int Q, int Z> struct state_t {
     float max[Q]; /* of head t, less RAISED */
-    float sum[Q], zero[Q];
+    float sum[Q], zero[Q][Z];
     float shrink; /* values are multiplied by this power of two */
     float per[2]; /* 1 / what o's rows g, g + 8 are counted in */
     float o[pairs_of(Q)][D / 16][4];
     uint32_t trace; /* of the layer: the next one */
 };
 
-template <int D, int Q>
+template <int D, int Q, int Z>
 static __device__ __forceinline__ void
-state_init(state_t<D, Q> &s)
+state_init(state_t<D, Q, Z> &s)
 {
 #pragma unroll
     for (int q = 0; q < Q; q++) {
         s.max[q] = -1e30f;
-        s.sum[q] = s.zero[q] = 0;
+        s.sum[q] = 0;
+#pragma unroll
+        for (int z = 0; z < Z; z++) {
+            s.zero[q][z] = 0;
+        }
     }
     s.shrink = 0x1p40f;
     s.per[0] = s.per[1] = 1;
@@ -83,9 +87,9 @@ column_sum(float x)
 }
 
 /* Rows g of o times a of their column's quad, rows g + 8 times b. */
-template <int D, int Q>
+template <int D, int Q, int Z>
 static __device__ __forceinline__ void
-multiply(state_t<D, Q> &s, const float (&a)[Q], const float (&b)[Q])
+multiply(state_t<D, Q, Z> &s, const float (&a)[Q], const float (&b)[Q])
 {
 #pragma unroll
     for (int i = 0; i < pairs_of(Q) * (D / 16); i++) {
@@ -102,9 +106,9 @@ multiply(state_t<D, Q> &s, const float (&a)[Q], const float (&b)[Q])
 }
 
 /* Makes room for larger logits y, in units of to_logit, or scales; rare. */
-template <int D, int Q>
+template <int D, int Q, int Z>
 static __device__ __forceinline__ void
-rescale(state_t<D, Q> &s, const float (&y)[Q], const float (&to_logit)[Q],
+rescale(state_t<D, Q, Z> &s, const float (&y)[Q], const float (&to_logit)[Q],
         float scale)
 {
     float by[Q], shrink = s.shrink;
@@ -120,17 +124,20 @@ rescale(state_t<D, Q> &s, const float (&y)[Q], const float (&to_logit)[Q],
 
         s.max[q] = max;
         s.sum[q] *= c;
-        s.zero[q] *= c;
+#pragma unroll
+        for (int z = 0; z < Z; z++) {
+            s.zero[q][z] *= c;
+        }
         by[q] = c * shrink * inverse(s.shrink);
     }
     s.shrink = shrink;
-    multiply<D, Q>(s, by, by);
+    multiply(s, by, by);
 }
 
 /* Counts o in the units of a level's values. */
-template <int D, int Q, int VALUE>
+template <int VALUE, int D, int Q, int Z>
 static __device__ __forceinline__ void
-change_units(state_t<D, Q> &s)
+change_units(state_t<D, Q, Z> &s)
 {
     float a[Q], b[Q];
 
@@ -145,7 +152,7 @@ change_units(state_t<D, Q> &s)
     }
     s.per[0] = 1 / value_unit(VALUE, 0);
     s.per[1] = 1 / value_unit(VALUE, 1);
-    multiply<D, Q>(s, a, b);
+    multiply(s, a, b);
 }
 
 /* What a warp attends at once. */
@@ -174,38 +181,129 @@ existing(const decode_args_t &a, uint32_t head, bool holes, uint32_t token,
     return __ballot_sync(TR_ALL_LANES, here);
 }
 
+/* Logits of a tile: products, with the scales and zeros of its keys. */
+template <int D, int Q, int KEY, int M>
+static __device__ __forceinline__ void
+logits(const query_t<D, Q, KEY, M> &query, uint32_t keys,
+       const uint32_t (&meta)[2][M], float (&y)[Q][2])
+{
+    float x[M][Q][2];
+
+    if constexpr (M == 1) {
+        products(query, keys, x[0]);
+    } else {
+        group_products(query, keys, x);
+    }
+#pragma unroll
+    for (int q = 0; q < Q; q++) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            y[q][r] = x[0][q][r];
+#pragma unroll
+            for (int j = 0; j < M && KEY != 16; j++) {
+                float2 k = half2_floats(meta[r][j]);
+                float zero = k.y * query.sum[q][j];
+
+                y[q][r] = fmaf(x[j][q][r], k.x, j == 0 ? zero : y[q][r] + zero);
+            }
+        }
+    }
+}
+
+/* Adds values of a tile, weighted, of group J and those behind it. */
+template <int J, int VALUE, int D, int Q, int M, int Z>
+static __device__ __forceinline__ void
+add_group(uint32_t at, const uint4 (&values)[value_words(D, VALUE)],
+          uint32_t keep, const float (&y)[Q][2], const float (&scale)[2][M],
+          const float (&zero)[2][M], state_t<D, Q, Z> &s)
+{
+    constexpr int ROWS = VALUE == 16 ? 1 : 2;
+    uint32_t w[pairs_of(Q)][2];
+
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        float v = scale[r][J] * s.shrink * (VALUE == 2 && r ? 0.0625f : 1);
+
+#pragma unroll
+        for (int q = 0; q < Q; q++) {
+#pragma unroll
+            for (int z = J * Z / M; z < (J + 1) * Z / M; z++) {
+                s.zero[q][z] += y[q][r] * zero[r][J];
+            }
+        }
+#pragma unroll
+        for (int q = 0; q < Q; q += 2) {
+            w[q / 2][r] = transpose(
+                half2_bits(y[q][r] * v, q + 1 < Q ? y[(q + 1) % Q][r] * v : 0));
+        }
+    }
+    if constexpr (VALUE == 16) {
+        add_values16<D, pairs_of(Q)>(s.o, at, keep, w);
+    } else {
+        add_values<D, VALUE, J *(D / 16) / M, (J + 1) * (D / 16) / M>(s.o[0],
+                                                                      values,
+                                                                      w[0][0],
+                                                                      w[0][1]);
+    }
+    if constexpr (J + 1 < M) {
+        add_group<J + 1, VALUE>(at, values, keep, y, scale, zero, s);
+    }
+}
+
+/* M words from shared memory, at a multiple of as many. */
+template <int M>
+static __device__ __forceinline__ void
+load_meta(uint32_t at, uint32_t (&x)[M])
+{
+    if constexpr (M == 1) {
+        x[0] = shared_load4(at);
+    } else if constexpr (M == 2) {
+        uint2 y = shared_load8(at);
+
+        x[0] = y.x;
+        x[1] = y.y;
+    } else {
+        uint4 y = shared_load16(at);
+
+        x[0] = y.x;
+        x[1] = y.y;
+        x[2] = y.z;
+        x[3] = y.w;
+    }
+}
+
 /* The unit in a slot.  y: logits in units of to_logit, then weights without the
  * value's scale. */
-template <int D, int Q, int KEY, int VALUE, bool REACH>
+template <int D, int Q, int KEY, int VALUE, int M, int Z, bool REACH>
 static __device__ __forceinline__ void
-attend_unit(const decode_args_t &a, const query_t<D, Q, KEY> &query,
+attend_unit(const decode_args_t &a, const query_t<D, Q, KEY, M> &query,
             const unit_t &u, uint32_t slot, bool traced, uint64_t stay,
-            state_t<D, Q> &s)
+            state_t<D, Q, Z> &s)
 {
     constexpr int U = unit_tiles(KEY, VALUE), ROWS = KEY == 16 ? 1 : 2;
-    constexpr uint32_t TILE = unit_step(D, KEY, VALUE);
+    constexpr uint32_t TILE = unit_step(D, KEY, VALUE, M);
     constexpr uint32_t TO_VALUE = tile_bytes(D, KEY);
     constexpr uint32_t TO_META = TO_VALUE + tile_bytes(D, VALUE);
     const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    float y[U][Q][2], vs[U][2], vz[U][2], most[Q], scale = 0;
+    float y[U][Q][2], vs[U][2][M], vz[U][2][M], most[Q], scale = 0;
     uint4 values[U][value_words(D, VALUE)];
-    uint32_t km[U][2], vm[U][2];
+    uint32_t km[U][2][M], vm[U][2][M];
     uint32_t keep = ~0u;
     bool over;
 
     /* what is read from shared memory is asked for early */
 #pragma unroll
     for (int n = 0; n < U && KEY != 16; n++) {
-        uint32_t at = slot + n * TILE + TO_META + g * 4;
+        uint32_t at = slot + n * TILE + TO_META + g * M * 4;
 
-        km[n][0] = shared_load4(at);
-        km[n][1] = shared_load4(at + 32);
-        vm[n][0] = shared_load4(at + META);
-        vm[n][1] = shared_load4(at + META + 32);
+        load_meta(at, km[n][0]);
+        load_meta(at + M * 32, km[n][1]);
+        load_meta(at + M * META, vm[n][0]);
+        load_meta(at + M * META + M * 32, vm[n][1]);
     }
 #pragma unroll
     for (int n = 0; n < U; n++) {
-        products(query, slot + n * TILE, y[n]);
+        logits(query, slot + n * TILE, km[n], y[n]);
     }
 #pragma unroll
     for (int n = 0; n < U; n++) {
@@ -215,17 +313,15 @@ attend_unit(const decode_args_t &a, const query_t<D, Q, KEY> &query,
     for (int n = 0; n < U; n++) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            float2 k = make_float2(1, 0), v = k;
-
-            if (KEY != 16) {
-                k = half2_floats(km[n][r]);
-                v = half2_floats(vm[n][r]);
-            }
-            vs[n][r] = v.x;
-            vz[n][r] = v.y;
 #pragma unroll
-            for (int q = 0; q < Q && KEY != 16; q++) {
-                y[n][q][r] = fmaf(y[n][q][r], k.x, k.y * query.sum[q]);
+            for (int j = 0; j < M; j++) {
+                float2 v = make_float2(1, 0);
+
+                if (KEY != 16) {
+                    v = half2_floats(vm[n][r][j]);
+                }
+                vs[n][r][j] = v.x;
+                vz[n][r][j] = v.y;
             }
         }
     }
@@ -243,7 +339,10 @@ attend_unit(const decode_args_t &a, const query_t<D, Q, KEY> &query,
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
                 if (!(mask >> (g + 8 * r) & 1)) {
-                    vs[n][r] = vz[n][r] = 0;
+#pragma unroll
+                    for (int j = 0; j < M; j++) {
+                        vs[n][r][j] = vz[n][r][j] = 0;
+                    }
 #pragma unroll
                     for (int q = 0; q < Q; q++) {
                         y[n][q][r] = -INFINITY;
@@ -262,7 +361,10 @@ attend_unit(const decode_args_t &a, const query_t<D, Q, KEY> &query,
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
                 most[q] = fmaxf(most[q], y[n][q][r]);
-                scale = fmaxf(scale, vs[n][r]);
+#pragma unroll
+                for (int j = 0; j < M; j++) {
+                    scale = fmaxf(scale, vs[n][r][j]);
+                }
             }
         }
     }
@@ -276,32 +378,17 @@ attend_unit(const decode_args_t &a, const query_t<D, Q, KEY> &query,
     }
 #pragma unroll
     for (int n = 0; n < U; n++) {
-        uint32_t w[pairs_of(Q)][2];
-
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
-            float v = vs[n][r] * s.shrink * (VALUE == 2 && r ? 0.0625f : 1);
-
 #pragma unroll
             for (int q = 0; q < Q; q++) {
                 y[n][q][r] = exp2_fast(
                     fmaf(y[n][q][r], query.to_logit[q], -s.max[q]));
                 s.sum[q] += y[n][q][r];
-                s.zero[q] += y[n][q][r] * vz[n][r];
-            }
-#pragma unroll
-            for (int q = 0; q < Q; q += 2) {
-                w[q / 2][r] = transpose(
-                    half2_bits(y[n][q][r] * v,
-                               q + 1 < Q ? y[n][(q + 1) % Q][r] * v : 0));
             }
         }
-        if constexpr (VALUE == 16) {
-            add_values16<D, pairs_of(Q)>(s.o, slot + n * TILE + TO_VALUE, keep,
-                                         w);
-        } else {
-            add_values<D, VALUE>(s.o[0], values[n], w[0][0], w[0][1]);
-        }
+        add_group<0, VALUE>(slot + n * TILE + TO_VALUE, values[n], keep, y[n],
+                            vs[n], vz[n], s);
     }
     if (has_scores(D, Q) && traced) {
         const uint32_t tiles = u.tiles, group = a.group;
@@ -334,10 +421,10 @@ attend_unit(const decode_args_t &a, const query_t<D, Q, KEY> &query,
 }
 
 /* The part's sums to its place. */
-template <int D, int Q>
+template <int D, int Q, int Z>
 static __device__ __forceinline__ void
 store_part(const decode_args_t &a, uint32_t head, uint32_t range,
-           state_t<D, Q> &s)
+           state_t<D, Q, Z> &s)
 {
     const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const uint64_t policy = l2_policy_stay();
@@ -348,21 +435,25 @@ store_part(const decode_args_t &a, uint32_t head, uint32_t range,
 #pragma unroll
     for (int q = 0; q < Q; q++) {
         uint32_t k = q * QUAD + t;
-        float sum = column_sum(s.sum[q]), zero = column_sum(s.zero[q]);
+        float sum = column_sum(s.sum[q]), zero[Z];
         float *to = a.work.part_out + (place * a.group + k) * D + g;
 
+#pragma unroll
+        for (int z = 0; z < Z; z++) {
+            zero[z] = column_sum(s.zero[q][z]);
+        }
         if (k >= a.group) {
             continue;
         }
 #pragma unroll
         for (int i = 0; i < D / 16; i++) {
+            const float of = zero[i * Z / (D / 16)];
             const float(&o)[4] = s.o[q / 2][i];
 
-            store_hinted(to + 16 * i,
-                         __float_as_uint(fmaf(o[q % 2], by0, zero)), policy);
-            store_hinted(to + 16 * i + 8,
-                         __float_as_uint(fmaf(o[2 + q % 2], by1, zero)),
+            store_hinted(to + 16 * i, __float_as_uint(fmaf(o[q % 2], by0, of)),
                          policy);
+            store_hinted(to + 16 * i + 8,
+                         __float_as_uint(fmaf(o[2 + q % 2], by1, of)), policy);
         }
         if (g == 0) {
             a.work.part_sum[place * GROUP + k] = make_float2(s.max[q], sum);

@@ -42,12 +42,16 @@ tile_bytes(int dim, int bits)
     return bits == 16 ? dim * 16 : dim * bits * 2;
 }
 
-#define META 64u /* bytes of a tile's {scale, zero}, of keys or of values */
+#define META \
+    64u /* bytes of a tile's {scale, zero}, of a group of keys or of
+                  * values */
+#define GROUPS_MOST 4 /* of a key or a value */
 
 static __host__ __device__ constexpr uint32_t
-unit_step(int dim, int key_bits, int value_bits)
+unit_step(int dim, int key_bits, int value_bits, int groups)
 {
-    return tile_bytes(dim, key_bits) + tile_bytes(dim, value_bits) + 2 * META;
+    return tile_bytes(dim, key_bits) + tile_bytes(dim, value_bits)
+           + 2 * META * (uint32_t) groups;
 }
 
 /* Tiles of a run: those left in the page, those in later pages, and how many a
@@ -95,17 +99,19 @@ static_assert(sizeof(run_t) == 40, "a note");
 
 /* The largest unit: a tile of K8V8. */
 static __host__ __device__ constexpr uint32_t
-slot_bytes(int dim)
+slot_bytes(int dim, bool grouped)
 {
-    return unit_step(dim, 8, 8);
+    return unit_step(dim, 8, 8, grouped ? GROUPS_MOST : 1);
 }
 
 /* Of a warp: slots, notes, barriers.  The copy engine wants slots at multiples
  * of 128 bytes: it takes longer elsewhere. */
 static __host__ __device__ __forceinline__ uint32_t
-ring_bytes(uint32_t dim, uint32_t slots)
+ring_bytes(uint32_t dim, uint32_t slots, bool grouped)
 {
-    uint32_t n = slots * (slot_bytes((int) dim) + (uint32_t) sizeof(run_t) + 8);
+    uint32_t n = slots
+                 * (slot_bytes((int) dim, grouped) + (uint32_t) sizeof(run_t)
+                    + 8);
 
     return (n + 127) / 128 * 128;
 }
@@ -435,11 +441,11 @@ copy_tiles(const cursor_t &c, uint32_t n, uint32_t slot, uint32_t bar,
 }
 
 /* Asks for the next unit, for slot ring.free. */
-template <int D>
+template <int D, bool GROUPED>
 static __device__ __forceinline__ void
 produce(const decode_args_t &a, cursor_t &c, ring_t &ring)
 {
-    const uint32_t slot = ring.slots + ring.free * slot_bytes(D);
+    const uint32_t slot = ring.slots + ring.free * slot_bytes(D, GROUPED);
     const uint32_t bar = ring.bars + ring.free * 8;
     uint32_t n;
 

@@ -38,7 +38,7 @@ decode_work(const tr_device_props_t *d, const tr_cuda_decode_size_t *size,
     size_t heads = (size_t) size->max_seqs * size->kv_heads, end = 0;
     size_t layers = size->layers, all = heads * layers;
     uint32_t group = size->kv_heads == 0 ? 1 : size->heads / size->kv_heads;
-    uint32_t warps = decode_warps(d, size->head_dim, group);
+    uint32_t warps = decode_warps(d, size->head_dim, group, false);
     size_t places = heads + warps;
     size_t traces, jobs = heads * SEGMENTS, rows;
     uint8_t *base = (uint8_t *) at;
@@ -77,16 +77,6 @@ decode_work(const tr_device_props_t *d, const tr_cuda_decode_size_t *size,
     return w;
 }
 
-/* Key and value bits that attend_kernel (decode.cu) lists. */
-static bool
-bits_tiered(uint32_t key, uint32_t value)
-{
-    return key == 16  ? value == 16
-           : key == 8 ? value == 8 || value == 4 || value == 2
-           : key == 4 ? value == 4 || value == 2
-                      : key == 2 && value == 2;
-}
-
 int
 decode_layouts(const tr_kv_view_t *kv, decode_layouts_t *out)
 {
@@ -102,10 +92,7 @@ decode_layouts(const tr_kv_view_t *kv, decode_layouts_t *out)
         bool wide = l->level.key_bits == 16;
         uint32_t bytes;
 
-        if (l->head_dim != dim || l->level.by_channel
-            || !bits_tiered(l->level.key_bits, l->level.value_bits)
-            || (!wide
-                && (l->level.key_groups != 1 || l->level.value_groups != 1))) {
+        if (l->head_dim != dim || !tr_cuda_decode_level(&l->level)) {
             return TR_KERNEL_BADARG;
         }
         o->key_bits = l->level.key_bits;
@@ -119,8 +106,11 @@ decode_layouts(const tr_kv_view_t *kv, decode_layouts_t *out)
         o->position = l->position;
         o->recent = l->recent;
         o->scored = l->level.scored;
+        o->groups = wide ? 1 : l->level.key_groups;
+        out->grouped = out->grouped || o->groups > 1;
         bytes = o->tile
-                * (dim * (o->key_bits + o->value_bits) / 8 + (wide ? 0 : 8));
+                * (dim * (o->key_bits + o->value_bits) / 8
+                   + (wide ? 0 : 8u * o->groups));
         /* instructions take their time, too: measured */
         o->cost = bytes / 64 + (wide ? 0 : o->key_bits == 8 ? 4 : 7);
         if (l->tokens % o->tile != 0 || o->tiles == 0
@@ -140,7 +130,8 @@ typedef struct {
     decode_layouts_t layouts;
     decode_work_t work;
     uint32_t group;
-    float keeps; /* bytes that the L2 cache is asked to keep */
+    uint32_t warps; /* of the attend kernel */
+    float keeps;    /* bytes that the L2 cache is asked to keep */
 } plan_args_t;
 
 /* What is summed over heads; live: those that have tiles. */
@@ -471,7 +462,7 @@ plan_ranges(const plan_args_t &a, uint32_t layer, const sums_t &sums,
     decode_cut_t *cut = a.work.cut + (size_t) layer * (a.work.max_ranges + 1);
     uint32_t ranges = max(1u, sums.cost / RANGE_COST);
 
-    ranges = min(ranges, a.work.max_ranges);
+    ranges = min(ranges, a.warps);
     for (uint32_t b = threadIdx.x; b <= a.work.max_ranges; b += THREADS) {
         decode_cut_t c = { sums.live, 0 };
 
@@ -552,6 +543,8 @@ tr_cuda_decode_plan(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     a.rows = *rows;
     a.work = decode_work(s->device, size, work);
     a.group = size->heads / size->kv_heads;
+    a.warps = decode_warps(s->device, size->head_dim, a.group,
+                           a.layouts.grouped);
     a.keeps = fminf(L2_KEEPS, (float) s->device->l2 * L2_SHARE);
     heads = rows->n_seqs * kv->kv_heads;
     bytes = heads <= SHARED_HEADS ? (heads + 1) * 4 : 0;

@@ -35,11 +35,12 @@ word(const uint4 &v, int i)
 
 /* ---- queries ------------------------------------------------------------ */
 
-/* B operands of Q quads for keys of KEY bits, and what makes a logit of a
- * product: logit = (product * scale + zero * sum) * to_logit, of head t. */
-template <int D, int Q, int KEY> struct query_t {
+/* B operands of Q quads for keys of KEY bits in M groups, and what makes a logit
+ * of products: logit = (product * scale + zero * sum) * to_logit, of head t;
+ * of groups the sum of each's. */
+template <int D, int Q, int KEY, int M> struct query_t {
     uint32_t b[Q][KEY == 16 ? D / 8 : D / 16];
-    float to_logit[Q], sum[Q];
+    float to_logit[Q], sum[Q][M];
 };
 
 /* So that no logit, of a query of zeros, is -infinity times 0. */
@@ -126,16 +127,16 @@ query_at(const decode_args_t &a, const run_t &run, int q, uint32_t dim)
 
 /* Queries as bytes, before their dimensions are arranged for a level's keys.
  * Lane 4g + t: column g, dimensions [t D/4, (t + 1) D/4); most, sum: of head t,
- * whose logits are products of bytes times most. */
-template <int D, int Q> struct bytes_t {
+ * whose logits are products of bytes times most; sum: of each of Z groups. */
+template <int D, int Q, int Z> struct bytes_t {
     uint32_t w[Q][D / 16];
     float most[Q];
-    int sum[Q];
+    int sum[Q][Z];
 };
 
-template <int D, int Q>
+template <int D, int Q, int Z>
 static __device__ __forceinline__ void
-load_bytes(const decode_args_t &a, const run_t &run, bytes_t<D, Q> &out)
+load_bytes(const decode_args_t &a, const run_t &run, bytes_t<D, Q, Z> &out)
 {
     const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     constexpr int N = D / 16; /* words of four dimensions */
@@ -144,7 +145,7 @@ load_bytes(const decode_args_t &a, const run_t &run, bytes_t<D, Q> &out)
     for (int q = 0; q < Q; q++) {
         float2 x[N][2];
         float most = 0, by;
-        int sum = 0;
+        int sums[Z] = {};
 
         load_pairs(a.q, query_at(a, run, q, D) + t * (D / 4), 4, a.q_type, x);
 #pragma unroll
@@ -156,30 +157,46 @@ load_bytes(const decode_args_t &a, const run_t &run, bytes_t<D, Q> &out)
         by = most > 1e-30f ? QUERY_MOST / most : 0;
 #pragma unroll
         for (int j = 0; j < N; j++) {
+            int &sum = sums[j * Z / N];
+
             out.w[q][j] = query_byte(x[j][0].x * by, g & 1, sum)
                           | query_byte(x[j][0].y * by, g & 1, sum) << 8
                           | query_byte(x[j][1].x * by, g & 1, sum) << 16
                           | query_byte(x[j][1].y * by, g & 1, sum) << 24;
         }
-        sum += __shfl_xor_sync(TR_ALL_LANES, sum, 1);
-        sum += __shfl_xor_sync(TR_ALL_LANES, sum, 2);
         out.most[q] = __shfl_sync(TR_ALL_LANES, most, 8 * t) * a.scale
                       / QUERY_MOST;
-        out.sum[q] = __shfl_sync(TR_ALL_LANES, sum, 8 * t);
+#pragma unroll
+        for (int z = 0; z < Z; z++) {
+            int sum = sums[z];
+
+            sum += __shfl_xor_sync(TR_ALL_LANES, sum, 1);
+            sum += __shfl_xor_sync(TR_ALL_LANES, sum, 2);
+            out.sum[q][z] = __shfl_sync(TR_ALL_LANES, sum, 8 * t);
+        }
     }
 }
 
 /* In the order in which masks bring dimensions. */
-template <int D, int Q, int KEY>
+template <int D, int Q, int KEY, int M, int Z>
 static __device__ __forceinline__ void
-arrange(const bytes_t<D, Q> &from, query_t<D, Q, KEY> &out)
+arrange(const bytes_t<D, Q, Z> &from, query_t<D, Q, KEY, M> &out)
 {
     constexpr int N = D / 16;
     constexpr float UNIT = KEY == 8 ? 1 : KEY == 4 ? 16 : 64;
 
 #pragma unroll
     for (int q = 0; q < Q; q++) {
-        out.sum[q] = (float) from.sum[q] * UNIT;
+#pragma unroll
+        for (int j = 0; j < M; j++) {
+            int sum = 0;
+
+#pragma unroll
+            for (int z = j * Z / M; z < (j + 1) * Z / M; z++) {
+                sum += from.sum[q][z];
+            }
+            out.sum[q][j] = (float) sum * UNIT;
+        }
         out.to_logit[q] = not_zero(from.most[q] * (1 / UNIT));
 #pragma unroll
         for (int j = 0; j < N; j++) {
@@ -207,7 +224,7 @@ arrange(const bytes_t<D, Q> &from, query_t<D, Q, KEY> &out)
 template <int D, int Q>
 static __device__ __forceinline__ void
 load_uncompressed(const decode_args_t &a, const run_t &run,
-                  query_t<D, Q, 16> &out)
+                  query_t<D, Q, 16, 1> &out)
 {
     const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 
@@ -235,7 +252,7 @@ load_uncompressed(const decode_args_t &a, const run_t &run,
         }
         out.to_logit[q] = not_zero(__shfl_sync(TR_ALL_LANES, most, 8 * t)
                                    * a.scale);
-        out.sum[q] = 0;
+        out.sum[q][0] = 0;
     }
 }
 
@@ -245,7 +262,7 @@ load_uncompressed(const decode_args_t &a, const run_t &run,
  * the tile in shared memory. */
 template <int D, int Q>
 static __device__ __forceinline__ void
-products(const query_t<D, Q, 8> &query, uint32_t keys, float (&x)[Q][2])
+products(const query_t<D, Q, 8, 1> &query, uint32_t keys, float (&x)[Q][2])
 {
     constexpr int C = D / 64; /* chunks of a row */
     int c[Q][4] = {};
@@ -275,7 +292,7 @@ products(const query_t<D, Q, 8> &query, uint32_t keys, float (&x)[Q][2])
 
 template <int D, int Q>
 static __device__ __forceinline__ void
-products(const query_t<D, Q, 4> &query, uint32_t keys, float (&x)[Q][2])
+products(const query_t<D, Q, 4, 1> &query, uint32_t keys, float (&x)[Q][2])
 {
     constexpr int N = D / 32; /* words of a row */
     const uint32_t LOW = 0x0f0f0f0fu, HIGH = 0xf0f0f0f0u;
@@ -318,7 +335,7 @@ products(const query_t<D, Q, 4> &query, uint32_t keys, float (&x)[Q][2])
 
 template <int D, int Q>
 static __device__ __forceinline__ void
-products(const query_t<D, Q, 2> &query, uint32_t keys, float (&x)[Q][2])
+products(const query_t<D, Q, 2, 1> &query, uint32_t keys, float (&x)[Q][2])
 {
     constexpr int N = D / 64; /* words of a row */
     uint32_t w[2][N], lane = threadIdx.x % 32;
@@ -366,7 +383,7 @@ products(const query_t<D, Q, 2> &query, uint32_t keys, float (&x)[Q][2])
 /* Eight tokens: x[q][1] is not a logit. */
 template <int D, int Q>
 static __device__ __forceinline__ void
-products(const query_t<D, Q, 16> &query, uint32_t keys, float (&x)[Q][2])
+products(const query_t<D, Q, 16, 1> &query, uint32_t keys, float (&x)[Q][2])
 {
     const uint32_t lane = threadIdx.x % 32;
     float c[Q][4] = {};
@@ -389,6 +406,86 @@ products(const query_t<D, Q, 16> &query, uint32_t keys, float (&x)[Q][2])
     for (int q = 0; q < Q; q++) {
         x[q][0] = c[q][0] + c[q][1];
         x[q][1] = 0;
+    }
+}
+
+/* Of groups: words of a lane that are of the same one are neighbours; a word of
+ * two is masked. */
+
+/* Keys of 8 bits in M groups: x[j] is what group j has of x. */
+template <int D, int Q, int M>
+static __device__ __forceinline__ void
+group_products(const query_t<D, Q, 8, M> &query, uint32_t keys,
+               float (&x)[M][Q][2])
+{
+    constexpr int C = D / 64, N = D / 16 / M; /* chunks of a row, words */
+    uint4 r[2 * C];
+
+#pragma unroll
+    for (int i = 0; i < 2 * C; i++) {
+        r[i] = shared_load16(keys + i * 512 + threadIdx.x % 32 * 16);
+    }
+#pragma unroll
+    for (int j = 0; j < M; j++) {
+#pragma unroll
+        for (int q = 0; q < Q; q++) {
+            int c[4] = {};
+
+#pragma unroll
+            for (int k = j * N; k + 1 < (j + 1) * N; k += 2) {
+                mma_bytes(c, word(r[k / 4], k % 4), word(r[C + k / 4], k % 4),
+                          word(r[(k + 1) / 4], (k + 1) % 4),
+                          word(r[C + (k + 1) / 4], (k + 1) % 4), query.b[q][k],
+                          query.b[q][k + 1]);
+            }
+            if constexpr (N == 1) {
+                mma_bytes_short(c, word(r[j / 4], j % 4),
+                                word(r[C + j / 4], j % 4), query.b[q][j]);
+            }
+            x[j][q][0] = (float) (c[0] * 128 + c[1]);
+            x[j][q][1] = (float) (c[2] * 128 + c[3]);
+        }
+    }
+}
+
+/* Of 4 bits, low halves beside high ones. */
+template <int D, int Q, int M>
+static __device__ __forceinline__ void
+group_products(const query_t<D, Q, 4, M> &query, uint32_t keys,
+               float (&x)[M][Q][2])
+{
+    constexpr int N = D / 32;                /* words of a row */
+    constexpr int SHARE = M > N ? M / N : 1; /* groups that share a word */
+    uint32_t w[2][N];
+
+#pragma unroll
+    for (int i = 0; i < D / 64; i++) {
+        uint4 r = shared_load16(keys + i * 512 + threadIdx.x % 32 * 16);
+
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            w[(4 * i + k) / N][(4 * i + k) % N] = word(r, k);
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < M; j++) {
+        const uint32_t mask = SHARE == 1  ? 0x0f0f0f0fu
+                              : j % SHARE ? 0x0f000f00u
+                                          : 0x000f000fu;
+
+#pragma unroll
+        for (int q = 0; q < Q; q++) {
+            int c[4] = {};
+
+#pragma unroll
+            for (int k = j * N / M; k < ((j + 1) * N + M - 1) / M; k++) {
+                mma_bytes(c, w[0][k] & mask, w[1][k] & mask,
+                          w[0][k] >> 4 & mask, w[1][k] >> 4 & mask,
+                          query.b[q][k], query.b[q][N + k]);
+            }
+            x[j][q][0] = (float) ((c[0] * 128 + c[1]) * 16);
+            x[j][q][1] = (float) ((c[2] * 128 + c[3]) * 16);
+        }
     }
 }
 
@@ -433,9 +530,10 @@ load_values(uint4 (&r)[value_words(D, VALUE)], uint32_t values)
     }
 }
 
-/* o[i]: dimensions 16i + g (0, 1) and 16i + 8 + g (2, 3) of columns 2t, 2t + 1.
+/* o[i]: dimensions 16i + g (0, 1) and 16i + 8 + g (2, 3) of columns 2t, 2t + 1;
+ * i from FROM to TO.
  * p: weights of tokens 2t, 2t + 1 of column g, and 8 further on. */
-template <int D>
+template <int D, int FROM, int TO>
 static __device__ __forceinline__ void
 add_values8(float (&o)[D / 16][4], const uint4 (&r)[D / 32], uint32_t p0,
             uint32_t p1)
@@ -444,7 +542,7 @@ add_values8(float (&o)[D / 16][4], const uint4 (&r)[D / 32], uint32_t p0,
     constexpr int C = D / 64;
 
 #pragma unroll
-    for (int i = 0; i < D / 16; i++) {
+    for (int i = FROM; i < TO; i++) {
         uint32_t u = word(r[i / 4], i % 4), v = word(r[C + i / 4], i % 4);
         uint32_t a[4] = { u & MASK, __byte_perm(u, 0, 0x4341), v & MASK,
                           __byte_perm(v, 0, 0x4341) };
@@ -453,7 +551,7 @@ add_values8(float (&o)[D / 16][4], const uint4 (&r)[D / 32], uint32_t p0,
     }
 }
 
-template <int D>
+template <int D, int FROM, int TO>
 static __device__ __forceinline__ void
 add_values4(float (&o)[D / 16][4], const uint4 (&r)[D / 64], uint32_t p0,
             uint32_t p1)
@@ -462,7 +560,7 @@ add_values4(float (&o)[D / 16][4], const uint4 (&r)[D / 64], uint32_t p0,
     constexpr int N = D / 32; /* words of a row of tokens */
 
 #pragma unroll
-    for (int i = 0; i < D / 16; i++) {
+    for (int i = FROM; i < TO; i++) {
         uint32_t u = word(r[i / 2 / 4], i / 2 % 4) >> i % 2 * 8;
         uint32_t v = word(r[(N + i / 2) / 4], (N + i / 2) % 4) >> i % 2 * 8;
         uint32_t a[4] = { u & LOW, u & HIGH, v & LOW, v & HIGH };
@@ -471,13 +569,13 @@ add_values4(float (&o)[D / 16][4], const uint4 (&r)[D / 64], uint32_t p0,
     }
 }
 
-template <int D>
+template <int D, int FROM, int TO>
 static __device__ __forceinline__ void
 add_values2(float (&o)[D / 16][4], const uint4 (&r)[1], uint32_t p0,
             uint32_t p1)
 {
 #pragma unroll
-    for (int i = 0; i < D / 16; i++) {
+    for (int i = FROM; i < TO; i++) {
         uint32_t u = word(r[0], i / 2) >> i % 2 * 8;
         uint32_t a[4] = { u & 0x00030003u, u & 0x000c000cu, u & 0x00300030u,
                           u & 0x00c000c0u };
@@ -487,17 +585,17 @@ add_values2(float (&o)[D / 16][4], const uint4 (&r)[1], uint32_t p0,
 }
 
 /* Any of them. */
-template <int D, int VALUE>
+template <int D, int VALUE, int FROM, int TO>
 static __device__ __forceinline__ void
 add_values(float (&o)[D / 16][4], const uint4 (&r)[value_words(D, VALUE)],
            uint32_t p0, uint32_t p1)
 {
     if constexpr (VALUE == 8) {
-        add_values8<D>(o, r, p0, p1);
+        add_values8<D, FROM, TO>(o, r, p0, p1);
     } else if constexpr (VALUE == 4) {
-        add_values4<D>(o, r, p0, p1);
+        add_values4<D, FROM, TO>(o, r, p0, p1);
     } else if constexpr (VALUE == 2) {
-        add_values2<D>(o, r, p0, p1);
+        add_values2<D, FROM, TO>(o, r, p0, p1);
     }
 }
 

@@ -139,12 +139,12 @@ page_image(const tr_kv_layout_t *l, uint8_t *page, size_t bytes)
             at[0] = tr_kv_key_meta(l, t, 0);
             at[1] = tr_kv_value_meta(l, t, 0);
         }
-        for (int i = 0; i < 2 && bits[0] != 16; i++) {
-            double scale = 4 * (0.5 + random_unit()) / (1 << bits[i]);
+        for (int i = 0; i < 2 * l->level.key_groups && bits[0] != 16; i++) {
+            double scale = 4 * (0.5 + random_unit()) / (1 << bits[i % 2]);
             uint16_t m[2] = { half_from(scale),
-                              half_from(-scale * (1 << bits[i]) / 2) };
+                              half_from(-scale * (1 << bits[i % 2]) / 2) };
 
-            memcpy(page + at[i], m, 4);
+            memcpy(page + at[i % 2] + i / 2 * 4, m, 4);
         }
         if (l->score != 0) {
             float score = (float) random_unit();
@@ -288,7 +288,8 @@ fill_tables(setup_t *s, const case_t *x)
                                      * x->head_dim / 8;
 
                     s->bytes += (double) tokens
-                                * (bytes + (k > 0 ? 8 : 0)
+                                * (bytes
+                                   + (k > 0 ? 8u * at->level.key_groups : 0)
                                    + (k > 0 && at->level.scored
                                           ? 8 + at->position_bytes
                                           : 0));
@@ -560,6 +561,12 @@ run_case(const tr_cuda_stream_t *stream, const case_t *x)
         4, 2, 1, 1, 0, 0, 0, 0 \
     }
 
+/* .. with more than one {scale, zero} a key and a value. */
+#define GROUPS(n)              \
+    {                          \
+        4, 2, n, n, 0, 0, 0, 0 \
+    }
+
 static const struct {
     const char *name;
     uint32_t n_levels;
@@ -575,6 +582,8 @@ static const struct {
     { "40% K8V4 60% K4V2", 2, { K8V4, K4V2 }, { 0.4, 0.6 }, 0, 0 },
     { "K4V2 last", 1, { K4V2_LAST }, { 1 }, 0, 0 },
     { "12% K8V4 88% K4V2 last", 2, { K8V4, K4V2_LAST }, { 0.12, 0.88 }, 0, 0 },
+    { "K4V2 last, 2 groups", 1, { GROUPS(2) }, { 1 }, 0, 0 },
+    { "K4V2 last, 4 groups", 1, { GROUPS(4) }, { 1 }, 0, 0 },
 };
 #define MIXED 6  /* from here on: what levels cost beside one alone */
 #define STORES 5 /* that all shapes are run with */

@@ -21,6 +21,21 @@ static const tr_kv_level_t levels[] = {
     { 8, 2, 1, 1, 0, 1, 0, 0 }, { 2, 2, 1, 1, 0, 1, 0, 0 },
 };
 
+/* Two pairs or four of {scale, zero} a key and a value, where there are tiles for
+ * that. */
+static void
+choose_groups(cache_shape_t *w)
+{
+    for (uint32_t i = 0; i < w->n_levels; i++) {
+        tr_kv_level_t *l = &w->level[i];
+
+        if ((l->key_bits == 8 && l->value_bits == 4)
+            || (l->key_bits == 4 && l->value_bits <= 4)) {
+            l->key_groups = l->value_groups = (uint8_t) (1u << random_below(3));
+        }
+    }
+}
+
 /* Heads and groups that only uncompressed tokens without scores have. */
 static void
 choose_wide(cache_shape_t *w)
@@ -58,6 +73,9 @@ choose_shape(cache_shape_t *w, uint32_t round)
     }
     for (uint32_t i = 0; i < w->n_levels; i++) { /* distinct */
         w->level[i] = levels[(round + i * (round % 2 == 0 ? 1 : n - 1)) % n];
+    }
+    if (random_below(3) != 0) {
+        choose_groups(w);
     }
     if (w->n_levels > 1 && random_below(3) == 0) { /* it forgets nothing */
         w->level[w->n_levels - 1].scored = 0;
@@ -235,8 +253,8 @@ one_round(const tr_device_props_t *device, cudaStream_t stream, uint32_t round,
         printf("head size %u, KV heads %u, heads %u, sequences %u, levels",
                shape.head_dim, shape.kv_heads, shape.heads, shape.seqs);
         for (uint32_t i = 0; i < shape.n_levels; i++) {
-            printf(" %u/%u", shape.level[i].key_bits,
-                   shape.level[i].value_bits);
+            printf(" %u/%u(%u)", shape.level[i].key_bits,
+                   shape.level[i].value_bits, shape.level[i].key_groups);
         }
         printf(", slides %d, wild %d, reach %d, sinks %d, blocks %u, dependent "
                "%d\n",

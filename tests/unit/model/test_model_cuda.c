@@ -201,7 +201,11 @@ test_ways(void **state)
           TR_ATTENTION_PROMPT },
         { 128, 32, 8, "kivi", TR_ATTENTION_DECODE, TR_ATTENTION_GENERIC,
           TR_ATTENTION_PROMPT },
-        { 128, 32, 8, "int4:group=32", TR_ATTENTION_DECODE,
+        { 128, 32, 8, "int4:group=32", TR_ATTENTION_DECODE, TR_ATTENTION_DECODE,
+          TR_ATTENTION_PROMPT },
+        { 64, 6, 2, "diffkv:groups=4", TR_ATTENTION_DECODE, TR_ATTENTION_DECODE,
+          TR_ATTENTION_PROMPT },
+        { 128, 32, 8, "uniform:levels=8/8,groups=2", TR_ATTENTION_DECODE,
           TR_ATTENTION_GENERIC, TR_ATTENTION_PROMPT },
         { 128, 32, 8, "quest", TR_ATTENTION_GENERIC, TR_ATTENTION_GENERIC,
           TR_ATTENTION_PROMPT },
@@ -236,6 +240,7 @@ test_ways(void **state)
             fail_msg("%s", err.text);
         }
         m.fast = tr_model_cuda_fast(&m.config.recipe, p->n_levels == 0, true);
+        m.grouped = true;
         assert_int_equal(tr_model_cuda_path(&m, p, 0, 1),
                          cases[i].uncompressed);
         assert_int_equal(tr_model_cuda_path(&m, p, 9, 1), cases[i].compressed);
