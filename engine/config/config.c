@@ -161,6 +161,11 @@ static const setting_t settings[] = {
       "kv_memory",
       "memory for compressed sequences that are preempted, allocated only "
       "as it is used; 0: none, they are recomputed" },
+    { "swap_recompute", KIND_BOOL, AT(swap_recompute), "no", 0, 0, NULL,
+      "kv_policy full: keep in swap_memory the row of each token and layer"
+      " from which keys and values are computed, and compute a preempted"
+      " sequence of these; only for models whose rows are smaller than keys and"
+      " values" },
     { "prefill_kv_fraction", KIND_SHARE, AT(prefill_kv_fraction), "0.5", 0, 0,
       NULL,
       "share of the KV page pool that prompts may take before they are "

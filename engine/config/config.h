@@ -86,6 +86,7 @@ typedef struct {
     uint32_t prefill_stage;     /* no setting: tests have shorter stages; 0:
                                  * TR_KV_STAGE */
     uint64_t swap_memory;       /* bytes for preempted sequences */
+    bool swap_recompute;        /* they come back by rows (kv_inputs.h) */
     uint32_t max_model_len;     /* 0: the model's */
     uint32_t max_num_seqs;      /* sequences that run at once */
     uint32_t max_batch_tokens;  /* tokens of one step */

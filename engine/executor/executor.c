@@ -413,6 +413,50 @@ tr_executor_check_files(const tr_executor_t *e, const tr_config_t *config,
 }
 
 tr_status_t
+tr_executor_check_inputs(const tr_executor_t *e, uint32_t hidden,
+                         tr_error_t *err)
+{
+    uint32_t both = 2 * e->kv_heads * e->head_dim;
+
+    for (uint32_t i = 0; i < e->n_policies; i++) {
+        if (e->policies[i].policy->n_levels != 0
+            || e->policies[i].policy->minmax) {
+            return tr_error_set(err, TR_ERR_UNSUPPORTED, "swap_recompute",
+                                "swap_recompute with kv_policy %s: expected"
+                                " full alone, others go to swap_memory as they"
+                                " are",
+                                e->policies[i].policy->name);
+        }
+    }
+    if (hidden >= both) {
+        return tr_error_set(err, TR_ERR_UNSUPPORTED, "swap_recompute",
+                            "swap_recompute: a layer's row has %u bytes at 16"
+                            " bits, keys and values of its %u heads %u:"
+                            " expected a model whose rows are smaller",
+                            2 * hidden, e->kv_heads, 2 * both);
+    }
+    if (e->long_from != 0) {
+        return tr_error_set(err, TR_ERR_UNSUPPORTED, "swap_recompute",
+                            "swap_recompute with a model whose sequences are"
+                            " computed anew at %u tokens",
+                            e->long_from);
+    }
+    return TR_OK;
+}
+
+tr_status_t
+tr_executor_open_inputs(tr_executor_t *e, const tr_config_t *config,
+                        uint8_t *memory, size_t row_bytes, tr_error_t *err)
+{
+    e->inputs = calloc(1, sizeof(*e->inputs));
+    if (e->inputs == NULL) {
+        return tr_error_set(err, TR_ERR_NOMEM, "swap_recompute", "no memory");
+    }
+    return tr_kv_inputs_open(e->inputs, memory, config->swap_memory, e->layers,
+                             row_bytes, err);
+}
+
+tr_status_t
 tr_executor_open_cache(tr_executor_t *e, const tr_config_t *config,
                        uint32_t max_len, const tr_kernels_t *kernels,
                        tr_stream_t stream, tr_error_t *err)
@@ -449,6 +493,10 @@ tr_executor_close_cache(tr_executor_t *e)
         tr_kv_cache_free(e->kv);
     }
     tr_kv_guard_free(e->guard);
+    if (e->inputs != NULL) {
+        tr_kv_inputs_close(e->inputs);
+    }
+    free(e->inputs);
     while (e->n_policies != 0) {
         tr_kv_policy_free(e->policies[--e->n_policies].policy);
     }

@@ -18,6 +18,7 @@
 #include "engine/config/config.h"
 #include "engine/grammar/grammar.h"
 #include "engine/kv/kv_cache.h"
+#include "engine/kv/kv_inputs.h"
 #include "engine/kv/policy/kv_policy_file.h"
 #include "engine/model/model_config.h"
 #include "engine/model/model_tensors.h"
@@ -39,7 +40,12 @@ typedef struct {
     bool is_long; /* its sequence has more tokens than long_from, or will when
                    * this is computed: the same for all its items, so the others
                    * must be computed anew when it begins */
-    bool sample;  /* the last position's logits give a token */
+    /* NULL, or the chunks of these tokens' rows (kv_inputs.h), by position: they
+     * are kept, or where the item returns, its keys and values are made of them,
+     * and nothing else: all items of such a batch do, and want no more. */
+    const uint32_t *inputs;
+    bool returns;
+    bool sample;                 /* the last position's logits give a token */
     const tr_sampler_t *sampler; /* with sample */
     uint32_t number;             /* of that token in its output; what sampler
                                   * counts may be behind */
@@ -101,8 +107,9 @@ struct tr_executor {
     uint32_t long_from; /* tr_recipe_long_from; 0: is_long means nothing */
     int32_t eos[8];     /* config.json, generation_config.json */
     uint32_t n_eos;
-    tr_kv_cache_t *kv;    /* owned by the executor, as are its policies */
-    tr_kv_guard_t *guard; /* of the cache, owned; NULL: none */
+    tr_kv_cache_t *kv;      /* owned by the executor, as are its policies */
+    tr_kv_guard_t *guard;   /* of the cache, owned; NULL: none */
+    tr_kv_inputs_t *inputs; /* owned; NULL: swap_recompute is off */
     tr_executor_policy_t policies[TR_EXECUTOR_POLICIES];     /* default first */
     const tr_kv_policy_t *kv_policies[TR_EXECUTOR_POLICIES]; /* the same */
     uint32_t n_policies;
@@ -201,6 +208,14 @@ tr_status_t tr_executor_check_reuse(const tr_executor_t *e,
 /* cache_dir and cache_memory want prefixes that are reused, too. */
 tr_status_t tr_executor_check_files(const tr_executor_t *e,
                                     const tr_config_t *config, tr_error_t *err);
+/* swap_recompute: refuses by name where rows do not pay, or cannot be kept. */
+tr_status_t tr_executor_check_inputs(const tr_executor_t *e, uint32_t hidden,
+                                     tr_error_t *err);
+/* The store of rows in this memory, of swap_memory bytes, which stays the
+ * caller's; e->inputs is closed by tr_executor_close_cache. */
+tr_status_t tr_executor_open_inputs(tr_executor_t *e, const tr_config_t *config,
+                                    uint8_t *memory, size_t row_bytes,
+                                    tr_error_t *err);
 void tr_executor_describe_cache(const tr_executor_t *e,
                                 const tr_config_t *config);
 /* One sequence must always be able to run to its end: max_model_len, for the

@@ -133,6 +133,37 @@ max_tokens(const tr_executor_cuda_t *x, const tr_config_t *config)
 }
 
 static tr_status_t
+open_inputs(tr_executor_cuda_t *x, const tr_config_t *config, tr_error_t *err)
+{
+    const tr_recipe_t *r = &x->model->config.recipe;
+    uint64_t bytes = config->swap_memory;
+    size_t pieces = x->max_rows / TR_KV_INPUTS_TOKENS + 2ull * x->max_seqs + 1;
+    tr_status_t rc;
+
+    if (!config->swap_recompute) {
+        return TR_OK;
+    }
+    rc = tr_executor_check_inputs(&x->base, r->hidden, err);
+    if (rc != TR_OK) {
+        return rc;
+    }
+    x->returns = calloc(pieces, sizeof(*x->returns));
+    x->inputs = bytes != 0 ? x->cuda->pin(bytes) : NULL;
+    if (x->returns == NULL || (x->inputs == NULL && bytes != 0)) {
+        return tr_error_set(err, TR_ERR_NOMEM, "swap_memory",
+                            "swap_memory takes %llu MiB of pinned host memory:"
+                            " %s",
+                            (unsigned long long) bytes >> 20,
+                            x->cuda->reason());
+    }
+    /* rows there stand as they do in the model's buffers */
+    rc = tr_executor_open_inputs(&x->base, config, x->inputs,
+                                 2 * tr_pad(r->hidden, 8), err);
+    x->model->inputs = x->base.inputs;
+    return rc;
+}
+
+static tr_status_t
 prepare_model(tr_executor_cuda_t *x, const tr_kv_config_t *kv,
               const tr_config_t *config, tr_error_t *err)
 {
@@ -144,7 +175,8 @@ prepare_model(tr_executor_cuda_t *x, const tr_kv_config_t *kv,
         .max_tokens = max_tokens(x, config),
         .compresses = tr_executor_compresses(&x->base),
         .timed = true,
-        .fused = config->cuda_fused_products,
+        /* their chain leaves no rows to be kept */
+        .fused = config->cuda_fused_products && !config->swap_recompute,
     };
 
     return tr_model_cuda_prepare(x->model, &limits, err);
@@ -503,6 +535,9 @@ executor_free(tr_executor_t *e)
     if (x->logits != NULL) {
         x->cuda->unpin(x->logits);
     }
+    if (x->inputs != NULL) {
+        x->cuda->unpin(x->inputs);
+    }
     if (x->memory != NULL) {
         x->cuda->release(x->memory);
     }
@@ -512,6 +547,7 @@ executor_free(tr_executor_t *e)
     }
     free(x->rows);
     free(x->bases);
+    free(x->returns);
     free(x);
 }
 
@@ -568,6 +604,9 @@ open_parts(tr_executor_cuda_t *x, const tr_config_t *config, tr_error_t *err)
     }
     if (rc == TR_OK) {
         rc = configure_cache(x, config, &kv, err);
+    }
+    if (rc == TR_OK) {
+        rc = open_inputs(x, config, err);
     }
     if (rc == TR_OK) {
         rc = prepare_model(x, &kv, config, err);

@@ -35,7 +35,8 @@
 
 /* Offsets in an upload of so many rows, sequences, samples and pooled rows. */
 typedef struct {
-    size_t token, row_slot, row_pos, row_long, seq_row, path, gather, sampling;
+    size_t token, row_slot, row_pos, row_chunk, row_long, seq_row, path, gather,
+        sampling;
     size_t pool, pool_first;
     size_t size;
 } tr_cuda_upload_t;
@@ -109,6 +110,11 @@ typedef struct {
     uint32_t oldest, under_way;
     tr_kv_device_row_t *rows; /* [max_seqs] of the batch being submitted */
     uint32_t *bases;          /* the same, as tr_cuda_step_t.host_base */
+    uint8_t *inputs;          /* pinned, swap_memory; NULL: none */
+    tr_cuda_return_t
+        *returns; /* of the batch being submitted: at most a chunk's
+                                * rows each, and one more a sequence */
+    uint32_t n_returns;
 
     uint32_t bucket[TR_CUDA_BUCKETS_MAX], n_buckets;
     void *graph[TR_CUDA_BUCKETS_MAX];
@@ -123,7 +129,7 @@ typedef struct {
 /* An upload's arrays, here or on the device. */
 typedef struct {
     int32_t *token, *row_slot;
-    uint32_t *row_pos, *seq_row;
+    uint32_t *row_pos, *row_chunk, *seq_row;
     uint8_t *row_long, *path;
     uint32_t *gather;
     tr_cuda_sampling_t *sampling;
@@ -154,6 +160,9 @@ uint32_t tr_cuda_count_pools(const tr_batch_t *batch);
 uint32_t tr_cuda_flatten(tr_executor_cuda_t *x, tr_cuda_slot_t *t,
                          const tr_batch_t *batch, const tr_cuda_upload_t *l,
                          uint32_t n_seqs, uint32_t n_samples);
+
+/* Fills x->returns: none where the batch is not of those. */
+void tr_cuda_gather_returns(tr_executor_cuda_t *x, const tr_batch_t *batch);
 
 /* executor_cuda_wait.c */
 

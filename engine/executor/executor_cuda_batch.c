@@ -21,6 +21,7 @@ tr_cuda_lay_upload(uint32_t rows, uint32_t seqs, uint32_t samples,
     TAKE(token, rows * sizeof(int32_t));
     TAKE(row_slot, rows * sizeof(int32_t));
     TAKE(row_pos, rows * sizeof(uint32_t));
+    TAKE(row_chunk, rows * sizeof(uint32_t));
     TAKE(row_long, rows);
     TAKE(seq_row, (seqs + (size_t) 1) * sizeof(uint32_t));
     TAKE(path, seqs);
@@ -39,6 +40,7 @@ tr_cuda_arrays(uint8_t *base, const tr_cuda_upload_t *l)
         .token = (int32_t *) (base + l->token),
         .row_slot = (int32_t *) (base + l->row_slot),
         .row_pos = (uint32_t *) (base + l->row_pos),
+        .row_chunk = (uint32_t *) (base + l->row_chunk),
         .row_long = base + l->row_long,
         .seq_row = (uint32_t *) (base + l->seq_row),
         .path = base + l->path,
@@ -74,7 +76,8 @@ int
 tr_cuda_bucket(const tr_executor_cuda_t *x, const tr_batch_t *batch)
 {
     for (uint32_t i = 0; i < batch->n_items; i++) {
-        if (batch->items[i].n != 1 || batch->items[i].pooled != NULL) {
+        if (batch->items[i].n != 1 || batch->items[i].pooled != NULL
+            || batch->items[i].returns) {
             return -1;
         }
     }
@@ -178,6 +181,10 @@ add_row(tr_executor_cuda_t *x, tr_cuda_slot_t *t, tr_cuda_arrays_t *a,
     a->token[row] = token;
     a->row_slot[row] = item->kv_slot;
     a->row_pos[row] = item->pos + index;
+    a->row_chunk[row] =
+        item->inputs != NULL
+            ? item->inputs[a->row_pos[row] / TR_KV_INPUTS_TOKENS]
+            : 0;
     a->row_long[row] = item->is_long;
     if (sample || score) {
         make_sampling(t, item, i, index, score, &a->sampling[t->n_wants]);
@@ -209,7 +216,7 @@ add_padding(tr_executor_cuda_t *x, tr_cuda_arrays_t *a, uint32_t i,
     a->path[i] = TR_ATTENTION_DECODE;
     a->token[row] = 0;
     a->row_slot[row] = -1;
-    a->row_pos[row] = 0;
+    a->row_pos[row] = a->row_chunk[row] = 0;
     a->row_long[row] = 0;
     a->seq_row[i] = row;
 }
@@ -293,6 +300,26 @@ tr_cuda_flatten(tr_executor_cuda_t *x, tr_cuda_slot_t *t,
     a.seq_row[n_seqs] = row;
     pad_samplings(t, &a, n_samples);
     return paths;
+}
+
+void
+tr_cuda_gather_returns(tr_executor_cuda_t *x, const tr_batch_t *batch)
+{
+    uint32_t row = 0;
+
+    x->n_returns = 0;
+    for (uint32_t i = 0; i < batch->n_items && batch->items[i].returns; i++) {
+        const tr_batch_item_t *item = &batch->items[i];
+        uint32_t end = item->pos + item->n, n;
+
+        for (uint32_t pos = item->pos; pos < end; pos += n, row += n) {
+            n = TR_KV_INPUTS_TOKENS - pos % TR_KV_INPUTS_TOKENS;
+            n = n < end - pos ? n : end - pos;
+            x->returns[x->n_returns++] = (tr_cuda_return_t){
+                row, n, tr_kv_inputs_row(x->base.inputs, item->inputs, pos, 0)
+            };
+        }
+    }
 }
 
 /* ---- masks -------------------------------------------------------------- */

@@ -27,6 +27,7 @@ point_step(const tr_executor_cuda_t *x, const tr_cuda_upload_t *l,
     step->token = a.token;
     step->row_slot = a.row_slot;
     step->row_pos = a.row_pos;
+    step->row_chunk = a.row_chunk;
     step->row_long = x->base.long_from != 0 ? a.row_long : NULL;
     step->seq_row = a.seq_row;
     step->path = a.path;
@@ -58,7 +59,10 @@ launch_step(tr_executor_cuda_t *x, const tr_cuda_upload_t *l,
     tr_model_cuda_launched(x->model,
                            tr_kv_device_step(x->base.kv, step->n_seqs),
                            "manager_step");
-    return tr_model_cuda_step(x->model, &m->view, m->seq_slot, step);
+    return x->n_returns != 0
+               ? tr_model_cuda_return(x->model, &m->view, m->seq_slot, step,
+                                      x->returns, x->n_returns)
+               : tr_model_cuda_step(x->model, &m->view, m->seq_slot, step);
 }
 
 int
@@ -264,6 +268,7 @@ tr_executor_cuda_submit(tr_executor_t *e, const tr_batch_t *batch)
     tr_cuda_lay_upload(step.n_rows, step.n_seqs, step.n_samples,
                        step.n_pool_rows, &l);
     step.paths = tr_cuda_flatten(x, t, batch, &l, step.n_seqs, step.n_samples);
+    tr_cuda_gather_returns(x, batch);
     step.n_pools = t->n_pools;
     step.host_path = tr_cuda_arrays(t->upload, &l).path;
     step.host_base = x->bases;

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 
 #include "kernels/thread_pool.h"
@@ -35,6 +36,9 @@ typedef struct {
     uint32_t max_rows, max_items;
     tr_rows_t rows; /* arrays of max_rows, max_items, max_items + 1 */
     bool *seq_long; /* of rows */
+    const uint32_t **seq_inputs; /* the same */
+    uint8_t *inputs;             /* mapped, swap_memory; NULL: none */
+    size_t inputs_size;
     int32_t *tokens;
     want_t *wants;       /* [max_rows] */
     uint32_t *want_rows; /* [max_rows] */
@@ -107,6 +111,7 @@ flatten(executor_t *x, const tr_batch_t *batch)
         ((int32_t *) x->rows.seq_slot)[i] = item->kv_slot;
         ((uint32_t *) x->rows.seq_row)[i] = row;
         x->seq_long[i] = item->is_long;
+        x->seq_inputs[i] = item->inputs;
         add_rows(x, item, row);
         row += item->n;
     }
@@ -219,6 +224,9 @@ submit(tr_executor_t *e, const tr_batch_t *batch)
     }
     flatten(x, batch);
     tr_kv_view(e->kv, &view);
+    if (batch->n_items != 0 && batch->items[0].returns) {
+        return tr_model_return(x->model, &view, &x->rows);
+    }
     rc = tr_model_forward(x->model, &view, &x->rows, x->tokens);
     if (rc == TR_OK) {
         rc = pool(x);
@@ -236,6 +244,10 @@ executor_free(tr_executor_t *e)
     free(x->tokens);
     free((void *) x->rows.row_pos);
     free(x->seq_long);
+    free(x->seq_inputs);
+    if (x->inputs != NULL) {
+        munmap(x->inputs, x->inputs_size);
+    }
     free((void *) x->rows.seq_slot);
     free((void *) x->rows.seq_row);
     free(x->wants);
@@ -256,6 +268,8 @@ take_arrays(executor_t *x, int threads, tr_error_t *err)
     x->rows.row_pos = calloc(rows, sizeof(uint32_t));
     x->rows.seq_slot = calloc(items, sizeof(int32_t));
     x->seq_long = calloc(items, sizeof(bool));
+    x->seq_inputs = calloc(items, sizeof(*x->seq_inputs));
+    x->model->seq_inputs = x->seq_inputs;
     x->model->seq_long = x->base.long_from != 0 ? x->seq_long : NULL;
     x->rows.seq_row = calloc(items + 1, sizeof(uint32_t));
     x->wants = calloc(rows, sizeof(want_t));
@@ -264,8 +278,8 @@ take_arrays(executor_t *x, int threads, tr_error_t *err)
     x->pool_rows = calloc(rows, sizeof(uint32_t));
     x->scratch = aligned_alloc(64, (size_t) threads * x->scratch_size);
     if (!x->tokens || !x->rows.row_pos || !x->rows.seq_slot || !x->rows.seq_row
-        || !x->seq_long || !x->wants || !x->want_rows || !x->pools
-        || !x->pool_rows || !x->scratch) {
+        || !x->seq_long || !x->seq_inputs || !x->wants || !x->want_rows
+        || !x->pools || !x->pool_rows || !x->scratch) {
         return tr_error_set(err, TR_ERR_NOMEM, "max_batch_tokens",
                             "out of memory: tables for %zu rows", rows);
     }
@@ -329,6 +343,32 @@ open_guard(executor_t *x, const tr_config_t *config, tr_error_t *err)
     return rc;
 }
 
+/* Rows are kept as they are, so that what is made of them has the same bits. */
+static tr_status_t
+open_inputs(executor_t *x, const tr_config_t *config, tr_error_t *err)
+{
+    uint32_t hidden = x->model->config.recipe.hidden;
+    tr_status_t rc;
+
+    if (!config->swap_recompute) {
+        return TR_OK;
+    }
+    rc = tr_executor_check_inputs(&x->base, hidden, err);
+    if (rc != TR_OK) {
+        return rc;
+    }
+    x->inputs_size = config->swap_memory;
+    x->inputs = config->swap_memory == 0 ? NULL
+                                         : tr_arena_map(config->swap_memory);
+    if (x->inputs == NULL && config->swap_memory != 0) {
+        return tr_error_set(err, TR_ERR_NOMEM, "swap_memory", "no memory");
+    }
+    rc = tr_executor_open_inputs(&x->base, config, x->inputs,
+                                 hidden * sizeof(float), err);
+    x->model->inputs = x->base.inputs;
+    return rc;
+}
+
 static tr_status_t
 open_cache(executor_t *x, const tr_config_t *config, tr_error_t *err)
 {
@@ -344,6 +384,7 @@ open_cache(executor_t *x, const tr_config_t *config, tr_error_t *err)
     }
     if (rc == TR_OK) {
         tr_executor_fit_cache(&x->base);
+        rc = open_inputs(x, config, err);
     }
     return rc;
 }

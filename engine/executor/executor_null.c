@@ -197,6 +197,11 @@ tr_executor_null_open(const tr_config_t *config, uint32_t vocab,
                             " and at most 1000000 tokens a second are needed",
                             config->null_rate, vocab);
     }
+    if (config->swap_recompute) {
+        return tr_error_set(err, TR_ERR_UNSUPPORTED, "swap_recompute",
+                            "swap_recompute with backend null, which computes"
+                            " nothing");
+    }
     n = calloc(1, sizeof(*n));
     if (n == NULL) {
         return tr_error_set(err, TR_ERR_NOMEM, "", "no memory");

@@ -604,6 +604,7 @@ tr_loop_init(tr_loop_t *l, const tr_config_t *config, tr_executor_t *executor)
         return TR_ERR_NOMEM;
     }
     l->scheduler.long_from = executor->long_from;
+    l->scheduler.inputs = executor->inputs;
     l->scheduler.fair = strcmp(config->scheduling, "fifo") != 0;
     l->scheduler.replay_decode = strcmp(config->replay, "decode") == 0;
     return TR_OK;

@@ -82,6 +82,8 @@ tr_loop_item(const tr_loop_t *l, tr_batch_item_t *item, const tr_chunk_t *chunk,
     } else {
         assert(q->ahead == 1 && chunk->n == 1);
     }
+    item->inputs = chunk->keeps || chunk->returns ? q->inputs : NULL;
+    item->returns = chunk->returns;
     item->sample = chunk->sample;
     if (chunk->sample) {
         item->sampler = &q->sampler;

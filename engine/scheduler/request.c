@@ -177,12 +177,14 @@ tr_request_layout_sequence(tr_request_t *r, tr_sequence_t *s,
     s->len = prompt->len;
     s->cap = (uint32_t) cap;
     s->tokens = tr_arena_alloc(&r->arena, cap * sizeof(int32_t));
+    s->inputs = tr_arena_alloc(&r->arena, (cap / TR_KV_INPUTS_TOKENS + 1)
+                                              * sizeof(*s->inputs));
     text = tr_arena_alloc(&r->arena,
                           tr_text_stream_size(l->tokenizer, params, text_room));
     if (counts_size != 0) {
         counts = tr_arena_alloc(&r->arena, counts_size);
     }
-    if (s->tokens == NULL || text == NULL
+    if (s->tokens == NULL || s->inputs == NULL || text == NULL
         || (counts_size != 0 && counts == NULL)) {
         return TR_ERR_NOMEM;
     }

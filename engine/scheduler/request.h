@@ -18,6 +18,7 @@
 #include "engine/dialect/dialect.h"
 #include "engine/grammar/grammar.h"
 #include "engine/kv/kv_cache.h"
+#include "engine/kv/kv_inputs.h"
 #include "engine/transport/response_writer.h"
 #include "kept.h"
 #include "request_events.h"
@@ -60,6 +61,9 @@ typedef struct tr_sequence {
      * way compute (scheduler.h), which are in chunks chunk[] of these. */
     uint32_t computed, under_way;
     uint32_t ahead; /* tokens that they sample, which nobody knows yet */
+    /* The rows of positions [inputs_from, inputs_to) are kept (kv_inputs.h), in
+     * these chunks, and 1, of TR_KV_INPUTS_TOKENS each; 0: none. */
+    uint32_t *inputs, inputs_from, inputs_to;
     uint32_t chunk[TR_BATCHES_IN_FLIGHT];
     tr_kv_usage_t left; /* when it lost its pages with a token under way */
     int32_t kv_slot;    /* in the KV cache, -1 when none */

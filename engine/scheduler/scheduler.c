@@ -181,6 +181,7 @@ tr_scheduler_remove(tr_scheduler_t *s, tr_sequence_t *q)
             q->kv_slot = -1;
         }
     }
+    tr_scheduler_drop_inputs(s, q);
     if (q->state != TR_SEQ_DONE) {
         tr_fair_leave(&s->clients, q->request->client, s->now);
     }
@@ -327,6 +328,7 @@ tr_scheduler_add_chunk(tr_scheduler_t *s, tr_sequence_t *q, uint32_t n)
     chunk->n = n;
     chunk->sample = q->computed + n == tr_sequence_known(q);
     chunk->score = q->prompt_scores != NULL && tr_sequence_echoes(q);
+    chunk->keeps = chunk->returns = false;
     if (chunk->sample) {
         tr_scheduler_count_sample(s, q->request);
     }
@@ -345,7 +347,30 @@ tr_scheduler_step(tr_scheduler_t *s, tr_sequence_t *q, uint32_t limit)
         return false;
     }
     tr_scheduler_add_chunk(s, q, 1);
+    tr_scheduler_take_inputs(s, &s->chunks[s->n_chunks - 1]);
     return true;
+}
+
+/* ---- rows --------------------------------------------------------------- */
+
+/* A batch of those that come back by their rows, if there are any: they made way,
+ * and wait for nothing else. */
+static bool
+tr_scheduler_return_rows(tr_scheduler_t *s)
+{
+    tr_sequence_t *q;
+
+    for (q = s->running.first; q != NULL && s->n_tokens < s->max_batch_tokens;
+         q = q->next) {
+        uint32_t n = tr_scheduler_returning(s, q);
+        uint32_t left = s->max_batch_tokens - s->n_tokens;
+
+        if (n != 0 && !tr_scheduler_full(s, q) && tr_scheduler_room(s, q)) {
+            tr_scheduler_add_chunk(s, q, n < left ? n : left);
+            s->chunks[s->n_chunks - 1].returns = true;
+        }
+    }
+    return s->n_chunks != 0;
 }
 
 /* ---- decode ------------------------------------------------------------- */
@@ -456,7 +481,8 @@ tr_scheduler_prompts(tr_scheduler_t *s)
     uint32_t n = 0;
 
     for (q = s->running.first; q != NULL; q = q->next) {
-        if (tr_sequence_prefills(q) && !tr_scheduler_held_up(s, q)) {
+        if (tr_sequence_prefills(q) && !tr_scheduler_held_up(s, q)
+            && tr_scheduler_returning(s, q) == 0) {
             s->scratch[n++] = q;
         }
     }
@@ -556,6 +582,9 @@ tr_scheduler_prefill(tr_scheduler_t *s)
         uint32_t end = tr_scheduler_stage_end(s, q, q->computed), left;
         uint32_t want = tr_sequence_goal(q);
 
+        if (q->computed < q->inputs_from) { /* what follows has its rows */
+            end = end < q->inputs_from ? end : q->inputs_from;
+        }
         want = (want < end ? want : end) - q->computed;
 
         if (mixed && least == NULL) {
@@ -574,6 +603,7 @@ tr_scheduler_prefill(tr_scheduler_t *s)
             && tr_scheduler_room(s, q)) {
             want = want < left ? want : left;
             tr_scheduler_add_chunk(s, q, want);
+            tr_scheduler_take_inputs(s, &s->chunks[s->n_chunks - 1]);
             q->request->prefill_turn = ++s->prompt_chunks;
             moved -= tr_sequence_moved(q) ? want : 0;
         }
@@ -633,6 +663,9 @@ tr_scheduler_compose(tr_scheduler_t *s, uint64_t now)
     preemptions = s->preemptions;
     tr_scheduler_stretch(s);
     tr_scheduler_compress(s);
+    if (s->hopeless == NULL && !s->unsure && tr_scheduler_return_rows(s)) {
+        return;
+    }
     if (s->hopeless == NULL && !s->unsure) {
         n = tr_scheduler_decodable(s, &prompts);
     }

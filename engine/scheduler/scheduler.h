@@ -99,6 +99,7 @@
 #define TR_SCHEDULER_H
 
 #include "engine/kv/kv_cache.h"
+#include "engine/kv/kv_inputs.h"
 #include "fair.h"
 #include "request.h"
 
@@ -120,8 +121,11 @@ typedef struct {
     /* under way: NULL when nothing of this chunk is wanted any more */
     tr_sequence_t *sequence;
     uint32_t pos, n;
-    bool sample; /* the last position gives the next token */
-    bool score;  /* prompt logprobs are wanted for these positions */
+    bool sample;  /* the last position gives the next token */
+    bool score;   /* prompt logprobs are wanted for these positions */
+    bool keeps;   /* their rows are kept (kv_inputs.h) */
+    bool returns; /* keys and values are made of such rows, and nothing else; of
+                   * all chunks of a batch, or none */
     /* under way */
     bool cached; /* the sequence's `computed` counts it */
     /* rows of room that are kept for it in the response writer */
@@ -157,10 +161,11 @@ typedef struct {
 } tr_scheduler_counts_t;
 
 typedef struct {
-    tr_kv_cache_t *kv;     /* borrowed */
-    uint32_t heads;        /* layers * kv_heads of it */
-    uint32_t page_tokens;  /* at 16 bits */
-    uint32_t max_num_seqs; /* at most the slots of kv */
+    tr_kv_cache_t *kv;      /* borrowed */
+    tr_kv_inputs_t *inputs; /* borrowed; NULL: no rows are kept */
+    uint32_t heads;         /* layers * kv_heads of it */
+    uint32_t page_tokens;   /* at 16 bits */
+    uint32_t max_num_seqs;  /* at most the slots of kv */
     uint32_t max_batch_tokens;
     uint64_t prompt_pages_max;
     uint32_t long_from; /* executor.h; 0: sequences of any length are alike */

@@ -62,6 +62,9 @@ tr_scheduler_submit(tr_scheduler_t *s)
         q->ahead += chunk->sample;
         q->request->sampling += chunk->sample;
         q->chunk[f] = i;
+        if (chunk->keeps) {
+            q->inputs_to = q->computed;
+        }
         chunk->cached = true;
         chunk->owed = tr_request_detached(q->request) ? 0 : tr_sequence_rows(q);
         chunk->owed_logprobs = chunk->owed != 0
@@ -81,6 +84,7 @@ tr_in_flight_take_back(tr_chunk_t *chunk)
 
     q->ahead -= chunk->sample;
     q->request->sampling -= chunk->sample;
+    tr_scheduler_lose_inputs(chunk);
     if (chunk->cached) {
         q->under_way -= chunk->n;
         q->computed -= chunk->n;
@@ -99,7 +103,10 @@ tr_scheduler_chunk_done(tr_scheduler_t *s, tr_chunk_t *chunk, bool computed)
     if (computed) {
         uint32_t prompt = tr_in_flight_prompt(chunk);
 
-        s->counts.prefilled += prompt;
+        s->counts.prefilled += chunk->returns ? 0 : prompt;
+        if (chunk->returns) {
+            s->inputs->returned += chunk->n;
+        }
         q->ahead -= chunk->sample;
         q->request->sampling -= chunk->sample;
         q->under_way -= cached ? chunk->n : 0;
@@ -143,6 +150,7 @@ tr_scheduler_lose(tr_scheduler_t *s, tr_sequence_t *q)
         tr_chunk_t *chunk = tr_in_flight_chunk(s, q, f);
 
         if (chunk != NULL) {
+            tr_scheduler_lose_inputs(chunk);
             chunk->cached = false;
         }
     }

@@ -134,6 +134,18 @@ bool tr_scheduler_rows_left(const tr_scheduler_t *s, const tr_sequence_t *q);
 void tr_scheduler_took_row(tr_scheduler_t *s, const tr_sequence_t *q,
                            bool took);
 
+/* ---- scheduler_inputs.c */
+
+/* The rows of a chunk that is composed are to be kept, if there is room. */
+void tr_scheduler_take_inputs(tr_scheduler_t *s, tr_chunk_t *chunk);
+/* Those of one under way may never be written. */
+void tr_scheduler_lose_inputs(tr_chunk_t *chunk);
+/* q has come to its end. */
+void tr_scheduler_drop_inputs(tr_scheduler_t *s, tr_sequence_t *q);
+/* Tokens that come next for q, and that it has rows of. */
+uint32_t tr_scheduler_returning(const tr_scheduler_t *s,
+                                const tr_sequence_t *q);
+
 /* ---- scheduler_reuse.c */
 
 /* Are prefixes of q kept?  Does it take over those of others? */

@@ -87,6 +87,7 @@ tr_scheduler_preempt(tr_scheduler_t *s, tr_sequence_t *q)
         if (unique) {
             tr_scheduler_forget(s, q);
         }
+        s->swaps += q->inputs_from < q->inputs_to; /* its rows are there */
         tr_scheduler_leave(s, q);
     }
     q->state = TR_SEQ_WAITING;

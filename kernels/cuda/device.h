@@ -287,7 +287,7 @@ int tr_cuda_unpack(const tr_cuda_stream_t *s, const tr_cuda_unpack_t *a);
 /* ---- the table ----------------------------------------------------------- */
 
 /* Changes with the order or the signature of any entry. */
-#define TR_DEVICE_VERSION 24u
+#define TR_DEVICE_VERSION 25u
 
 /* All entries, in the order of the table. */
 /* clang-format off */
@@ -303,7 +303,7 @@ int tr_cuda_unpack(const tr_cuda_stream_t *s, const tr_cuda_unpack_t *a);
     F(small_gemm) F(small_gemm_fits) F(small_gemm_parts) F(unpack)         \
     F(fp8_fits) F(fp8_round) F(fp8_gemm)                                   \
     F(embed) F(rope_angles) F(norm) F(row_norm) F(act_mul) F(scale_cap)    \
-    F(pool) F(fill_random)                                                 \
+    F(pool) F(fill_random) F(keep_rows)                                    \
     F(convert) F(select) F(sample) F(sample_work)                          \
     F(choose) F(route) F(order) F(experts) F(sum_experts)                  \
     F(decode_work) F(decode_plan) F(decode) F(decode_score)                \

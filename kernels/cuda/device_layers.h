@@ -159,6 +159,20 @@ int tr_cuda_act_mul(const tr_cuda_stream_t *s, tr_act_t act, const void *x,
 int tr_cuda_scale_cap(const tr_cuda_stream_t *s, float *x, size_t ldx,
                       uint32_t rows, uint32_t n, float scale, float cap);
 
+/* Rows of a layer's input, to where they are kept (engine/kv/kv_inputs.h). */
+typedef struct {
+    uint32_t rows, n; /* columns, of 16 bits; a multiple of 8 */
+    const void *x;    /* [rows][ldx], aligned to 16 bytes, as what follows */
+    size_t ldx;
+    const uint32_t *row_chunk; /* [rows] the chunk, and 1; 0: it is not kept */
+    const uint32_t *row_pos;   /* [rows] its place is that modulo tokens */
+    uint32_t layer, layers, tokens; /* of a chunk */
+    size_t row_bytes; /* from a row there to the next, a multiple of 16 */
+    uint8_t *memory;  /* pinned host memory: [chunks][layers][tokens] rows */
+} tr_cuda_keep_rows_t;
+
+int tr_cuda_keep_rows(const tr_cuda_stream_t *s, const tr_cuda_keep_rows_t *a);
+
 /* out[i] = kind[i] == wanted ? slot[i] : -1: which sequences of a batch go to
  * which attention, after the manager has said who stalls. */
 int tr_cuda_select(const tr_cuda_stream_t *s, const int32_t *slot,

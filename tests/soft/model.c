@@ -146,6 +146,23 @@ tr_cuda_act_mul(const tr_cuda_stream_t *s, tr_act_t act, const void *x,
                : TR_KERNEL_BADARG;
 }
 
+static void
+keep_rows(void *args)
+{
+    const tr_cuda_keep_rows_t *a = args;
+
+    must(tr_ref_keep_rows(a), "keep_rows");
+}
+
+int
+tr_cuda_keep_rows(const tr_cuda_stream_t *s, const tr_cuda_keep_rows_t *a)
+{
+    return a->n % 8 == 0 && a->row_bytes >= 2ull * a->n && a->layer < a->layers
+               ? soft_launch(s, "keep_rows", keep_rows, (void *) (uintptr_t) a,
+                             sizeof(*a))
+               : TR_KERNEL_BADARG;
+}
+
 typedef struct {
     float *x;
     size_t ldx;

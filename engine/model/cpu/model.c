@@ -268,6 +268,27 @@ add_product(const step_t *t, tr_part_t part, const float *input, size_t ld,
     return direct ? rc : rc | add_output(t, y, weight);
 }
 
+/* Rows of this layer's input go to where they are kept, or come from there. */
+static void
+move_inputs(const step_t *t, const tr_rows_t *rows, float *x, bool keep)
+{
+    tr_model_t *m = t->m;
+
+    for (uint32_t q = 0; q < rows->n_seqs && m->inputs != NULL; q++) {
+        const uint32_t *chunks = m->seq_inputs[q];
+
+        for (uint32_t r = rows->seq_row[q];
+             chunks != NULL && r < rows->seq_row[q + 1]; r++) {
+            uint8_t *there = tr_kv_inputs_row(m->inputs, chunks,
+                                              rows->row_pos[r], t->l);
+            float *here = x + r * m->ld_hidden;
+
+            memcpy(keep ? (void *) there : here, keep ? (void *) here : there,
+                   m->inputs->row_bytes);
+        }
+    }
+}
+
 /* Keys go into the cache behind RoPE, centred (centre.h), and in the basis that
  * the engine keeps them in (rotate.h); queries are turned alike. */
 static int
@@ -299,8 +320,10 @@ store(const step_t *t, const tr_kv_view_t *kv, const tr_rows_t *rows)
     return rc | k->kv_append(s, kv, t->l, rows, keys, values, m->ld_qkv, turn);
 }
 
+/* Queries of x, and its keys and values into the cache. */
 static int
-attention_half(const step_t *t, const tr_kv_view_t *kv, const tr_rows_t *rows)
+project(const step_t *t, const tr_kv_view_t *kv, const tr_rows_t *rows,
+        const float *x)
 {
     tr_model_t *m = t->m;
     const tr_recipe_t *c = t->recipe;
@@ -309,10 +332,8 @@ attention_half(const step_t *t, const tr_kv_view_t *kv, const tr_rows_t *rows)
     const tr_cpu_matrix_t *qkv = &t->w->matrix[TR_PART_QKV];
     float *const *v = t->w->vector;
     float *keys = m->qkv + (size_t) c->query_heads * c->head_dim;
-    int rc = 0;
-    const float *x = norm(t, v[TR_PART_ATTN_NORM], &rc);
+    int rc = k->matmul(s, qkv, x, m->ld_hidden, t->n, m->qkv, m->ld_qkv, 0);
 
-    rc |= k->matmul(s, qkv, x, m->ld_hidden, t->n, m->qkv, m->ld_qkv, 0);
     if (t->layer->biases & TR_BIAS_QKV) {
         rc |= k->add_bias(s, m->qkv, m->ld_qkv, t->n, v[TR_PART_QKV_BIAS],
                           qkv->n);
@@ -321,7 +342,22 @@ attention_half(const step_t *t, const tr_kv_view_t *kv, const tr_rows_t *rows)
         rc |= norm_heads(t, m->qkv, c->query_heads, v[TR_PART_Q_NORM]);
         rc |= norm_heads(t, keys, c->kv_heads, v[TR_PART_K_NORM]);
     }
-    rc |= store(t, kv, rows);
+    return rc | store(t, kv, rows);
+}
+
+static int
+attention_half(const step_t *t, const tr_kv_view_t *kv, const tr_rows_t *rows)
+{
+    tr_model_t *m = t->m;
+    const tr_recipe_t *c = t->recipe;
+    const tr_kernels_t *k = m->kernels;
+    const tr_stream_t *s = &m->stream;
+    float *const *v = t->w->vector;
+    int rc = 0;
+    const float *x = norm(t, v[TR_PART_ATTN_NORM], &rc);
+
+    move_inputs(t, rows, (float *) (uintptr_t) x, true);
+    rc |= project(t, kv, rows, x);
     if (m->guard != NULL) {
         tr_kv_guard_take(m->guard, t->l, rows, m->qkv, m->ld_qkv);
     }
@@ -445,6 +481,26 @@ tr_model_forward(tr_model_t *m, const tr_kv_view_t *kv, const tr_rows_t *rows,
 
         rc |= attention_half(&t, &view, rows);
         rc |= mlp_half(&t);
+    }
+    return rc == 0 ? TR_OK : TR_ERR_INTERNAL;
+}
+
+tr_status_t
+tr_model_return(tr_model_t *m, const tr_kv_view_t *kv, const tr_rows_t *rows)
+{
+    const tr_recipe_t *c = &m->config.recipe;
+    uint32_t n = rows->n_rows;
+    int rc;
+
+    if (n > m->max_rows || rows->n_seqs > m->max_seqs) {
+        return TR_ERR_INTERNAL;
+    }
+    rc = make_angles(m, rows);
+    for (uint32_t l = 0; l < c->layers && rc == 0; l++) {
+        step_t t = { m, c, &c->layer[l], &m->layers[l], l, n };
+
+        move_inputs(&t, rows, m->normed, false);
+        rc |= project(&t, kv, rows, m->normed);
     }
     return rc == 0 ? TR_OK : TR_ERR_INTERNAL;
 }

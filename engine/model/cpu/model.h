@@ -15,6 +15,7 @@
 #include <tokenring/error.h>
 
 #include "engine/kv/kv_guard.h"
+#include "engine/kv/kv_inputs.h"
 #include "engine/model/centre.h"
 #include "engine/model/equalise.h"
 #include "engine/model/model_config.h"
@@ -72,6 +73,10 @@ typedef struct tr_model {
     const bool *seq_long;
     /* Borrowed, NULL or who keeps some queries of the next forwards. */
     tr_kv_guard_t *guard;
+    /* Borrowed, NULL or where rows are kept (kv_inputs.h); [max_seqs], set for
+     * each forward: the chunks of a sequence's rows, NULL: they are not. */
+    const tr_kv_inputs_t *inputs;
+    const uint32_t *const *seq_inputs;
 
     uint32_t max_rows, max_seqs, max_len, logit_rows;
     uint8_t *work; /* the arena behind what follows */
@@ -113,6 +118,11 @@ void tr_model_free(tr_model_t *m);
  * where room is reserved.  tokens: [n_rows], below the vocabulary. */
 tr_status_t tr_model_forward(tr_model_t *m, const tr_kv_view_t *kv,
                              const tr_rows_t *rows, const int32_t *tokens);
+
+/* The keys and values of such rows enter the cache, made of what m->inputs has of
+ * them in every layer; the rest of the model is left out. */
+tr_status_t tr_model_return(tr_model_t *m, const tr_kv_view_t *kv,
+                            const tr_rows_t *rows);
 
 /* A guard of this model's attention (kv_guard.h), for one prompt in `every`.
  * It is the caller's, to be freed before the model; m->guard is not set. */

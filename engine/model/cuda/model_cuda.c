@@ -268,6 +268,28 @@ choose_part(tr_model_cuda_t *m, tr_part_t part, const void *x, size_t ldx,
     return m->cuda->matmul_choose(m->products, m->stream, &p, w, timed ? n : 0);
 }
 
+/* Of keys and values alone, where rows come back. */
+static int
+choose_keys(tr_model_cuda_t *m, bool timed)
+{
+    const void *w[TIMED_LAYERS];
+    uint32_t n = m->config.recipe.layers;
+    tr_cuda_product_t p;
+
+    n = n < TIMED_LAYERS ? n : TIMED_LAYERS;
+    for (uint32_t l = 0; l < n && m->inputs != NULL; l++) {
+        if (m->layers[l].form[TR_PART_QKV].format != TR_WEIGHT_16) {
+            return 0; /* all products are of queries, too */
+        }
+        w[l] = tr_model_cuda_keys(m, l, m->normed, m->max_rows).w;
+    }
+    if (m->inputs == NULL) {
+        return 0;
+    }
+    p = tr_model_cuda_keys(m, 0, m->normed, m->max_rows);
+    return m->cuda->matmul_choose(m->products, m->stream, &p, w, timed ? n : 0);
+}
+
 static int
 choose_head(tr_model_cuda_t *m, bool timed)
 {
@@ -311,6 +333,9 @@ choose(tr_model_cuda_t *m, bool timed, tr_error_t *err)
                          of_layers[i].y, of_layers[i].ldy, timed);
     }
     if (rc == 0) {
+        rc = choose_keys(m, timed);
+    }
+    if (rc == 0) {
         rc = cuda->matmul_open(m->stream->device, m->logit_rows,
                                &m->head_products);
     }
@@ -330,7 +355,13 @@ open_side(tr_model_cuda_t *m)
 {
     tr_cuda_side_t *s = &m->side;
 
-    return m->cuda->stream_open(m->stream->device, &s->stream) == 0
+    bool good = true;
+
+    for (uint32_t i = 0; i < 2 && m->inputs != NULL; i++) {
+        good = good && m->cuda->event_open(&m->came[i]) == 0
+               && m->cuda->event_open(&m->used[i]) == 0;
+    }
+    return good && m->cuda->stream_open(m->stream->device, &s->stream) == 0
            && m->cuda->event_open(&s->begun) == 0
            && m->cuda->event_open(&s->ended) == 0;
 }
@@ -338,6 +369,10 @@ open_side(tr_model_cuda_t *m)
 static void
 close_side(tr_model_cuda_t *m)
 {
+    for (uint32_t i = 0; i < 2; i++) {
+        m->cuda->event_close(m->came[i]);
+        m->cuda->event_close(m->used[i]);
+    }
     m->cuda->event_close(m->side.begun);
     m->cuda->event_close(m->side.ended);
     m->cuda->stream_close(&m->side.stream);

@@ -18,6 +18,7 @@
 #include <tokenring/error.h>
 
 #include "engine/kv/kv_guard.h"
+#include "engine/kv/kv_inputs.h"
 #include "engine/kv/policy/kv_policy.h"
 #include "engine/model/centre.h"
 #include "engine/model/equalise.h"
@@ -118,6 +119,11 @@ typedef struct {
     tr_cuda_history_t history;             /* [slots][max_len] */
     int32_t *seq_slot[TR_ATTENTION_PATHS]; /* [max_seqs], where they differ */
     tr_cuda_matmul_t *products, *head_products;
+    /* Borrowed, set between open and prepare: where rows are kept, NULL: none
+     * are; its row_bytes are those of ld_hidden.  Two buffers through which they
+     * come back: normed and delta. */
+    const tr_kv_inputs_t *inputs;
+    void *came[2], *used[2]; /* events of these */
     void *decode_work, *prompt_work, *generic_work, *sample_work;
     bool fast;    /* attention has fast kernels (tr_model_cuda_fast) */
     bool grouped; /* .. also of levels with more than one {scale, zero} */
@@ -189,14 +195,17 @@ tr_status_t tr_model_cuda_prepare(tr_model_cuda_t *m,
 /* A step's arrays, device memory unless said otherwise. */
 typedef struct {
     uint32_t n_rows, n_seqs;
-    const int32_t *token;     /* [n_rows]; -1: known to the history alone */
-    const int32_t *row_slot;  /* [n_rows]; -1: padding */
-    const uint32_t *row_pos;  /* [n_rows] */
-    const uint8_t *row_long;  /* [n_rows] 1: of a long sequence
+    const int32_t *token;    /* [n_rows]; -1: known to the history alone */
+    const int32_t *row_slot; /* [n_rows]; -1: padding */
+    const uint32_t *row_pos; /* [n_rows] */
+    const uint32_t
+        *row_chunk;          /* [n_rows] where its rows are kept, and 1; 0: they
+                                * are not (tr_cuda_keep_rows) */
+    const uint8_t *row_long; /* [n_rows] 1: of a long sequence
                                * (tr_recipe_long_from); NULL: none is */
-    const uint32_t *seq_row;  /* [n_seqs + 1] */
-    const uint8_t *path;      /* [n_seqs] tr_attention_path_t */
-    uint32_t paths;           /* bits: which paths occur */
+    const uint32_t *seq_row; /* [n_seqs + 1] */
+    const uint8_t *path;     /* [n_seqs] tr_attention_path_t */
+    uint32_t paths;          /* bits: which paths occur */
     const uint8_t *host_path; /* host: the same as path; NULL: any may be any */
     /* host: [n_seqs] tokens in front of the uncompressed ones, of sequences of
      * path BEHIND; 0 of others.  NULL: there are none */
@@ -233,6 +242,19 @@ void tr_model_cuda_begin(tr_model_cuda_t *m, const tr_cuda_step_t *step);
  * failed and how. */
 int tr_model_cuda_step(tr_model_cuda_t *m, const tr_kv_view_t *kv,
                        const int32_t *seq_slot, const tr_cuda_step_t *step);
+
+/* n rows of a step, from `row` on, that are kept side by side: those of the first
+ * layer, in pinned host memory. */
+typedef struct {
+    uint32_t row, n;
+    const uint8_t *from;
+} tr_cuda_return_t;
+
+/* In place of tr_model_cuda_step: the keys and values of all rows are made of what
+ * is kept of them, and enter the cache; nothing else is computed. */
+int tr_model_cuda_return(tr_model_cuda_t *m, const tr_kv_view_t *kv,
+                         const int32_t *seq_slot, const tr_cuda_step_t *step,
+                         const tr_cuda_return_t *piece, uint32_t n);
 
 /* Behind tr_model_cuda_step, or the graph of one, and in front of the next: samples
  * the rows whose sampling is `late`, which that step passed over. */
@@ -291,6 +313,24 @@ tr_model_cuda_product(const tr_model_cuda_t *m, tr_part_t part, const void *w,
                                 .y = y,
                                 .ldx = ldx,
                                 .ldy = ldy };
+}
+
+/* The rows of the QKV product that are of keys and values, 16 bits: their product,
+ * to where the whole one leaves them. */
+static inline tr_cuda_product_t
+tr_model_cuda_keys(const tr_model_cuda_t *m, uint32_t layer, const void *x,
+                   uint32_t rows)
+{
+    const tr_recipe_t *r = &m->config.recipe;
+    size_t q = (size_t) r->query_heads * r->head_dim;
+    tr_cuda_product_t p = tr_model_cuda_product(
+        m, TR_PART_QKV, m->layers[layer].part[TR_PART_QKV], x, m->ld_hidden,
+        rows, m->qkv, m->ld_qkv);
+
+    p.n -= (uint32_t) q;
+    p.w = (const uint8_t *) p.w + 2 * q * p.k;
+    p.y = (uint8_t *) p.y + 2 * q;
+    return p;
 }
 
 /* Where rows of so many columns are in 8 bits. */

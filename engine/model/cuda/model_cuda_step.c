@@ -394,14 +394,47 @@ keep_queries(tr_model_cuda_t *m, const tr_model_cuda_run_t *r, uint32_t l)
     return true;
 }
 
+/* More rows go to host memory beside append and attention. */
+#define ROWS_AT_ONCE 64u
+
+/* The layer's input, where it is kept. */
+static bool
+keep_rows(tr_model_cuda_t *m, const tr_model_cuda_run_t *r, uint32_t l)
+{
+    const tr_kv_inputs_t *in = m->inputs;
+    tr_cuda_keep_rows_t a = { .rows = r->step->n_rows,
+                              .n = m->config.recipe.hidden,
+                              .x = m->normed,
+                              .ldx = m->ld_hidden,
+                              .row_chunk = r->step->row_chunk,
+                              .row_pos = r->step->row_pos,
+                              .layer = l,
+                              .tokens = TR_KV_INPUTS_TOKENS };
+
+    if (in == NULL) {
+        return true;
+    }
+    a.layers = in->layers;
+    a.row_bytes = in->row_bytes;
+    a.memory = in->memory;
+    if (a.rows <= ROWS_AT_ONCE) {
+        return launched(m, m->cuda->keep_rows(m->stream, &a), "keep_rows");
+    }
+    return tr_model_cuda_side_begin(m)
+           && launched(m, m->cuda->keep_rows(&m->side.stream, &a), "keep_rows");
+}
+
 static bool
 layer(tr_model_cuda_t *m, const tr_model_cuda_run_t *r, uint32_t l)
 {
     uint32_t n = r->step->n_rows;
 
-    return (l == 0 || before_attention(m, l, n)) && append(m, r, l)
-           && keep_queries(m, r, l) && tr_model_cuda_attend(m, r, l)
-           && after_attention(m, l, n);
+    bool ok = (l == 0 || before_attention(m, l, n)) && keep_rows(m, r, l)
+              && append(m, r, l) && keep_queries(m, r, l)
+              && tr_model_cuda_attend(m, r, l);
+
+    side_end(m);
+    return ok && after_attention(m, l, n);
 }
 
 /* Of every table that a layer uses. */
@@ -511,5 +544,80 @@ tr_model_cuda_step(tr_model_cuda_t *m, const tr_kv_view_t *kv,
         tr_model_cuda_finish(m, seq_slot, &r);
     }
     side_end(m);
+    return m->failed == NULL ? 0 : m->failed_code;
+}
+
+/* ---- rows that come back --------------------------------------------------- */
+
+/* Those of a layer, beside the stream, into one of two buffers, when what was made
+ * of the layer before last is there. */
+static bool
+fetch_rows(tr_model_cuda_t *m, uint32_t l, uint8_t *to,
+           const tr_cuda_return_t *piece, uint32_t n)
+{
+    const tr_kv_inputs_t *in = m->inputs;
+    size_t layer = TR_KV_INPUTS_TOKENS * in->row_bytes;
+    bool ok = launched(m,
+                       m->cuda->event_follow(&m->side.stream, m->used[l % 2]),
+                       "event");
+
+    for (uint32_t i = 0; i < n && ok; i++) {
+        ok = launched(m,
+                      m->cuda->copy(&m->side.stream,
+                                    to + piece[i].row * in->row_bytes,
+                                    piece[i].from + l * layer,
+                                    piece[i].n * in->row_bytes),
+                      "copy");
+    }
+    return ok
+           && launched(m,
+                       m->cuda->event_record(&m->side.stream, m->came[l % 2]),
+                       "event")
+           && launched(m, m->cuda->event_follow(m->stream, m->came[l % 2]),
+                       "event");
+}
+
+static bool
+make_keys(tr_model_cuda_t *m, uint32_t l, const void *x, uint32_t rows)
+{
+    tr_cuda_product_t p;
+
+    if (m->layers[l].form[TR_PART_QKV].format != TR_WEIGHT_16) {
+        return tr_model_cuda_multiply(m, m->stream, TR_PART_QKV, l, x,
+                                      m->ld_hidden, rows, m->qkv, m->ld_qkv);
+    }
+    p = tr_model_cuda_keys(m, l, x, rows);
+    return launched(m, m->cuda->matmul(m->stream, m->products, &p), "matmul");
+}
+
+int
+tr_model_cuda_return(tr_model_cuda_t *m, const tr_kv_view_t *kv,
+                     const int32_t *seq_slot, const tr_cuda_step_t *step,
+                     const tr_cuda_return_t *piece, uint32_t n)
+{
+    tr_model_cuda_run_t r = { .kv = *kv,
+                              .rows = { .n_rows = step->n_rows,
+                                        .n_seqs = step->n_seqs,
+                                        .row_pos = step->row_pos,
+                                        .seq_slot = seq_slot,
+                                        .seq_row = step->seq_row },
+                              .step = step };
+    uint8_t *const buffer[] = { m->normed, m->delta };
+
+    r.kv.reach = m->reach;
+    m->small_gemm = false;
+    side_end(m); /* angles are there, and the first norm has been */
+    for (uint32_t i = 0; i < 2; i++) {
+        launched(m, m->cuda->event_record(m->stream, m->used[i]), "event");
+    }
+    for (uint32_t l = 0; l < m->config.recipe.layers && m->failed == NULL;
+         l++) {
+        if (fetch_rows(m, l, buffer[l % 2], piece, n)
+            && make_keys(m, l, buffer[l % 2], step->n_rows)
+            && append(m, &r, l)) {
+            launched(m, m->cuda->event_record(m->stream, m->used[l % 2]),
+                     "event");
+        }
+    }
     return m->failed == NULL ? 0 : m->failed_code;
 }

@@ -296,6 +296,40 @@ tr_cuda_act_mul(const tr_cuda_stream_t *s, tr_act_t act, const void *x,
                         blocks, THREADS, a, wide);
 }
 
+/* ---- rows that are kept -------------------------------------------------- */
+
+/* A block a row: all of it leaves at once. */
+static __global__ void __launch_bounds__(THREADS)
+    keep_rows_kernel(const __grid_constant__ tr_cuda_keep_rows_t a)
+{
+    uint32_t row = blockIdx.x, chunk = a.row_chunk[row];
+    const uint4 *from = (const uint4 *) ((const uint16_t *) a.x + row * a.ldx);
+    size_t at = ((size_t) (chunk - 1) * a.layers + a.layer) * a.tokens
+                + a.row_pos[row] % a.tokens;
+    uint4 *to = (uint4 *) (a.memory + at * a.row_bytes);
+
+    launch_wait();
+    launch_next();
+    for (uint32_t i = threadIdx.x; chunk != 0 && i < a.n / 8; i += THREADS) {
+        to[i] = from[i];
+    }
+}
+
+extern "C" int
+tr_cuda_keep_rows(const tr_cuda_stream_t *s, const tr_cuda_keep_rows_t *a)
+{
+    if (a->n % 8 != 0 || a->ldx < a->n || a->ldx % 8 != 0
+        || a->row_bytes < 2ull * a->n || a->row_bytes % 16 != 0
+        || (uintptr_t) a->x % 16 != 0 || (uintptr_t) a->memory % 16 != 0
+        || a->layer >= a->layers || a->tokens == 0) {
+        return TR_KERNEL_BADARG;
+    }
+    if (a->rows == 0 || a->n == 0) {
+        return TR_KERNEL_OK;
+    }
+    return launch_small(s, keep_rows_kernel, dim3(a->rows), THREADS, *a);
+}
+
 /* ---- logits ------------------------------------------------------------- */
 
 static __global__ void __launch_bounds__(THREADS)

@@ -16,9 +16,9 @@
  *                                with --answer new ones (gpu_turn.c)
  *   bench_gpu resume  [options]  a sequence of --context tokens gets its keys and
  *                                values from host memory: as pages, as X, of which
- *                                they are computed, or a part by each.  Kernels and
- *                                copies of the engine, which itself returns pages
- *                                alone (gpu_streamed.h)
+ *                                they are computed, or a part by each, by the
+ *                                engine's kernels and copies (gpu_streamed.h); with
+ *                                --set swap_recompute=yes also by the engine, as X
  *   bench_gpu offload [options]  steps of --batch sequences whose --context tokens
  *                                are all in host memory, a layer at a time through
  *                                two buffers; likewise
@@ -82,6 +82,8 @@
  *                 over_pages: the time over that of pages alone, `layers`
  *   error         largest difference from the keys and values that were, over the
  *                 largest of these
+ *   keep_ms, return_ms  the engine's: a prompt whose X is kept, and one that comes
+ *                 back by it, each batch waited for
  *   compressed_ms pages alone, a quarter of the bytes; tokens_again_ms: to compute
  *                 the sequence as a prompt
  *   share         prefill: of the matrix peak.  Operations are those of the

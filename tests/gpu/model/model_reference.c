@@ -557,6 +557,22 @@ tr_ref_fp8_gemm(const tr_cuda_fp8_gemm_t *a)
 /* ---- the rest ----------------------------------------------------------- */
 
 int
+tr_ref_keep_rows(const tr_cuda_keep_rows_t *a)
+{
+    for (uint32_t i = 0; i < a->rows; i++) {
+        size_t at = (((size_t) a->row_chunk[i] - 1) * a->layers + a->layer)
+                        * a->tokens
+                    + a->row_pos[i] % a->tokens;
+
+        if (a->row_chunk[i] != 0) {
+            memcpy(a->memory + at * a->row_bytes,
+                   (const uint16_t *) a->x + i * a->ldx, 2ull * a->n);
+        }
+    }
+    return TR_KERNEL_OK;
+}
+
+int
 tr_ref_scale_cap(float *x, size_t ldx, uint32_t rows, uint32_t n, float scale,
                  float cap)
 {

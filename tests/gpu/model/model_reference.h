@@ -25,6 +25,8 @@ int tr_ref_row_norm(const tr_cuda_qkv_t *a);
 float tr_ref_act(tr_act_t act, float gate, float up);
 int tr_ref_act_mul(tr_act_t act, const void *x, size_t ldx, uint32_t rows,
                    uint32_t n, tr_dtype_t type, void *out, size_t ldo);
+/* a's pointers are host memory. */
+int tr_ref_keep_rows(const tr_cuda_keep_rows_t *a);
 int tr_ref_scale_cap(float *x, size_t ldx, uint32_t rows, uint32_t n,
                      float scale, float cap);
 /* A row's squares are one part.  _sums: x w^T is known, [rows][ld]. */

@@ -615,12 +615,68 @@ check_select(void)
 }
 
 static bool
+check_keep_rows(void)
+{
+    uint32_t rows = 1 + random_below(200), n = 8 * (1 + random_below(200));
+    uint32_t chunks = 1 + random_below(5), layers = 1 + random_below(3);
+    size_t ldx = n + 8 * random_below(4), each = n + 8 * random_below(3);
+    uint32_t tokens = 1 + random_below(70);
+    size_t places = (size_t) chunks * layers * tokens;
+    array_t x = array_new(rows * ldx, 2, false);
+    array_t chunk = array_new(rows, 4, false), pos = array_new(rows, 4, false);
+    array_t out = array_new(places * each, 2, false);
+    tr_cuda_keep_rows_t a = { rows,
+                              n,
+                              array_there(&x),
+                              ldx,
+                              array_there(&chunk),
+                              array_there(&pos),
+                              random_below(layers),
+                              layers,
+                              tokens,
+                              2 * each,
+                              array_there(&out) };
+    uint32_t used = 0;
+    bool ok;
+
+    for (size_t i = 0; i < rows * ldx; i++) {
+        ((uint16_t *) array_host(&x))[i] = (uint16_t) random_below(65536);
+    }
+    for (uint32_t i = 0; i < rows; i++) { /* no place twice */
+        bool keep = random_below(4) != 0 && used < chunks * tokens;
+
+        ((uint32_t *) array_host(&chunk))[i] = keep ? used / tokens + 1 : 0;
+        ((uint32_t *) array_host(&pos))[i] = used % tokens
+                                             + tokens * random_below(9);
+        used += keep;
+    }
+    array_send(&x);
+    array_send(&chunk);
+    array_send(&pos);
+    side_launch(&side, tr_cuda_keep_rows(&side.stream, &a), "keep_rows");
+    a.n = n + 1;
+    ok = tr_cuda_keep_rows(&side.stream, &a) == TR_KERNEL_BADARG;
+    a.n = n;
+    a.x = array_host(&x);
+    a.row_chunk = array_host(&chunk);
+    a.row_pos = array_host(&pos);
+    a.memory = array_host(&out);
+    tr_ref_keep_rows(&a);
+    ok = ok && array_same(&out, "keep_rows") && array_same(&x, "rows");
+    array_free(&x);
+    array_free(&chunk);
+    array_free(&pos);
+    array_free(&out);
+    return ok;
+}
+
+static bool
 one_round(void)
 {
     return check_embed() && check_angles() && check_norm() && check_pool()
            && check_qkv() && check_row_norm() && check_act_mul()
            && check_scale_cap() && check_random() && check_convert()
-           && check_select();
+           && check_select() && check_keep_rows();
 }
 
 int
