@@ -298,6 +298,10 @@ layer_slides(tr_config_reader_t *r, const tr_model_config_t *c, uint32_t l,
         && strcmp(text, "sliding_attention") == 0) {
         return true;
     }
+    /* Granite 4 writes it so */
+    if (text != NULL && strcmp(text, "attention") == 0) {
+        text = "full_attention";
+    }
     if (text == NULL || json_array_size(types) != c->recipe.layers
         || strcmp(text, "full_attention") != 0) {
         tr_config_show(type ? type : types, shown);

@@ -155,15 +155,29 @@ static const tr_config_key_t glm4_moe_keys[] = {
     { .name = NULL }
 };
 
-static const tr_config_key_t granite_keys[] = {
+#define MULTIPLIERS                                                        \
+    FLOAT("embedding_multiplier", recipe.embed_scale, 1, 1e-6, 1e6),       \
+        FLOAT("residual_multiplier", recipe.residual_scale, 1, 1e-6, 1e6), \
+        FLOAT("attention_multiplier", recipe.attn_scale, 1, 1e-6, 1e6),    \
+        FLOAT("logits_scaling", logit_divisor, 1, 1e-6, 1e6)
+
+static const tr_config_key_t granite_keys[] = { { .name = "hidden_act",
+                                                  .kind = TR_KEY_ACT },
+                                                PLAIN_SHAPE,
+                                                COMMON_KEYS,
+                                                TIED(false),
+                                                MULTIPLIERS,
+                                                { .name = NULL } };
+
+static const tr_config_key_t granite_hybrid_keys[] = {
     { .name = "hidden_act", .kind = TR_KEY_ACT },
+    { .name = "normalization_function",
+      .kind = TR_KEY_ONLY,
+      .reason = "\"rmsnorm\"" },
     PLAIN_SHAPE,
     COMMON_KEYS,
     TIED(false),
-    FLOAT("embedding_multiplier", recipe.embed_scale, 1, 1e-6, 1e6),
-    FLOAT("residual_multiplier", recipe.residual_scale, 1, 1e-6, 1e6),
-    FLOAT("attention_multiplier", recipe.attn_scale, 1, 1e-6, 1e6),
-    FLOAT("logits_scaling", logit_divisor, 1, 1e-6, 1e6),
+    MULTIPLIERS,
     { .name = NULL }
 };
 
@@ -268,6 +282,16 @@ static const tr_tensor_name_t phi3_tensors[] = {
     END_TENSORS
 };
 
+static const tr_tensor_name_t granite_hybrid_tensors[] = {
+    MODEL_TENSORS,
+    QKV_TENSORS,
+    O_TENSORS,
+    { TR_PART_GATE_UP, "shared_mlp.input_linear.weight", TR_ROWS_ALL },
+    { TR_PART_DOWN, "shared_mlp.output_linear.weight", TR_ROWS_ALL },
+    PRE_NORM_TENSORS,
+    END_TENSORS
+};
+
 static const tr_tensor_name_t qwen3_moe_tensors[] = {
     MODEL_TENSORS,  QKV_TENSORS,
     O_TENSORS,      GATE_UP_TENSORS,
@@ -344,6 +368,53 @@ fold_granite(struct tr_config_reader *r, tr_model_config_t *c)
     (void) r;
     set_biases(c, TR_BIAS_QKV | TR_BIAS_O);
     c->recipe.logit_scale = 1 / c->logit_divisor;
+}
+
+/* Granite 4 has one type for all: here are those models whose layers all attend, and
+ * have the MLP that is shared where there are experts.  Others are refused, by
+ * num_local_experts or layer_types. */
+static void
+fold_granite_hybrid(struct tr_config_reader *r, tr_model_config_t *c)
+{
+    /* of layers and experts that there are not */
+    static const char *const unused[] = {
+        "init_method",     "mamba_chunk_size",   "mamba_conv_bias",
+        "mamba_d_conv",    "mamba_d_head",       "mamba_d_state",
+        "mamba_expand",    "mamba_n_groups",     "mamba_n_heads",
+        "mamba_proj_bias", "time_step_limit",    "time_step_max",
+        "time_step_min",   "num_experts_per_tok"
+    };
+    json_t *type = tr_config_field(r, r->root, "position_embedding_type");
+    const char *text = json_string_value(type);
+    bool rotates = text != NULL && strcmp(text, "rope") == 0;
+
+    fold_granite(r, c);
+    c->recipe.intermediate = tr_config_uint(r, r->root,
+                                            "shared_intermediate_size", MUST, 1,
+                                            INTERMEDIATE_MAX);
+    if (tr_config_uint(r, r->root, "num_local_experts", 8, 0, EXPERTS_MAX)
+        != 0) {
+        tr_config_fail(r, TR_ERR_UNSUPPORTED, "num_local_experts",
+                       "num_local_experts is not 0: of this family models "
+                       "without experts are supported alone");
+    }
+    if (tr_config_field(r, r->root, "layer_types") == NULL) {
+        tr_config_fail(r, TR_ERR_UNSUPPORTED, "layer_types",
+                       "layer_types is not there, which means layers of Mamba: "
+                       "of this family models are supported whose layers are "
+                       "attention");
+    }
+    if (type != NULL && !rotates
+        && (text == NULL || strcmp(text, "nope") != 0)) {
+        tr_config_fail(r, TR_ERR_UNSUPPORTED, "position_embedding_type",
+                       "position_embedding_type is neither rope nor nope");
+    }
+    for (uint32_t l = 0; l < c->recipe.layers; l++) {
+        c->recipe.layer[l].rope = rotates ? 0 : TR_ROPE_NONE;
+    }
+    for (size_t i = 0; i < sizeof(unused) / sizeof(unused[0]); i++) {
+        tr_config_field(r, r->root, unused[i]);
+    }
 }
 
 /* The embeddings' scale is rounded to the type of the weights in transformers. */
@@ -521,11 +592,16 @@ static const tr_family_t families[] = {
       .keys = llama_keys,
       .tensors = gemma3_tensors,
       .fold = with_attention_bias },
-    { .model_type = "granite", /* 3 and 4, dense */
+    { .model_type = "granite", /* 3 */
       .layer = { .norms = PRE_NORMS, .act = TR_ACT_SILU },
       .keys = granite_keys,
       .tensors = llama_tensors,
       .fold = fold_granite },
+    { .model_type = "granitemoehybrid", /* 4, dense */
+      .layer = { .norms = PRE_NORMS, .act = TR_ACT_SILU },
+      .keys = granite_hybrid_keys,
+      .tensors = granite_hybrid_tensors,
+      .fold = fold_granite_hybrid },
     { .model_type = "smollm3",
       .layer = { .norms = PRE_NORMS, .act = TR_ACT_SILU },
       .keys = llama_keys,

@@ -74,6 +74,11 @@ load(const char *config, const char *generation)
 #define GLM(more)                                                              \
     "{\"model_type\":\"glm4_moe\"," SHAPE ",\"moe_intermediate_size\":32" more \
     "}"
+#define GRANITE(experts, more)                                              \
+    "{\"model_type\":\"granitemoehybrid\"," SHAPE                           \
+    ",\"shared_intermediate_size\":640,\"num_local_experts\":" experts more \
+    "}"
+#define ATTEND ",\"layer_types\":[\"attention\",\"full_attention\"]"
 
 /* All layers are alike. */
 static void
@@ -448,6 +453,20 @@ static const struct {
       NULL, TR_ERR_FORMAT, "short_factor", "is not a positive number" },
     { LLAMA(",\"rope_scaling\":{\"type\":\"longrope\"}"), NULL, TR_ERR_FORMAT,
       "original_max_position_embeddings", "is missing" },
+    { GRANITE("0", ",\"layer_types\":[\"attention\",\"mamba\"]"), NULL,
+      TR_ERR_UNSUPPORTED, "layer_types",
+      "layer_types holds \"mamba\" for layer 1" },
+    { GRANITE("0", ""), NULL, TR_ERR_UNSUPPORTED, "layer_types",
+      "layer_types is not there" },
+    { GRANITE("62", ATTEND), NULL, TR_ERR_UNSUPPORTED, "num_local_experts",
+      "num_local_experts is not 0" },
+    { GRANITE("2147483648", ATTEND), NULL, TR_ERR_FORMAT, "num_local_experts",
+      "num_local_experts is 2147483648, expected an integer" },
+    { GRANITE("0", ATTEND ",\"position_embedding_type\":\"alibi\""), NULL,
+      TR_ERR_UNSUPPORTED, "position_embedding_type", "neither rope nor nope" },
+    { GRANITE("0", ATTEND ",\"normalization_function\":\"layernorm\""), NULL,
+      TR_ERR_UNSUPPORTED, "normalization_function",
+      "is \"layernorm\", expected \"rmsnorm\"" },
     /* keys that nobody reads */
     { LLAMA(",\"embedding_multiplier\":12"), NULL, TR_ERR_UNSUPPORTED,
       "embedding_multiplier",
@@ -573,6 +592,35 @@ test_text_config(void **state)
     assert_true(c.recipe.tied && c.recipe.layer[0].reach == 0);
 }
 
+/* Granite 4.0 Micro (shortened), and one whose layers do not rotate. */
+static void
+test_granite_4(void **state)
+{
+    tr_model_config_t c = load(
+        GRANITE("0", ATTEND ",\"attention_multiplier\":0.015625,"
+                            "\"embedding_multiplier\":12,\"init_method\":"
+                            "\"mup\",\"logits_scaling\":10,"
+                            "\"mamba_conv_bias\":true,\"mamba_d_conv\":4,"
+                            "\"mamba_d_head\":\"auto\",\"mamba_expand\":2,"
+                            "\"normalization_function\":\"rmsnorm\","
+                            "\"num_experts_per_tok\":0,"
+                            "\"position_embedding_type\":\"rope\","
+                            "\"router_aux_loss_coef\":0.01,"
+                            "\"rope_theta\":10000000"),
+        NULL);
+
+    (void) state;
+    assert_string_equal(c.model_type, "granitemoehybrid");
+    assert_true(c.recipe.intermediate == 640 && c.recipe.embed_scale == 12
+                && c.recipe.attn_scale == 0.015625f
+                && c.recipe.logit_scale == 0.1f);
+    assert_true(c.recipe.layer[0].rope == 0
+                && c.recipe.rope[0].theta == 10000000);
+    c = load(GRANITE("0", ATTEND), NULL);
+    assert_true(c.recipe.layer[0].rope == TR_ROPE_NONE
+                && c.recipe.layer[1].rope == TR_ROPE_NONE);
+}
+
 /* An end token that the model cannot say is none. */
 static void
 test_eos_beyond_the_vocabulary(void **state)
@@ -637,6 +685,7 @@ main(void)
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_keys_without_effect),
         cmocka_unit_test(test_text_config),
+        cmocka_unit_test(test_granite_4),
         cmocka_unit_test(test_len),
     };
 
