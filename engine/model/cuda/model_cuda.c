@@ -386,7 +386,6 @@ choose_attention(tr_model_cuda_t *m, const tr_model_cuda_limits_t *limits)
     const bool hopper = m->stream->device->code / 10 == 9;
 
     m->fast = tr_model_cuda_fast(r, !limits->compresses, hopper);
-    m->grouped = m->stream->device->trial;
     if (!m->fast) {
         tr_log(TR_LEVEL_WARN,
                "attention of this model is slow on a GPU: the fast kernels "

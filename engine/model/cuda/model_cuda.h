@@ -125,8 +125,7 @@ typedef struct {
     const tr_kv_inputs_t *inputs;
     void *came[2], *used[2]; /* events of these */
     void *decode_work, *prompt_work, *generic_work, *sample_work;
-    bool fast;    /* attention has fast kernels (tr_model_cuda_fast) */
-    bool grouped; /* .. also of levels with more than one {scale, zero} */
+    bool fast; /* attention has fast kernels (tr_model_cuda_fast) */
     tr_cuda_decode_size_t decode_size;
     tr_cuda_prompt_size_t prompt_size;
     tr_cuda_generic_size_t generic_size; /* max_seqs: of one launch */

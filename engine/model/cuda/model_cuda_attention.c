@@ -10,12 +10,6 @@
 
 /* ---- paths --------------------------------------------------------------- */
 
-static bool
-level_is_fast(const tr_model_cuda_t *m, const tr_kv_level_t *l)
-{
-    return tr_cuda_decode_level(l) && (m->grouped || l->key_groups == 1);
-}
-
 tr_attention_path_t
 tr_model_cuda_path(const tr_model_cuda_t *m, const tr_kv_policy_t *policy,
                    uint32_t base, uint32_t n_rows)
@@ -29,10 +23,10 @@ tr_model_cuda_path(const tr_model_cuda_t *m, const tr_kv_policy_t *policy,
     }
     fast = fast && !policy->minmax;
     for (uint32_t i = 0; i < policy->n_levels && base != 0; i++) {
-        fast = fast && level_is_fast(m, &policy->level[i]);
+        fast = fast && tr_cuda_decode_level(&policy->level[i]);
     }
     if (base != 0 && policy->n_levels != 0 && policy->window != 0) {
-        fast = fast && level_is_fast(m, &policy->window_level);
+        fast = fast && tr_cuda_decode_level(&policy->window_level);
     }
     return fast ? TR_ATTENTION_DECODE : TR_ATTENTION_GENERIC;
 }
@@ -40,10 +34,10 @@ tr_model_cuda_path(const tr_model_cuda_t *m, const tr_kv_policy_t *policy,
 /* Layouts that the fast kernels do not have stand for nothing in the sequences
  * that go there; the kernels would refuse a view that has them at all. */
 static void
-take_fast_layouts(const tr_model_cuda_t *m, tr_model_cuda_run_t *r)
+take_fast_layouts(tr_model_cuda_run_t *r)
 {
     for (uint32_t i = 0; i < r->kv.n_layouts; i++) {
-        bool fast = level_is_fast(m, &r->kv.layout[i].level);
+        bool fast = tr_cuda_decode_level(&r->kv.layout[i].level);
 
         r->layout[i] = r->kv.layout[fast ? i : 0];
     }
@@ -57,7 +51,7 @@ tr_model_cuda_choose_paths(tr_model_cuda_t *m, const int32_t *seq_slot,
 {
     const tr_cuda_step_t *s = r->step;
 
-    take_fast_layouts(m, r);
+    take_fast_layouts(r);
 
     for (int path = 0; path < TR_ATTENTION_PATHS; path++) {
         r->slots[path] = seq_slot;

@@ -240,7 +240,6 @@ test_ways(void **state)
             fail_msg("%s", err.text);
         }
         m.fast = tr_model_cuda_fast(&m.config.recipe, p->n_levels == 0, true);
-        m.grouped = true;
         assert_int_equal(tr_model_cuda_path(&m, p, 0, 1),
                          cases[i].uncompressed);
         assert_int_equal(tr_model_cuda_path(&m, p, 9, 1), cases[i].compressed);
