@@ -7,6 +7,7 @@
 #   make bench-manager    what the manager of KV pages takes
 #   make bench-attention  compressed caches against 16 bits, cost of scores
 #   make bench-kv-store   tokens into pages: append, moves, compression
+#   make bench-prefix     users of one system prompt, pages shared against copies
 #   make bench-policy     share of policy and pages in a step of the real model
 #   make bench-capacity   conversations at once in one KV pool, by policy
 #   make bench-reuse      what reuse of prefixes saves, and costs
@@ -45,6 +46,7 @@ BENCH_MANAGER := $B/bench/bench_manager
 BENCH_ATTENTION := $B/bench/bench_attention
 BENCH_STORE  := $B/bench/bench_kv_store
 BENCH_POLICY := $B/bench/bench_policy
+BENCH_PREFIX := $B/bench/bench_prefix
 BENCH_GRAMMAR := $B/bench/bench_grammar
 BENCH_SCAN   := $B/bench/bench_scan
 BENCH_TEMPLATE := $B/bench/bench_template
@@ -56,7 +58,7 @@ $(BENCH_PROG): $B/bench/%: tests/bench/%.c engine/executor/null_trace.h
 	$Q$(CC) $(TR_CFLAGS) $(CFLAGS) -o $@ $<
 
 $(BENCH_ENGINE) $(BENCH_WEIGHTS) $(BENCH_MANAGER) $(BENCH_ATTENTION) $(BENCH_STORE) \
-    $(BENCH_POLICY) $(BENCH_GRAMMAR) $(BENCH_SCAN) $(BENCH_TEMPLATE): \
+    $(BENCH_POLICY) $(BENCH_PREFIX) $(BENCH_GRAMMAR) $(BENCH_SCAN) $(BENCH_TEMPLATE): \
     $B/bench/%: $B/obj/tests/bench/%.o $B/libtokenring.a
 	@mkdir -p $(@D)
 	@echo "  LD    $@"
@@ -88,10 +90,10 @@ bench-gpu: $(BENCH_GPU)
         bench-capacity bench-reuse bench-fair bench-worker bench-pause bench-moves bench-grammar bench-scan \
         bench-template bench-hostile \
         bench-gateway bench-engine bench-weights bench-footprint bench-first-token bench-manager \
-        bench-attention bench-kv-store bench-policy
+        bench-attention bench-kv-store bench-policy bench-prefix
 bench-tools: $(BENCH_PROG) $(BENCH_ENGINE) $(BENCH_WEIGHTS) $(BENCH_MANAGER) $(BENCH_ATTENTION) \
-             $(BENCH_STORE) $(BENCH_POLICY) $(BENCH_GRAMMAR) $(BENCH_SCAN) \
-             $(BENCH_TEMPLATE)
+             $(BENCH_STORE) $(BENCH_POLICY) $(BENCH_PREFIX) $(BENCH_GRAMMAR) \
+             $(BENCH_SCAN) $(BENCH_TEMPLATE)
 
 bench-gateway: engine module $(BENCH_PROG)
 	@B="$B" node tests/bench/gateway.js $(call bench_json,gateway)
@@ -137,6 +139,10 @@ bench-attention: $(BENCH_ATTENTION)
 
 bench-kv-store: $(BENCH_STORE)
 	@$<
+
+bench-prefix: $(BENCH_PREFIX)
+	@$<
+	@$< --policy diffkv:alpha_high=8,alpha_low=0
 
 bench-policy: $(BENCH_POLICY)
 	@B="$B" node tests/bench/policy.js $(call bench_json,policy)
@@ -186,6 +192,8 @@ bench: deps
 	@$(MAKE) -s --no-print-directory bench-attention
 	@echo "== kv-store"
 	@$(MAKE) -s --no-print-directory bench-kv-store
+	@echo "== prefix"
+	@$(MAKE) -s --no-print-directory bench-prefix
 	@echo "== policy"
 	@$(MAKE) -s --no-print-directory bench-policy
 	@echo "== fair"
