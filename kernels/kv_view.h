@@ -22,6 +22,10 @@
  * from the ends of the first towards each other, tiers 2 and 3 in the second
  * (DiffKV section 5.2).
  *
+ * The first tokens of a tier may be frozen, in whole pages: others read these, too
+ * (kv_manager/manager_cut.h).  They have no scores that anybody reads or writes,
+ * stay where they are, and nobody is moved to their places.
+ *
  * Layers may slide: a query sees the last tokens alone (reach).  Their heads are
  * not compressed, whatever the others do: all stands in uncompressed pages, which
  * go when nobody can see them any more.  For kernels these heads are those of
@@ -65,6 +69,7 @@ typedef struct {
     bool scored;     /* attention updates scores */
     bool by_sum;     /* the candidate is the token of least score, else the
                             * one of least score / (n - position) */
+    bool frozen; /* tr_kv_view_t.frozen says of how many tokens that holds */
     uint32_t recent_from;
     /* The first uncompressed pages of each head, whole ones, that are cached for
      * others, too (manager_share.h): nobody writes into them. */
@@ -141,6 +146,9 @@ typedef struct {
     const tr_kv_seq_t *seq; /* [slots] */
     const uint32_t *count;  /* [slots][layers][kv_heads][TR_KV_TIERS_MAX], of a
                                * step: as they are after its moves */
+    /* the same: the first tokens of each tier that are frozen, in whole pages;
+     * read where a sequence says that it has some */
+    const uint32_t *frozen;
     const tr_kv_move_t *move; /* [slots][layers][kv_heads] */
     tr_kv_candidate_t
         *candidate; /* [slots][layers][kv_heads][TR_KV_TIERS_MAX] */
@@ -165,6 +173,13 @@ tr_kv_slides(const tr_kv_view_t *v, uint32_t layer)
 {
     return layer < TR_KV_SLIDES_MAX
            && (v->slides[layer / 32] >> layer % 32 & 1);
+}
+
+/* Frozen tokens by tier of a head, counted over all slots; NULL: there are none. */
+TR_HD const uint32_t *
+tr_kv_frozen(const tr_kv_view_t *v, const tr_kv_seq_t *q, size_t head)
+{
+    return q->frozen ? v->frozen + head * TR_KV_TIERS_MAX : NULL;
 }
 
 /* A slot, as the heads of a layer have it. */
@@ -206,8 +221,9 @@ tr_kv_page_at(const tr_kv_view_t *v, int32_t page)
 /* A new home for everything that a slot caches, as its policy decided when a
  * prompt was complete.  Sources in this order, for each head: tiers 0, 1, ..
  * in order, the window in order of position, uncompressed pages in order; dest has one
- * byte for each.  Tokens that go to a tier take its places in that order;
- * those that go to the window take tr_kv_window_entry, sinks among them. */
+ * byte for each.  Tokens that go to a tier take its places in that order, behind
+ * those that stay; those that go to the window take tr_kv_window_entry, sinks among
+ * them. */
 typedef struct {
     int32_t slot;
     uint32_t n_uncompressed;  /* uncompressed tokens, from position base on */
@@ -217,6 +233,12 @@ typedef struct {
     const int8_t *dest;       /* [layers][kv_heads][dest_len]: tier, NOWHERE or
                                * WINDOW */
     size_t dest_len;
+    /* [layers][kv_heads][TR_KV_TIERS_MAX], or NULL: the first tokens of each tier
+     * afterwards, in whole pages that are there already.  They are the slot's own
+     * frozen ones and no sources; of a cut, which is of another slot's tokens,
+     * these are all sources, and what is in such a page goes nowhere. */
+    const uint32_t *stay;
+    bool cut;
     uint32_t observe; /* w > 0: an uncompressed token's score becomes recent *
                        * (later queries) / min(w, later queries), w being the
                        * number of queries from recent_from on */
@@ -232,6 +254,20 @@ tr_kv_compress_has(const tr_kv_compress_t *c, uint32_t kv_heads, uint32_t head)
 
     return c->layers == 0
            || (layer >= c->first_layer && layer - c->first_layer < c->layers);
+}
+
+/* How many tokens stay in tier l of a head, counted over all layers; and of the
+ * slot's tokens there, how many are no sources. */
+TR_HD uint32_t
+tr_kv_compress_stay(const tr_kv_compress_t *c, uint32_t head, uint32_t l)
+{
+    return c->stay == NULL ? 0 : c->stay[head * TR_KV_TIERS_MAX + l];
+}
+
+TR_HD uint32_t
+tr_kv_compress_skip(const tr_kv_compress_t *c, uint32_t head, uint32_t l)
+{
+    return c->cut ? 0 : tr_kv_compress_stay(c, head, l);
 }
 
 /* A channel of what attention gives, over all queries and the query heads of a

@@ -31,8 +31,9 @@
  *
  * What was compressed is kept as a whole, in a slot of its own (kv_kept.c): a
  * slot that is closed behind keep (end), or a copy that is made when its prompt
- * was compressed.  Who begins alike copies what it shares, cut at a position,
- * and its prompt is a later turn behind that:
+ * was compressed.  Who begins alike has its whole pages in front of a position in
+ * its tables, too (kv_lend.c), and copies of what is on others; its prompt is a
+ * later turn behind that:
  *
  *   open -> find (pins) -> adopt -> prompt -> reserve .. -> compress
  *        -> keep_copy                what others may want before the end
@@ -206,7 +207,7 @@ typedef struct {
 /* Does this cache keep prefixes of sequences with this policy (NULL: the
  * default)? */
 bool tr_kv_reuses(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy);
-/* Are these compressed, so that who finds one copies it? */
+/* Are these compressed, so that who finds one takes it at its levels? */
 bool tr_kv_copies(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy);
 /* The time that it is, us; never less than before. */
 void tr_kv_time(tr_kv_cache_t *kv, uint64_t now);

@@ -18,6 +18,7 @@ row_sound(const tr_kv_cache_t *kv, int32_t slot, uint32_t head, uint8_t *seen,
     manager_run_t run[MANAGER_RUNS];
 
     n = manager_runs(m, &m->seq[slot], head, manager_counts(m, slot, head),
+                     manager_borrowed(m, &m->seq[slot], slot, head),
                      manager_dense(s), run);
     for (i = 0; i < n; i++) {
         const int32_t *entry = manager_row(m, slot, head) + run[i].entry;
@@ -36,6 +37,43 @@ row_sound(const tr_kv_cache_t *kv, int32_t slot, uint32_t head, uint8_t *seen,
             seen[page] = 1;
         }
         pages[run[i].layout] += run[i].n;
+    }
+    return true;
+}
+
+/* Frozen tokens of a head fill pages, of which those that it borrows come first: they
+ * are pages of slots that are kept.  *pages: how many; *all: of frozen ones, also
+ * its own. */
+static bool
+borrowed_sound(const tr_kv_cache_t *kv, int32_t slot, uint32_t head,
+               uint64_t *pages, uint64_t *all)
+{
+    const tr_kv_manager_t *m = &kv->m;
+    const tr_kv_seq_t *q = &m->seq[slot];
+    const uint32_t *frozen = manager_frozen(m, q, slot, head);
+    const uint32_t *borrowed = manager_borrowed(m, q, slot, head);
+    const uint32_t *count = manager_counts(m, slot, head);
+    const int32_t *row = manager_row(m, slot, head);
+
+    for (uint32_t l = 0; l < q->n_tiers && q->frozen; l++) {
+        uint32_t tokens = m->place[q->tier_layout[l]].tokens;
+
+        if (frozen[l] % tokens != 0 || borrowed[l] % tokens != 0
+            || borrowed[l] > frozen[l] || frozen[l] > count[l]) {
+            return false;
+        }
+        for (uint32_t i = 0; i < borrowed[l] / tokens; i++) {
+            int32_t page = row[tr_kv_tier_entry(&m->view, l, i)];
+
+            if (page < 0 || (uint32_t) page >= m->size.pages
+                || m->owner[page] >= m->size.slots
+                || m->owner[page] == (uint32_t) slot
+                || !kv->reuse->kept[m->owner[page]].kept) {
+                return false;
+            }
+        }
+        *pages += borrowed[l] / tokens;
+        *all += frozen[l] / tokens;
     }
     return true;
 }
@@ -165,7 +203,8 @@ slot_sound(const tr_kv_cache_t *kv, int32_t slot, uint8_t *seen,
            uint8_t *seen_out, tr_kv_totals_t *sum)
 {
     const tr_kv_slot_t *s = &kv->m.slot[slot];
-    uint64_t pages[TR_KV_LAYOUTS_MAX] = { 0 }, all = 0;
+    uint64_t pages[TR_KV_LAYOUTS_MAX] = { 0 }, all = 0, borrowed = 0,
+             frozen = 0;
     uint32_t head, i;
 
     if (!s->open) {
@@ -175,9 +214,13 @@ slot_sound(const tr_kv_cache_t *kv, int32_t slot, uint8_t *seen,
         return false;
     }
     for (head = 0; head < kv->heads; head++) {
-        if (!row_sound(kv, slot, head, s->out ? seen_out : seen, pages)) {
+        if (!row_sound(kv, slot, head, s->out ? seen_out : seen, pages)
+            || !borrowed_sound(kv, slot, head, &borrowed, &frozen)) {
             return false;
         }
+    }
+    if (borrowed != s->borrowed || frozen != s->frozen_pages) {
+        return false;
     }
     for (i = 0; i < TR_KV_LAYOUTS_MAX; i++) {
         all += pages[i];

@@ -413,6 +413,8 @@ static const tr_kv_ops_t gpu_ops = {
     .held = tr_kv_gpu_held,
     .copy_pages = tr_kv_gpu_copy_pages,
     .copy = tr_kv_gpu_copy,
+    .can_absorb = tr_kv_gpu_can_absorb,
+    .absorb = tr_kv_gpu_absorb,
     .restore = tr_kv_gpu_restore,
     .files = &tr_kv_gpu_files,
 };

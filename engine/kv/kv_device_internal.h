@@ -43,6 +43,7 @@ typedef enum {
     TR_KV_DO_COMPLETE,
     TR_KV_DO_STAGES, /* the same, some layers at a time: one at a time */
     TR_KV_DO_CUT,
+    TR_KV_DO_ABSORB,
     TR_KV_DO_RESTORE,
     TR_KV_DO_OUT,
     TR_KV_DO_IN,
@@ -72,6 +73,7 @@ typedef struct {
         tr_kv_page_request_t ask;
         tr_kv_complete_t complete;
         tr_kv_cut_command_t cut;
+        tr_kv_absorb_t absorb;
         tr_kv_restore_t restore; /* its counts are the list's */
         tr_kv_move_out_t out;    /* and in */
         int32_t close;
@@ -323,6 +325,8 @@ uint64_t tr_kv_gpu_copy_pages(const tr_kv_cache_t *kv, int32_t from,
 tr_status_t tr_kv_gpu_copy(tr_kv_cache_t *kv, int32_t from, int32_t to,
                            uint32_t c, bool evict);
 
+bool tr_kv_gpu_can_absorb(const tr_kv_cache_t *kv, int32_t to);
+void tr_kv_gpu_absorb(tr_kv_cache_t *kv, const tr_kv_absorb_t *absorb);
 tr_status_t tr_kv_gpu_restore(tr_kv_cache_t *kv,
                               const tr_kv_restore_t *restore);
 

@@ -30,6 +30,7 @@ static const size_t record_size[] = {
     [TR_KV_DO_COMPLETE] = sizeof(tr_kv_complete_t),
     [TR_KV_DO_STAGES] = sizeof(tr_kv_complete_t),
     [TR_KV_DO_CUT] = sizeof(tr_kv_cut_t),
+    [TR_KV_DO_ABSORB] = sizeof(tr_kv_absorb_t),
     [TR_KV_DO_RESTORE] = sizeof(tr_kv_restore_t),
     [TR_KV_DO_OUT] = 0,
     [TR_KV_DO_IN] = 0,
@@ -441,6 +442,8 @@ launch_group(tr_kv_gpu_t *g, const tr_kv_group_t *group, const void *in)
         return launch_complete(g, group, in);
     case TR_KV_DO_CUT:
         return launch_cuts(g, history, group, in);
+    case TR_KV_DO_ABSORB:
+        return cuda->manager_absorb(s, &g->m, in, group->n);
     case TR_KV_DO_RESTORE:
         return launch_restores(g, group, in);
     case TR_KV_DO_CLOSE:

@@ -193,7 +193,6 @@ replay(tr_kv_gpu_t *g, int32_t slot, const tr_kv_tally_t *t, uint64_t serial)
 
     g->kv.totals.tokens -= s->tokens - t->tokens;
     s->tokens = t->tokens;
-    s->pages = t->pages;
     s->near_pages = t->near_pages;
     s->near_from = t->near_from;
     q->base = t->base;
@@ -237,7 +236,8 @@ same_slot(const tr_kv_slot_t *s, const tr_kv_seq_t *q, const tr_kv_tally_t *t)
            && t->uncompressed == s->uncompressed
            && t->uncompressed_pages == s->uncompressed_pages
            && t->near_pages <= s->near_pages && t->near_from <= s->near_from
-           && t->pages <= s->pages && t->tokens <= s->tokens
+           && t->pages <= s->pages && t->borrowed <= s->borrowed
+           && t->tokens <= s->tokens
            && (!s->uncompressed || t->base == q->base);
 }
 
@@ -263,8 +263,10 @@ learn_more(tr_kv_gpu_t *g, int32_t slot, const tr_kv_tally_t *t,
     if (!same_slot(s, q, t)) {
         return fault("slot is otherwise", slot);
     }
+    s->pages = t->pages;
+    s->frozen_pages = t->frozen_pages;
+    s->borrowed = t->borrowed;
     if (s->uncompressed) {
-        s->pages = t->pages;
         q->window_from = t->window_from; /* of a copy: as its source had it */
         q->sinks = t->sinks;
     } else {
@@ -379,6 +381,7 @@ tr_kv_device_settle(tr_kv_cache_t *kv, bool *stalled)
     for (i = 0; i < b->n_slots && good; i++) {
         good = learn_slot(g, (int32_t) i, &tally[i], serial);
     }
+    tr_kv_lend_told(kv);
     if (good) {
         tr_kv_guard_settle(g, serial);
     }

@@ -127,7 +127,7 @@ tr_kv_gpu_open(tr_kv_cache_t *kv, const tr_kv_policy_t *policy)
     uint32_t group;
 
     while (!tr_kv_take_slot(kv, policy, &open)) {
-        if (!tr_kv_kept_evict(kv, UINT64_MAX)) {
+        if (!tr_kv_kept_evict(kv, UINT64_MAX) && !tr_kv_lend_absorb_one(kv)) {
             return -1;
         }
     }
@@ -370,7 +370,9 @@ send_complete(tr_kv_gpu_t *g, tr_kv_complete_t complete)
 static uint64_t
 least_held(const tr_kv_gpu_t *g, int32_t slot, const tr_kv_seq_t *q)
 {
+    const tr_kv_slot_t *s = &g->kv.m.slot[slot];
     uint32_t most = 1, each = 0, l;
+    uint64_t all;
 
     for (l = 0; l < q->n_tiers; l++) {
         uint32_t tokens = g->kv.plan.layout[q->tier_layout[l]].tokens;
@@ -383,7 +385,8 @@ least_held(const tr_kv_gpu_t *g, int32_t slot, const tr_kv_seq_t *q)
     if (tr_kv_policy_cuts(&g->kv.policy[slot].origin)) {
         each += manager_ceil(q->window_from - q->sinks, most);
     }
-    return (uint64_t) each * (g->kv.heads - manager_near(&g->kv.m, q));
+    all = (uint64_t) each * (g->kv.heads - manager_near(&g->kv.m, q));
+    return all - least(all, s->borrowed); /* of its own */
 }
 
 /* What a job takes of the ring, at most, for a copy of `worst` pages, and what it
@@ -394,6 +397,7 @@ peak_of(const tr_kv_gpu_t *g, const tr_kv_job_t *job, uint64_t worst,
 {
     uint32_t rest = g->kv.heads - manager_near(&g->kv.m, &job->to);
     uint32_t layers = rest / g->kv.config.kv_heads;
+    const tr_kv_slot_t *s = &g->kv.m.slot[job->slot];
     uint64_t old, near, part;
 
     *back = 0;
@@ -402,7 +406,8 @@ peak_of(const tr_kv_gpu_t *g, const tr_kv_job_t *job, uint64_t worst,
     }
     old = g->mirror[job->slot].low;
     near = (uint64_t) manager_near(&g->kv.m, &job->to)
-           * (g->kv.m.slot[job->slot].near_pages - job->near_from);
+               * (s->near_pages - job->near_from)
+           + s->frozen_pages - s->borrowed; /* those that stay, too */
     old = old > near ? old - near : 0;
     *back = old
             + (uint64_t) manager_near(&g->kv.m, &job->to)
@@ -453,6 +458,7 @@ tr_kv_gpu_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
         become(g, &job, x->low - near_of(g, &job), &policy); /* as reported */
         x->steps = 0;
         x->trial = TR_KV_NO_TRIAL;
+        tr_kv_lend_told(kv);
         return TR_OK;
     }
     if (x->trial == TR_KV_TRIED || x->trial == TR_KV_DONE
@@ -477,6 +483,7 @@ tr_kv_gpu_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
         x->low = least(x->low,
                        tr_kv_least_copy_of(g, &job.to) + near_of(g, &job));
         x->trial = TR_KV_TRIED;
+        tr_kv_lend_told(kv);
         return TR_AGAIN;
     }
     coming(g)->returned += back;
@@ -593,14 +600,17 @@ tr_kv_gpu_swap_out(tr_kv_cache_t *kv, int32_t slot)
     tr_kv_gpu_t *g = tr_kv_gpu(kv);
     tr_kv_slot_t *s = tr_kv_slot(kv, slot);
     tr_kv_mirror_t *x = &g->mirror[slot];
+    uint64_t pages = (uint64_t) s->pages + s->borrowed;
     tr_kv_command_t *c;
 
     assert(!s->out);
-    if (s->pages > g->n_free_ids || s->pages > g->swap_max
-        || s->pages > kv->swap.n - g->list.n_ids || x->trial == TR_KV_TRIED
+    if (pages > g->n_free_ids || pages > g->swap_max
+        || pages > kv->swap.n - g->list.n_ids || x->trial == TR_KV_TRIED
         || x->trial == TR_KV_DONE) {
         return TR_AGAIN;
     }
+    s->pages = (uint32_t) pages; /* it comes back with copies */
+    s->borrowed = 0;
     if (s->pages != 0) {
         c = tr_kv_command(g, TR_KV_DO_OUT, slot, -1);
         move_out(s, slot, &c->out);

@@ -38,7 +38,8 @@ tr_kv_gpu_usage(const tr_kv_cache_t *kv, int32_t slot, tr_kv_usage_t *out)
         at.tiered[l] = t->tiered[l];
     }
     tr_kv_usage_fill(kv, p, t->tokens,
-                     (uint64_t) t->pages * kv->plan.page_bytes, &at, out);
+                     ((uint64_t) t->pages + t->borrowed) * kv->plan.page_bytes,
+                     &at, out);
 }
 
 /* All slots' counts as they are behind what was launched; between two batches

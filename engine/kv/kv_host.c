@@ -64,7 +64,7 @@ host_open(tr_kv_cache_t *kv, const tr_kv_policy_t *policy)
     tr_kv_open_t open;
 
     while (!tr_kv_take_slot(kv, policy, &open)) {
-        if (!tr_kv_kept_evict(kv, UINT64_MAX)) {
+        if (!tr_kv_kept_evict(kv, UINT64_MAX) && !tr_kv_lend_absorb_one(kv)) {
             return -1;
         }
     }
@@ -88,8 +88,8 @@ drop_swapped(tr_kv_cache_t *kv, int32_t slot)
         manager_run_t run[MANAGER_RUNS];
 
         n = manager_runs(&kv->m, &kv->m.seq[slot], head,
-                         manager_counts(&kv->m, slot, head), manager_dense(s),
-                         run);
+                         manager_counts(&kv->m, slot, head), NULL,
+                         manager_dense(s), run);
         for (i = 0; i < n; i++) {
             const int32_t *entry = row + run[i].entry;
 
@@ -367,7 +367,7 @@ swap_heads(void *arg, uint32_t first, uint32_t end, uint32_t worker)
         manager_run_t run[MANAGER_RUNS];
 
         n = manager_runs(m, &m->seq[job->slot], head,
-                         manager_counts(m, job->slot, head),
+                         manager_counts(m, job->slot, head), NULL,
                          manager_dense(&m->slot[job->slot]), run);
         for (i = 0; i < n; i++) {
             int32_t *entry = manager_row(m, job->slot, head) + run[i].entry;
@@ -390,12 +390,12 @@ swap_sum(const tr_kv_manager_t *m, int32_t slot)
 
         m->before[head] = before;
         n = manager_runs(m, &m->seq[slot], head, manager_counts(m, slot, head),
-                         manager_dense(&m->slot[slot]), run);
+                         NULL, manager_dense(&m->slot[slot]), run);
         for (i = 0; i < n; i++) {
             before += run[i].n;
         }
     }
-    assert(before == m->slot[slot].pages);
+    assert(before == m->slot[slot].pages + m->slot[slot].borrowed);
 }
 
 /* Copies all pages of a slot, in the order of heads and runs. */
@@ -413,9 +413,10 @@ swap_pages(tr_kv_cache_t *kv, int32_t slot, bool out, uint32_t at)
 static tr_status_t
 host_swap_out(tr_kv_cache_t *kv, int32_t slot)
 {
-    uint32_t pages = tr_kv_slot(kv, slot)->pages;
+    const tr_kv_slot_t *s = tr_kv_slot(kv, slot);
+    uint32_t pages = s->pages + s->borrowed; /* it comes back with copies */
 
-    assert(!kv->m.slot[slot].out);
+    assert(!s->out);
     if (pages > tr_kv_pages_left(&kv->swap)) {
         return TR_AGAIN;
     }
@@ -531,6 +532,8 @@ static const tr_kv_ops_t host_ops = {
     .held = tr_kv_host_held,
     .copy_pages = tr_kv_host_copy_pages,
     .copy = tr_kv_host_copy,
+    .can_absorb = tr_kv_host_can_absorb,
+    .absorb = tr_kv_host_absorb_slot,
     .restore = tr_kv_host_restore,
     .files = &tr_kv_host_files,
 };

@@ -1,7 +1,7 @@
 /*
  * What the files of the KV cache share: kv_ops.c (kv_cache.h's functions),
  * kv_cache.c (what a cache is made of), kv_host.c and kv_host_cut.c (the cache that
- * is here), kv_prefix.c (what it reuses), kv_kept.c (compressed), those of
+ * is here), kv_prefix.c (what it reuses), kv_kept.c and kv_lend.c (compressed), those of
  * kv_store_internal.h (in files) and kv_host_files.c, kv_usage.c, kv_check.c, and
  * those of a device's cache (kv_device_internal.h).
  * Nobody else includes this but tests.
@@ -43,15 +43,20 @@ typedef struct {
     tr_prefix_key_t key;
 } tr_kv_sharer_t;
 
-/* Of a slot whose policy can be cut: whose it is, and what is kept of it. */
+/* Of a slot whose policy can be cut: whose it is, what is kept of it, and who borrows
+ * whose pages (kv_lend.c). */
 typedef struct {
-    bool on;     /* it has a key */
-    bool ends;   /* its close keeps it */
-    bool kept;   /* nobody's: it is there for others */
-    bool loaded; /* from a file */
-    uint32_t n;  /* ends, kept: tokens */
-    uint32_t pins;
-    uint64_t used; /* kept: last time, us */
+    bool on;              /* it has a key */
+    bool ends;            /* its close keeps it */
+    bool kept;            /* nobody's: it is there for others */
+    bool loaded;          /* from a file */
+    uint32_t n;           /* ends, kept: tokens */
+    uint32_t finds, pins; /* who found it; and all for whose sake it stays */
+    uint32_t lender;      /* its slot, and 1; 0: it borrows nothing */
+    uint32_t lent;        /* tokens in front of where it was cut from that */
+    uint32_t borrowers;   /* slots whose lender it is, */
+    uint32_t borrower;    /* the last of them (kv_lend.c) */
+    uint64_t used;        /* kept: last time, us */
     tr_prefix_key_t key;
     /* kept, as it is counted: pages that come back when it goes, at least; the
      * slot's tokens, of which n are known; pages by layout */
@@ -70,7 +75,10 @@ typedef struct {
     int32_t *tokens;    /* [slots][max_len], mapped */
     size_t tokens_size;
     uint32_t n_kept;
-    uint64_t idle_pages; /* of kept slots that nobody pins */
+    uint32_t n_lenders; /* slots that somebody borrows of */
+    uint64_t
+        idle_pages; /* of kept slots that nobody pins, or that can be absorbed; */
+    bool idle_known; /* or it has changed */
     uint64_t kept_tokens, kept_evicted, kept_expired;
     uint64_t kept_held; /* tokens of kept slots, known or not */
     uint64_t kept_pages[TR_KV_LAYOUTS_MAX]; /* of all kept slots */
@@ -166,10 +174,14 @@ typedef struct {
     /* Pages that the first c tokens of a compressed slot take in another one,
      * at most. */
     uint64_t (*copy_pages)(const tr_kv_cache_t *kv, int32_t from, uint32_t c);
-    /* They go there; `to` was just opened.  With `evict`, others make room.
-     * TR_AGAIN: there is none, nothing was changed. */
+    /* They go there, on pages that both have or on copies (tr_kv_lend_cut); `to`
+     * was just opened.  With `evict`, others make room.  TR_AGAIN: there is none,
+     * nothing was changed. */
     tr_status_t (*copy)(tr_kv_cache_t *kv, int32_t from, int32_t to, uint32_t c,
                         bool evict);
+    /* Is it known what the slot has? */
+    bool (*can_absorb)(const tr_kv_cache_t *kv, int32_t to);
+    void (*absorb)(tr_kv_cache_t *kv, const tr_kv_absorb_t *absorb);
     /* Pages for what comes from elsewhere; others make room.  TR_AGAIN as
      * above. */
     tr_status_t (*restore)(tr_kv_cache_t *kv, const tr_kv_restore_t *restore);
@@ -296,10 +308,38 @@ bool tr_kv_kept_close(tr_kv_cache_t *kv, int32_t slot);
  * this time.  False: there is none. */
 bool tr_kv_kept_evict(tr_kv_cache_t *kv, uint64_t before);
 
+/* A kept slot goes, or is absorbed, and is counted no longer. */
+void tr_kv_kept_forget(tr_kv_cache_t *kv, int32_t slot);
 /* What a slot holds is known anew: if it is kept, it is counted so. */
 void tr_kv_kept_told(tr_kv_cache_t *kv, int32_t slot);
 /* What is counted of kept slots is what they hold. */
 bool tr_kv_kept_sound(const tr_kv_cache_t *kv);
+
+/* kv_lend.c: pages of kept slots that stand in others' tables, too. */
+/* How the first c tokens of `from` come to a slot just opened, and, when they have,
+ * who lends what. */
+tr_kv_cut_t tr_kv_lend_cut(const tr_kv_cache_t *kv, int32_t from, int32_t to,
+                           uint32_t c);
+void tr_kv_lend(tr_kv_cache_t *kv, const tr_kv_cut_t *cut);
+/* For the sake of the slot, it and all that it borrows stay; and no longer. */
+void tr_kv_lend_pin(tr_kv_cache_t *kv, int32_t slot);
+void tr_kv_lend_unpin(tr_kv_cache_t *kv, int32_t slot);
+/* A slot is kept from now on: what it borrows is no longer in use. */
+void tr_kv_lend_keep(tr_kv_cache_t *kv, int32_t slot);
+/* A slot goes, or has copies of all its pages. */
+void tr_kv_lend_end(tr_kv_cache_t *kv, int32_t slot);
+/* Can the slot's lender become part of it?  It does. */
+bool tr_kv_lend_absorbs(const tr_kv_cache_t *kv, int32_t slot);
+void tr_kv_lend_absorb(tr_kv_cache_t *kv, int32_t slot);
+/* Some slot that others need the half of is absorbed; false: there is none. */
+bool tr_kv_lend_absorb_one(tr_kv_cache_t *kv);
+/* What slots borrow, or whether they can absorb, may be otherwise than it was. */
+void tr_kv_lend_told(const tr_kv_cache_t *kv);
+/* Pages that can be had of what is kept compressed. */
+uint64_t tr_kv_lend_idle(const tr_kv_cache_t *kv);
+/* Tokens and pages of kept slots that others use are counted once. */
+void tr_kv_lend_totals(const tr_kv_cache_t *kv, tr_kv_totals_t *out);
+bool tr_kv_lend_sound(const tr_kv_cache_t *kv);
 
 /* kv_host_cut.c: tr_kv_ops_t. */
 uint32_t tr_kv_host_held(const tr_kv_cache_t *kv, int32_t slot,
@@ -308,6 +348,8 @@ uint64_t tr_kv_host_copy_pages(const tr_kv_cache_t *kv, int32_t from,
                                uint32_t c);
 tr_status_t tr_kv_host_copy(tr_kv_cache_t *kv, int32_t from, int32_t to,
                             uint32_t c, bool evict);
+bool tr_kv_host_can_absorb(const tr_kv_cache_t *kv, int32_t to);
+void tr_kv_host_absorb_slot(tr_kv_cache_t *kv, const tr_kv_absorb_t *absorb);
 tr_status_t tr_kv_host_restore(tr_kv_cache_t *kv,
                                const tr_kv_restore_t *restore);
 

@@ -1,11 +1,12 @@
 /*
  * Reuse of compressed prefixes (kv_cache.h, "reuse"): slots that nobody uses any
- * more, kept with what they hold, and slots that begin with a copy of that.
+ * more, kept with what they hold, and slots that begin with that.
  *
  * A kept slot is an ordinary one of the manager, of a policy that can be cut
  * (tr_kv_policy_cuts).  Who begins with the same tokens gets those in front of
- * some position c, in pages of its own: of each head's lists, what stands at
- * positions below c, as it was, at its level (manager_cut.h).
+ * some position c: of each head's lists, what stands at positions below c, as it
+ * was, at its level (manager_cut.h); pages that hold nothing else it shares
+ * (kv_lend.c), of the others it has copies.
  *
  * On a device the last row of an answer may have brought a token more than is
  * known here; nobody is given it.
@@ -140,9 +141,9 @@ uncount(tr_kv_cache_t *kv, int32_t slot)
     for (uint32_t i = 0; i < TR_KV_LAYOUTS_MAX; i++) {
         r->kept_pages[i] -= k->pages[i];
     }
-    r->idle_pages -= k->pins == 0 ? k->held : 0;
     r->kept_tokens -= k->n;
     r->kept_held -= k->tokens;
+    r->idle_known = false;
 }
 
 static void
@@ -156,33 +157,43 @@ count(tr_kv_cache_t *kv, int32_t slot)
     for (uint32_t i = 0; i < TR_KV_LAYOUTS_MAX; i++) {
         r->kept_pages[i] += k->pages[i];
     }
-    r->idle_pages += k->pins == 0 ? k->held : 0;
     r->kept_tokens += k->n;
     r->kept_held += k->tokens;
+    r->idle_known = false;
 }
 
 void
 tr_kv_kept_told(tr_kv_cache_t *kv, int32_t slot)
 {
-    if (kv->reuse != NULL && kv->reuse->kept != NULL
-        && kv->reuse->kept[slot].kept) {
+    if (kv->reuse == NULL || kv->reuse->kept == NULL) {
+        return;
+    }
+    kv->reuse->idle_known = false;
+    if (kv->reuse->kept[slot].kept) {
         uncount(kv, slot);
         count(kv, slot);
     }
 }
 
-/* Nobody pins the slot. */
+void
+tr_kv_kept_forget(tr_kv_cache_t *kv, int32_t slot)
+{
+    tr_kv_store_gone(kv, true, (uint32_t) slot);
+    uncount(kv, slot);
+    kv->reuse->n_kept--;
+    memset(&kv->reuse->kept[slot], 0, sizeof(kv->reuse->kept[slot]));
+}
+
+/* Nobody pins the slot, or borrows of it. */
 static void
 forget(tr_kv_cache_t *kv, int32_t slot)
 {
-    tr_kv_reuse_t *r = kv->reuse;
-    tr_kv_kept_t *k = &r->kept[slot];
+    const tr_kv_kept_t *k = &kv->reuse->kept[slot];
 
-    assert(k->kept && k->pins == 0);
-    tr_kv_store_gone(kv, true, (uint32_t) slot);
-    uncount(kv, slot);
-    r->n_kept--;
-    memset(k, 0, sizeof(*k));
+    assert(k->kept && k->pins == 0 && k->borrowers == 0);
+    (void) k;
+    tr_kv_lend_end(kv, slot);
+    tr_kv_kept_forget(kv, slot);
     kv->ops->release(kv, slot);
 }
 
@@ -190,7 +201,7 @@ bool
 tr_kv_kept_sound(const tr_kv_cache_t *kv)
 {
     const tr_kv_reuse_t *r = kv->reuse;
-    uint64_t idle = 0, tokens = 0, held = 0;
+    uint64_t tokens = 0, held = 0;
     uint32_t n = 0, pages[TR_KV_LAYOUTS_MAX];
 
     for (uint32_t i = 0; r != NULL && r->kept != NULL && i < kv->config.slots;
@@ -207,13 +218,12 @@ tr_kv_kept_sound(const tr_kv_cache_t *kv)
             return false;
         }
         n++;
-        idle += k->pins == 0 ? k->held : 0;
         tokens += k->n;
         held += k->tokens;
     }
     return r == NULL
-           || (n == r->n_kept && idle == r->idle_pages
-               && tokens == r->kept_tokens && held == r->kept_held);
+           || (n == r->n_kept && tokens == r->kept_tokens
+               && held == r->kept_held && tr_kv_lend_sound(kv));
 }
 
 bool
@@ -228,7 +238,7 @@ tr_kv_kept_evict(tr_kv_cache_t *kv, uint64_t before)
     for (uint32_t i = 0; i < kv->config.slots; i++) {
         const tr_kv_kept_t *k = &r->kept[i];
 
-        if (k->kept && k->pins == 0 && k->used < before
+        if (k->kept && k->pins == 0 && k->borrowers == 0 && k->used < before
             && (oldest < 0 || k->used < r->kept[oldest].used)) {
             oldest = (int32_t) i;
         }
@@ -239,6 +249,23 @@ tr_kv_kept_evict(tr_kv_cache_t *kv, uint64_t before)
     forget(kv, oldest);
     *(before == UINT64_MAX ? &r->kept_evicted : &r->kept_expired) += 1;
     return true;
+}
+
+/* Does it have all that its lender has? */
+static bool
+continues(const tr_kv_cache_t *kv, int32_t slot)
+{
+    const tr_kv_kept_t *k = &kv->reuse->kept[slot];
+    uint32_t n;
+
+    if (k->lender == 0) {
+        return false;
+    }
+    n = kv->reuse->kept[k->lender - 1].n;
+    return n <= k->n
+           && tr_prefix_common(tokens_of(kv, (int32_t) k->lender - 1),
+                               tokens_of(kv, slot), n)
+                  == n;
 }
 
 /* The slot, whose tokens and key are set, is nobody's from now on.  What it has
@@ -264,29 +291,23 @@ keep_slot(tr_kv_cache_t *kv, int32_t slot)
             o->used = r->now;
             return false;
         }
-        if (o->pins == 0) {
+        if (o->pins == 0 && o->borrowers == 0) {
             forget(kv, (int32_t) i);
         }
     }
+    tr_kv_lend_keep(kv, slot);
     k->on = k->ends = false;
     k->kept = true;
     k->used = r->now;
     count(kv, slot);
     r->n_kept++;
+    while (continues(kv, slot) && tr_kv_lend_absorbs(kv, slot)) {
+        tr_kv_lend_absorb(kv, slot);
+    }
     return true;
 }
 
 /* ---- finding ------------------------------------------------------------ */
-
-static void
-pin(tr_kv_cache_t *kv, int32_t slot)
-{
-    tr_kv_kept_t *k = &kv->reuse->kept[slot];
-
-    if (k->pins++ == 0) {
-        kv->reuse->idle_pages -= k->held;
-    }
-}
 
 void
 tr_kv_kept_find(tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
@@ -326,7 +347,8 @@ tr_kv_kept_find(tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
     }
     found->cut = found->tokens < r->kept[best].n;
     found->kept = (uint32_t) best + 1;
-    pin(kv, best);
+    kv->reuse->kept[best].finds++;
+    tr_kv_lend_pin(kv, best);
 }
 
 void
@@ -339,9 +361,8 @@ tr_kv_kept_drop(tr_kv_cache_t *kv, tr_kv_found_t *found)
     }
     k = &kv->reuse->kept[found->kept - 1];
     k->used = kv->reuse->now;
-    if (--k->pins == 0) {
-        kv->reuse->idle_pages += k->held;
-    }
+    k->finds--;
+    tr_kv_lend_unpin(kv, (int32_t) found->kept - 1);
     found->kept = 0;
 }
 
@@ -470,6 +491,7 @@ tr_kv_kept_close(tr_kv_cache_t *kv, int32_t slot)
         k->loaded = false;
         return true;
     }
+    tr_kv_lend_end(kv, slot);
     memset(k, 0, sizeof(*k));
     return false;
 }
@@ -498,6 +520,7 @@ tr_kv_keep_copy(tr_kv_cache_t *kv, int32_t slot, const int32_t *tokens,
     k->n = n;
     memcpy(tokens_of(kv, to), tokens, n * sizeof(*tokens));
     if (!keep_slot(kv, to)) {
+        tr_kv_lend_end(kv, to);
         memset(k, 0, sizeof(*k));
         kv->ops->release(kv, to);
     }

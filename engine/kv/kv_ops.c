@@ -176,7 +176,12 @@ tr_kv_fork(tr_kv_cache_t *kv, int32_t from, int32_t to, uint32_t len)
 tr_status_t
 tr_kv_swap_out(tr_kv_cache_t *kv, int32_t slot)
 {
-    return kv->ops->swap_out(kv, slot);
+    tr_status_t rc = kv->ops->swap_out(kv, slot);
+
+    if (rc == TR_OK) { /* it took all along */
+        tr_kv_lend_end(kv, slot);
+    }
+    return rc;
 }
 
 tr_status_t

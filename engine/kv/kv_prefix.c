@@ -134,12 +134,12 @@ tr_kv_reuse_idle(const tr_kv_cache_t *kv)
         return 0;
     }
     tr_prefix_stats(kv->reuse->tree, &s);
-    return (uint64_t) (s.nodes - s.held) * kv->heads + kv->reuse->idle_pages
+    return (uint64_t) (s.nodes - s.held) * kv->heads + tr_kv_lend_idle(kv)
            + tr_kv_store_pages(kv);
 }
 
-/* In turns: something that is compressed, a leaf of the tree; else what is being
- * loaded, which somebody waits for. */
+/* In turns: something that is compressed, a leaf of the tree; else what only a half
+ * of is used, or what is being loaded, which somebody waits for. */
 static bool
 evict_one(tr_kv_reuse_t *r, tr_kv_cache_t *kv, const tr_prefix_key_t *key)
 {
@@ -150,7 +150,7 @@ evict_one(tr_kv_reuse_t *r, tr_kv_cache_t *kv, const tr_prefix_key_t *key)
                          || tr_prefix_evict(r->tree, key)
                    : tr_prefix_evict(r->tree, key)
                          || tr_kv_kept_evict(kv, UINT64_MAX);
-    return some || tr_kv_store_yield(kv);
+    return some || tr_kv_lend_absorb_one(kv) || tr_kv_store_yield(kv);
 }
 
 bool
@@ -160,6 +160,8 @@ tr_kv_reuse_room(tr_kv_cache_t *kv, int32_t slot, uint64_t pages)
     int64_t want = (int64_t) pages;
 
     if (kv->ops->ring(kv) + (int64_t) tr_kv_reuse_idle(kv) < want) {
+        /* of lenders of lenders it may show that more can be had */
+        (void) tr_kv_lend_absorb_one(kv);
         return false;
     }
     q = kv->reuse != NULL ? &kv->reuse->slot[slot] : NULL;
@@ -396,5 +398,6 @@ tr_kv_reuse_totals(const tr_kv_cache_t *kv, tr_kv_totals_t *out)
         out->tokens += s.held_tokens - r->lent - r->kept_held;
         out->pages[0] += (uint64_t) s.held * kv->heads;
         out->cached_pages = tr_kv_reuse_idle(kv);
+        tr_kv_lend_totals(kv, out);
     }
 }

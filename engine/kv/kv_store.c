@@ -223,8 +223,9 @@ kv_store_list(const tr_kv_cache_t *kv, const tr_kv_seq_t *seq,
 
     for (uint32_t h = 0; h < kv->heads; h++) {
         manager_run_t run[MANAGER_RUNS];
+        /* also those of others */
         uint32_t runs = manager_runs(m, seq, h, counts + h * TR_KV_TIERS_MAX,
-                                     dense, run);
+                                     NULL, dense, run);
 
         for (uint32_t i = 0; i < runs; i++) {
             uint32_t at = h * m->view.table_len + run[i].entry;

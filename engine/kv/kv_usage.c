@@ -316,7 +316,7 @@ tr_kv_host_usage(const tr_kv_cache_t *kv, int32_t slot, tr_kv_usage_t *out)
     tr_kv_host_usage_in(kv, slot, &kv->plan, out);
     /* uncompressed pages may be there for tokens to come; what it shares it would
      * hold alone */
-    out->bytes = (kv->m.slot[slot].pages
+    out->bytes = (kv->m.slot[slot].pages + kv->m.slot[slot].borrowed
                   + (uint64_t) kv->m.seq[slot].shared * kv->heads)
                  * kv->plan.page_bytes;
 }

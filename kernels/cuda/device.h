@@ -316,6 +316,7 @@ int tr_cuda_unpack(const tr_cuda_stream_t *s, const tr_cuda_unpack_t *a);
     F(manager_install_prompts) F(manager_give) F(manager_take)             \
     F(manager_fork) F(manager_share) F(manager_tally)                      \
     F(manager_plan_cuts) F(manager_plan_restores) F(manager_install_cuts)  \
+    F(manager_absorb) \
     F(manager_fill_prompts)
 /* clang-format on */
 

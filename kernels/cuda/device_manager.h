@@ -71,6 +71,11 @@ int tr_cuda_manager_install_cuts(const tr_cuda_stream_t *s,
                                  const tr_kv_manager_t *m,
                                  const tr_cuda_history_t *history, uint32_t n);
 
+/* `from` of each record is closed, and `to` has what it lent (manager_cut.h).  No slot
+ * is in two records.  What cannot be is refused, alone. */
+int tr_cuda_manager_absorb(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
+                           const tr_kv_absorb_t *absorb, uint32_t n);
+
 /* Copies pages, scores included, and from where `recent` was counted; also the
  * tokens of history, unless that is NULL.  No slot is both from and to, or twice
  * to.  What cannot be is refused, alone. */

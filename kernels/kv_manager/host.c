@@ -447,3 +447,15 @@ tr_kv_host_install_cuts(const tr_stream_t *s, const tr_kv_manager_t *m,
     tr_kv_host_install_prompts(s, m, n);
     share(s, true, n * m->heads, PROMPT_GRAIN, rescore_heads, &r);
 }
+
+void
+tr_kv_host_absorb(const tr_kv_manager_t *m, const tr_kv_absorb_t *absorb,
+                  uint32_t n)
+{
+    manager_absorb_t shared;
+
+    for (uint32_t i = 0; i < n * m->heads; i++) {
+        manager_absorb(m, absorb, i / m->heads, i % m->heads, &shared);
+    }
+    manager_absorbed(m, absorb, n);
+}

@@ -59,6 +59,9 @@ void tr_kv_host_install_cuts(const tr_stream_t *s, const tr_kv_manager_t *m,
                              int32_t *history, uint32_t history_len,
                              uint32_t n);
 
+void tr_kv_host_absorb(const tr_kv_manager_t *m, const tr_kv_absorb_t *absorb,
+                       uint32_t n);
+
 /* history as above. */
 void tr_kv_host_fork(const tr_stream_t *s, const tr_kv_manager_t *m,
                      int32_t *history, uint32_t history_len,

@@ -46,6 +46,7 @@
  *   open -> plan_cuts                     the beginning of another slot
  *           (kv_compress moves the tokens)
  *        -> install_cuts -> prompt        a later turn of it
+ *        -> absorb                        takes over what it borrows
  *   tally                                 what each slot holds, for the host
  *
  * Heads of layers that slide (kv_view.h) are not compressed with the others: they
@@ -56,6 +57,11 @@
  * Uncompressed pages can be kept for others, block by block (manager_share.h): a
  * slot gives them up, and others put them into their tables or copy them.  They
  * are then no slot's, and come back to the ring when their keeper says so.
+ *
+ * Pages of tiers can be lent (manager_cut.h): they stay their slot's, and stand in
+ * the tables of others, too, in front of each tier, where all tokens are frozen.  Who
+ * lends some is neither written nor closed, but absorbed, as long as anybody borrows
+ * them; who counts them (engine/kv/kv_kept.c) sees to that.
  *
  * A request for which there are no pages is stalled: nothing of it changes, its
  * bit is set in the report, and seq_slot is -1, so that kernels pass it over.
@@ -132,12 +138,27 @@ typedef struct {
     uint32_t len;
 } tr_kv_fork_t;
 
+/* Which pages of a slot that is cut the new one gets as they are: none; those that
+ * are borrowed already; all of which every token is in front of the cut. */
+typedef enum {
+    TR_KV_CUT_COPIES,
+    TR_KV_CUT_BORROWS,
+    TR_KV_CUT_SHARES
+} tr_kv_by_t;
+
 /* The first len tokens of a compressed slot, each at its level, into another one
  * that was just opened with the same levels (manager_cut.h). */
 typedef struct {
     int32_t from, to;
     uint32_t len;
+    tr_kv_by_t by;
 } tr_kv_cut_t;
+
+/* `from` is closed.  Its pages that `to` borrows are `to`'s own from now on; the others
+ * come back. */
+typedef struct {
+    int32_t from, to;
+} tr_kv_absorb_t;
 
 /* A slot just opened gets pages for tokens that come from elsewhere. */
 typedef struct {
@@ -190,11 +211,14 @@ typedef struct {
     uint32_t uncompressed_pages;    /* of a head */
     uint32_t near_pages, near_from; /* of one that slides: up to, and from */
     uint32_t pages; /* of all heads, also when they are elsewhere */
+    /* Pages of all heads in which tokens are frozen; of these, those of other
+     * slots, which are not among `pages`. */
+    uint32_t frozen_pages, borrowed;
     bool open;
     bool uncompressed; /* coming tokens are uncompressed */
     bool out;
-    uint32_t tiered[TR_KV_TIERS_MAX]; /* tokens by tier, modulo 2^32 */
-    uint32_t tier_pages[TR_KV_TIERS_MAX];
+    uint32_t tiered[TR_KV_TIERS_MAX];     /* tokens by tier, modulo 2^32 */
+    uint32_t tier_pages[TR_KV_TIERS_MAX]; /* its own */
     /* heads that can take a page for a tier in the next step, at most; and in
      * the step after that */
     uint32_t edge[TR_KV_EDGES];
@@ -211,7 +235,9 @@ typedef struct {
     uint32_t peak; /* most that it has taken from the ring at any time */
     uint32_t near_from, near_to; /* heads that slide give these pages back */
     uint64_t first;              /* in the ring: of the new pages */
-    uint32_t given; /* of all old pages, those before this prompt's */
+    uint32_t given;    /* of all old pages, those before this prompt's */
+    uint32_t borrowed; /* of a cut: pages */
+    tr_kv_by_t by;
     bool granted, move;
     tr_kv_rule_t rule;
 } tr_kv_job_t;
@@ -254,6 +280,8 @@ typedef struct {
     int32_t *to_tables;         /* [prompts][heads][table_len] new pages */
     int8_t *dest;      /* [prompts][heads][dest_len] what becomes of each
                                  * token (tr_kv_compress_t) */
+    uint32_t *stay;    /* [prompts][heads][TR_KV_TIERS_MAX] and how many in
+                                 * front stay (the same) */
     uint32_t dest_len; /* max_len, rounded up to 16 */
 
     tr_kv_manager_size_t size;
@@ -274,9 +302,12 @@ typedef struct {
     tr_kv_seq_t *sliding; /* [1] tr_kv_view_t */
 
     /* slots, as kernels see them: kernels.h */
-    int32_t *tables;    /* [slots][heads][table_len], -1: no page */
-    tr_kv_seq_t *seq;   /* [slots] */
-    uint32_t *count;    /* [slots][heads][TR_KV_TIERS_MAX] */
+    int32_t *tables;  /* [slots][heads][table_len], -1: no page */
+    tr_kv_seq_t *seq; /* [slots] */
+    uint32_t *count;  /* [slots][heads][TR_KV_TIERS_MAX] */
+    /* the same, where seq.frozen: frozen tokens, and how many of them stand in
+     * pages of other slots; whole pages */
+    uint32_t *frozen, *borrowed;
     tr_kv_move_t *move; /* [slots][heads] of the last step that was granted,
                              * or asked for */
     tr_kv_candidate_t *candidate; /* [slots][heads][TR_KV_TIERS_MAX] */

@@ -72,6 +72,8 @@ static_assert(MANAGER_CHUNK <= MANAGER_THREADS
 #define MANAGER_WAIT() __syncthreads()
 #define MANAGER_ADD(at, n) ((void) atomicAdd(at, n))
 #define MANAGER_ADD_ALL(at, n) ((void) atomicAdd(at, n))
+#define MANAGER_NEXT(at) \
+    ((uint64_t) atomicAdd((unsigned long long *) (at), 1ull))
 #define MANAGER_OR(at, bits) ((void) atomicOr(at, bits))
 #define MANAGER_POPC(x) ((uint32_t) __popc(x))
 #else
@@ -96,6 +98,7 @@ static_assert(MANAGER_CHUNK <= MANAGER_THREADS
 /* Blocks run side by side. */
 #define MANAGER_ADD_ALL(at, n) \
     ((void) __atomic_fetch_add(at, n, __ATOMIC_RELAXED))
+#define MANAGER_NEXT(at) __atomic_fetch_add(at, 1, __ATOMIC_RELAXED)
 #define MANAGER_OR(at, bits) ((void) (*(at) |= (bits)))
 #define MANAGER_POPC(x) ((uint32_t) __builtin_popcount(x))
 #endif
@@ -114,8 +117,9 @@ typedef struct tr_kv_slot {
     uint32_t tokens; /* positions that were reserved */
     uint32_t prompt; /* where the prompt ends */
     uint32_t uncompressed_pages;
-    uint32_t near_pages, near_from; /* tr_kv_tally_t */
-    uint32_t pages;                 /* of all heads */
+    uint32_t near_pages, near_from;  /* tr_kv_tally_t */
+    uint32_t pages;                  /* of all heads */
+    uint32_t frozen_pages, borrowed; /* tr_kv_tally_t */
     bool open;
     bool uncompressed; /* coming tokens are uncompressed */
     bool out;          /* its pages are elsewhere */
@@ -159,6 +163,7 @@ typedef struct tr_kv_head_plan {
     tr_kv_candidate_t candidate[TR_KV_TIERS_MAX];
     uint32_t pages, old_pages;
     uint32_t before, old_before; /* those of the heads before it */
+    uint32_t borrowed;           /* pages: tr_kv_job_t */
 } tr_kv_head_plan_t;
 
 /* Tickets: of each kind of launch, and of each prompt. */
@@ -193,6 +198,24 @@ TR_HD uint32_t *
 manager_counts(const tr_kv_manager_t *m, int32_t slot, uint32_t head)
 {
     return m->count + manager_head(m, slot, head) * TR_KV_TIERS_MAX;
+}
+
+/* Frozen tokens of a head by tier, and those in pages of others; NULL: none. */
+TR_HD const uint32_t *
+manager_frozen(const tr_kv_manager_t *m, const tr_kv_seq_t *q, int32_t slot,
+               uint32_t head)
+{
+    return q->frozen ? m->frozen + manager_head(m, slot, head) * TR_KV_TIERS_MAX
+                     : NULL;
+}
+
+TR_HD const uint32_t *
+manager_borrowed(const tr_kv_manager_t *m, const tr_kv_seq_t *q, int32_t slot,
+                 uint32_t head)
+{
+    return q->frozen
+               ? m->borrowed + manager_head(m, slot, head) * TR_KV_TIERS_MAX
+               : NULL;
 }
 
 /* ---- heads that slide --------------------------------------------------- */
@@ -302,6 +325,8 @@ manager_lay(const tr_kv_view_t *shape, const tr_kv_manager_size_t *size,
     TAKE(sliding, tr_kv_seq_t, 1);
     TAKE(tables, int32_t, rows * shape->table_len);
     TAKE(count, uint32_t, rows * TR_KV_TIERS_MAX);
+    TAKE(frozen, uint32_t, rows * TR_KV_TIERS_MAX);
+    TAKE(borrowed, uint32_t, rows * TR_KV_TIERS_MAX);
     TAKE(move, tr_kv_move_t, rows);
     TAKE(candidate, tr_kv_candidate_t, rows * TR_KV_TIERS_MAX);
     TAKE(want, int8_t, rows);
@@ -311,12 +336,14 @@ manager_lay(const tr_kv_view_t *shape, const tr_kv_manager_size_t *size,
     TAKE(job, tr_kv_job_t, size->max_prompts);
     TAKE(head, tr_kv_head_plan_t, heads * size->max_prompts);
     TAKE(to_tables, int32_t, heads * size->max_prompts * shape->table_len);
+    TAKE(stay, uint32_t, heads * size->max_prompts * TR_KV_TIERS_MAX);
     TAKE(dest, int8_t, heads * size->max_prompts * m->dest_len);
 #undef TAKE
     m->view.tables = m->tables;
     m->view.seq = m->seq;
     m->view.sliding = m->sliding;
     m->view.count = m->count;
+    m->view.frozen = m->frozen;
     m->view.move = m->move;
     m->view.candidate = m->candidate;
     return at;
@@ -426,7 +453,8 @@ manager_store(const tr_kv_manager_t *m, uint64_t at, int32_t slot,
 /* ---- runs of a row ------------------------------------------------------ */
 
 /* Entries of a head's row in the order in which its pages are taken and given
- * back: uncompressed pages, the window's, each tier's. */
+ * back: uncompressed pages, the window's, each tier's, but for those of the first
+ * `skip` tokens of the tier (NULL: 0). */
 typedef struct {
     uint32_t layout, entry, n;
     int32_t step; /* 1, or -1 for tiers that grow downwards */
@@ -466,18 +494,18 @@ manager_window_pages(const tr_kv_manager_t *m, const tr_kv_seq_t *q, uint32_t n)
 
 TR_HD uint32_t
 manager_runs(const tr_kv_manager_t *m, const tr_kv_seq_t *q, uint32_t head,
-             const uint32_t *count, manager_dense_t dense,
+             const uint32_t *count, const uint32_t *skip, manager_dense_t dense,
              manager_run_t out[MANAGER_RUNS])
 {
     bool slides = manager_slides(m, q, head);
     /* those in front are not its own */
-    uint32_t from = slides ? dense.near_from : q->shared;
+    uint32_t first = slides ? dense.near_from : q->shared;
     uint32_t end = slides ? dense.near : dense.pages, n = 0;
 
-    if (end > from) {
+    if (end > first) {
         out[n].layout = 0;
-        out[n].entry = from;
-        out[n].n = end - from;
+        out[n].entry = first;
+        out[n].n = end - first;
         out[n++].step = 1;
     }
     if (slides) {
@@ -490,11 +518,14 @@ manager_runs(const tr_kv_manager_t *m, const tr_kv_seq_t *q, uint32_t head,
         out[n++].step = 1;
     }
     for (uint32_t l = 0; l < q->n_tiers; l++) {
-        if (count[l] != 0) {
+        uint32_t from = skip != NULL ? skip[l] : 0;
+
+        if (count[l] > from) {
+            uint32_t tokens = m->place[q->tier_layout[l]].tokens;
+
             out[n].layout = q->tier_layout[l];
-            out[n].entry = tr_kv_tier_entry(&m->view, l, 0);
-            out[n].n = manager_ceil(count[l],
-                                    m->place[q->tier_layout[l]].tokens);
+            out[n].entry = tr_kv_tier_entry(&m->view, l, from / tokens);
+            out[n].n = manager_ceil(count[l] - from, tokens);
             out[n++].step = l % 2 == 0 ? 1 : -1;
         }
     }

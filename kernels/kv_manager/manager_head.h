@@ -208,6 +208,9 @@ manager_leave(const tr_kv_manager_t *m, const manager_need_t *w, uint32_t head,
         && tr_kv_pick(h->count, (uint32_t) h->to) != 0) {
         h->look = true;
         h->index = least.index;
+        MANAGER_ASSERT(!q->frozen
+                       || h->index
+                              >= manager_frozen(m, q, w->slot, head)[h->to]);
         h->entry = tr_kv_tier_entry(
             &m->view, (uint32_t) h->to,
             h->index / m->place[q->tier_layout[h->to]].tokens);

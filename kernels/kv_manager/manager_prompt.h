@@ -33,13 +33,17 @@ manager_prompt_head(const tr_kv_manager_t *m, uint32_t head,
                     manager_prompt_t *s)
 {
     const tr_kv_job_t *j = &s->job;
+    const uint32_t *frozen = manager_frozen(m, &j->from, j->slot, head);
     uint32_t window = j->to.window_from, base = j->from.base;
     uint32_t end = window < base ? window : base;
 
     s->tiered = 0;
     for (uint32_t l = 0; l < TR_KV_TIERS_MAX; l++) {
-        s->count[l] = l < j->from.n_tiers ? manager_counts(m, j->slot, head)[l]
-                                          : 0;
+        bool there = l < j->from.n_tiers;
+
+        s->frozen[l] = there && frozen != NULL ? frozen[l] : 0;
+        s->count[l] = there ? manager_counts(m, j->slot, head)[l] - s->frozen[l]
+                            : 0;
         s->tiered += s->count[l];
     }
     s->windowed = end > j->from.window_from ? end - j->from.window_from : 0;
@@ -134,8 +138,8 @@ manager_classify_some(const tr_kv_manager_t *m, uint32_t head, int8_t *dest,
     }
 }
 
-/* What a head gives back: all, or of one that slides what nobody sees any
- * more. */
+/* What a head gives back: all but what is frozen, or of one that slides what nobody
+ * sees any more. */
 TR_HD uint32_t
 manager_old_runs(const tr_kv_manager_t *m, const tr_kv_job_t *j, uint32_t head,
                  manager_run_t run[MANAGER_RUNS])
@@ -144,7 +148,14 @@ manager_old_runs(const tr_kv_manager_t *m, const tr_kv_job_t *j, uint32_t head,
                                     j->near_from };
 
     return manager_runs(m, &j->from, head, manager_counts(m, j->slot, head),
-                        dense, run);
+                        manager_frozen(m, &j->from, j->slot, head), dense, run);
+}
+
+/* Of request i: the tokens in front of each tier that stay. */
+TR_HD uint32_t *
+manager_stay(const tr_kv_manager_t *m, uint32_t i, uint32_t head)
+{
+    return m->stay + ((size_t) i * m->heads + head) * TR_KV_TIERS_MAX;
 }
 
 TR_HD void
@@ -158,25 +169,28 @@ manager_plan_none(tr_kv_head_plan_t *h)
 
 /* Thread 0: the head's plan. */
 TR_HD void
-manager_plan_tiers(const tr_kv_manager_t *m, uint32_t head,
-                   const manager_prompt_t *s, tr_kv_head_plan_t *h)
+manager_plan_tiers(const tr_kv_manager_t *m, uint32_t i, uint32_t head,
+                   const manager_prompt_t *s)
 {
+    tr_kv_head_plan_t *h = &m->head[(size_t) i * m->heads + head];
+    uint32_t *stay = manager_stay(m, i, head);
     const tr_kv_job_t *j = &s->job;
     manager_run_t run[MANAGER_RUNS];
     uint32_t n, l;
 
     manager_plan_none(h);
     for (l = 0; l < TR_KV_TIERS_MAX; l++) {
+        stay[l] = s->frozen[l];
         if (l >= j->to.n_tiers) {
             continue;
         }
-        h->count[l] = s->tokens[l][0];
+        h->count[l] = stay[l] + s->tokens[l][0];
         if (j->to.scored && m->place[j->to.tier_layout[l]].score != 0) {
             h->candidate[l].significance = s->least[l][0];
-            h->candidate[l].index = s->index[l];
+            h->candidate[l].index = stay[l] + s->index[l];
         }
     }
-    n = manager_runs(m, &j->to, head, h->count, manager_none(), run);
+    n = manager_runs(m, &j->to, head, h->count, stay, manager_none(), run);
     for (uint32_t r = 0; r < n; r++) {
         h->pages += run[r].n;
     }
@@ -211,6 +225,8 @@ manager_classify(const tr_kv_manager_t *m, const tr_kv_complete_t *c,
 
             manager_plan_none(h);
             h->old_pages = s->job.near_to - s->job.near_from;
+            memset(manager_stay(m, i, head), 0,
+                   TR_KV_TIERS_MAX * sizeof(*m->stay));
         }
         return;
     }
@@ -255,7 +271,7 @@ manager_classify(const tr_kv_manager_t *m, const tr_kv_complete_t *c,
         }
     }
     EACH_FEW (j, 1) {
-        manager_plan_tiers(m, head, s, &m->head[(size_t) i * m->heads + head]);
+        manager_plan_tiers(m, i, head, s);
     }
 }
 
@@ -263,6 +279,7 @@ manager_classify(const tr_kv_manager_t *m, const tr_kv_complete_t *c,
 
 typedef struct {
     manager_sum_t fresh, old;
+    uint32_t borrowed;
 } manager_total_t;
 
 /* Layers by layers: pages taken when head h's have theirs, less what came back
@@ -313,19 +330,26 @@ manager_total_job(const tr_kv_manager_t *m, uint32_t i, manager_total_t *s)
     if (!m->job[i].move) {
         return;
     }
+    EACH_FEW (k, 1) {
+        s->borrowed = 0;
+    }
     EACH_THREAD (tid) {
         uint32_t h = tid * each,
                  end = h + each < m->heads ? h + each : m->heads;
-        uint32_t fresh = 0, old = 0;
+        uint32_t fresh = 0, old = 0, borrowed = 0;
 
         for (; h < end; h++) {
             head[h].before = fresh;
             head[h].old_before = old;
             fresh += head[h].pages;
             old += head[h].old_pages;
+            borrowed += head[h].borrowed;
         }
         s->fresh.part[tid] = fresh;
         s->old.part[tid] = old;
+        if (borrowed != 0) {
+            MANAGER_ADD(&s->borrowed, borrowed);
+        }
     }
     EACH_FEW (group, MANAGER_GROUPS) {
         manager_group(&s->fresh, group);
@@ -344,6 +368,10 @@ manager_total_job(const tr_kv_manager_t *m, uint32_t i, manager_total_t *s)
         if (tid == 0) {
             m->job[i].pages = manager_total(&s->fresh);
             m->job[i].old_pages = manager_total(&s->old);
+            m->job[i].borrowed = s->borrowed;
+            if (m->job[i].source != m->job[i].slot) {
+                m->job[i].to.frozen = s->borrowed != 0;
+            }
         }
     }
     manager_peak(m, i, s);
@@ -362,6 +390,8 @@ manager_compress(const tr_kv_manager_t *m, uint32_t i, tr_kv_compress_t *c)
     c->to_tables = m->to_tables + head * m->view.table_len;
     c->dest = m->dest + head * m->dest_len;
     c->dest_len = m->dest_len;
+    c->stay = m->stay + head * TR_KV_TIERS_MAX;
+    c->cut = j->source != j->slot;
     c->observe = j->observe;
     c->first_layer = 0;
     c->layers = j->layers;
@@ -429,7 +459,8 @@ manager_fill(const tr_kv_manager_t *m, uint32_t i, uint32_t block)
             int32_t *row = m->to_tables
                            + ((size_t) i * m->heads + head) * m->view.table_len;
             manager_run_t run[MANAGER_RUNS];
-            uint32_t n = manager_runs(m, &j->to, head, h->count, manager_none(),
+            uint32_t n = manager_runs(m, &j->to, head, h->count,
+                                      manager_stay(m, i, head), manager_none(),
                                       run);
             uint64_t at = j->first + h->before;
 
@@ -458,6 +489,33 @@ manager_count_runs(const manager_run_t *run, uint32_t n, uint32_t lane,
     }
 }
 
+/* A warp's head: what it borrows, which it gets with all that it has. */
+TR_HD void
+manager_install_borrowed(const tr_kv_manager_t *m, uint32_t i, uint32_t head,
+                         uint32_t lane)
+{
+    const tr_kv_job_t *j = &m->job[i];
+    const uint32_t *stay = manager_stay(m, i, head);
+    const int32_t *source = m->to_tables
+                            + ((size_t) i * m->heads + head)
+                                  * m->view.table_len;
+    int32_t *row = manager_row(m, j->slot, head);
+    size_t at = manager_head(m, j->slot, head) * TR_KV_TIERS_MAX;
+
+    for (uint32_t l = 0; l < j->to.n_tiers; l++) {
+        uint32_t n = stay[l] / m->place[j->to.tier_layout[l]].tokens;
+
+        for (uint32_t k = lane; k < n; k += MANAGER_WARP) {
+            uint32_t entry = tr_kv_tier_entry(&m->view, l, k);
+
+            row[entry] = source[entry];
+        }
+    }
+    for (uint32_t l = lane; l < TR_KV_TIERS_MAX; l += MANAGER_WARP) {
+        m->frozen[at + l] = m->borrowed[at + l] = stay[l];
+    }
+}
+
 /* A warp's head: the new table in place of the old one. */
 TR_HD void
 manager_install_head(const tr_kv_manager_t *m, uint32_t i, uint32_t head,
@@ -470,8 +528,12 @@ manager_install_head(const tr_kv_manager_t *m, uint32_t i, uint32_t head,
                                   * m->view.table_len;
     int32_t *row = manager_row(m, j->slot, head);
     manager_run_t run[MANAGER_RUNS];
-    uint32_t n = manager_runs(m, &j->to, head, h->count, manager_none(), run);
+    uint32_t n = manager_runs(m, &j->to, head, h->count,
+                              manager_stay(m, i, head), manager_none(), run);
 
+    if (j->to.frozen && j->source != j->slot) {
+        manager_install_borrowed(m, i, head, lane);
+    }
     for (uint32_t r = 0; r < n; r++) {
         for (uint32_t k = lane; k < run[r].n; k += MANAGER_WARP) {
             int32_t at = (int32_t) run[r].entry + (int32_t) k * run[r].step;
@@ -535,8 +597,12 @@ manager_become(const tr_kv_manager_t *m, const tr_kv_job_t *j)
     s->rule = j->rule;
     s->tokens = j->len;
     s->near_from = j->near_to;
+    if (j->source != j->slot) {
+        s->frozen_pages = s->borrowed = j->borrowed;
+    }
     s->pages = j->pages
-               + manager_near(m, &j->to) * (s->near_pages - s->near_from);
+               + manager_near(m, &j->to) * (s->near_pages - s->near_from)
+               + s->frozen_pages - s->borrowed; /* its own that stayed */
     s->uncompressed_pages = 0;
     s->uncompressed = false;
 }

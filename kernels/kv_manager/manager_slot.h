@@ -107,8 +107,9 @@ manager_held(const tr_kv_manager_t *m, int32_t slot, uint32_t h,
 {
     manager_run_t run[MANAGER_RUNS];
     const manager_dense_t dense = manager_needed(&s->need);
-    uint32_t n = manager_runs(m, &m->seq[slot], h, manager_counts(m, slot, h),
-                              dense, run);
+    const tr_kv_seq_t *q = &m->seq[slot];
+    uint32_t n = manager_runs(m, q, h, manager_counts(m, slot, h),
+                              manager_borrowed(m, q, slot, h), dense, run);
     uint32_t sum = 0;
 
     for (uint32_t r = 0; r < n; r++) {
@@ -227,6 +228,23 @@ manager_forget(const tr_kv_manager_t *m, int32_t slot, uint32_t head,
     }
 }
 
+/* Clears the entries of a head that are others', likewise. */
+TR_HD void
+manager_forget_borrowed(const tr_kv_manager_t *m, const tr_kv_seq_t *q,
+                        int32_t slot, uint32_t head, uint32_t lane)
+{
+    const uint32_t *borrowed = manager_borrowed(m, q, slot, head);
+    int32_t *row = manager_row(m, slot, head);
+
+    for (uint32_t l = 0; l < q->n_tiers && borrowed != NULL; l++) {
+        uint32_t n = borrowed[l] / m->place[q->tier_layout[l]].tokens;
+
+        for (uint32_t j = lane; j < n; j += MANAGER_WARP) {
+            row[tr_kv_tier_entry(&m->view, l, j)] = -1;
+        }
+    }
+}
+
 /* Block (request i, heads from warps * block on). */
 TR_HD void
 manager_recycle(const tr_kv_manager_t *m, uint32_t i, uint32_t block)
@@ -238,11 +256,14 @@ manager_recycle(const tr_kv_manager_t *m, uint32_t i, uint32_t block)
 
         if (head < m->heads && w->kind != NEED_REFUSED) {
             int32_t *row = manager_row(m, w->slot, head);
+            const tr_kv_seq_t *q = &m->closed[i];
             manager_run_t run[MANAGER_RUNS];
-            uint32_t n = manager_runs(m, &m->closed[i], head,
+            uint32_t n = manager_runs(m, q, head,
                                       manager_counts(m, w->slot, head),
+                                      manager_borrowed(m, q, w->slot, head),
                                       manager_needed(w), run);
 
+            manager_forget_borrowed(m, q, w->slot, head, tid % MANAGER_WARP);
             for (uint32_t j = tid % MANAGER_WARP; j < m->closed[i].shared;
                  j += MANAGER_WARP) {
                 row[j] = -1;
@@ -263,6 +284,7 @@ manager_recycle(const tr_kv_manager_t *m, uint32_t i, uint32_t block)
 
 typedef struct {
     uint32_t pages[TR_KV_LAYOUTS_MAX];
+    manager_sum_t sum;
 } manager_swap_t;
 
 /* The slot's pages, by layout, are no longer in use, or are again. */
@@ -274,9 +296,10 @@ manager_swap_pages(const tr_kv_manager_t *m, int32_t slot, bool in,
         s->pages[l] = 0;
     }
     EACH (h, m->heads) {
+        const tr_kv_seq_t *q = &m->seq[slot];
         manager_run_t run[MANAGER_RUNS];
-        uint32_t n = manager_runs(m, &m->seq[slot], h,
-                                  manager_counts(m, slot, h),
+        uint32_t n = manager_runs(m, q, h, manager_counts(m, slot, h),
+                                  manager_borrowed(m, q, slot, h),
                                   manager_dense(&m->slot[slot]), run);
 
         for (uint32_t r = 0; r < n; r++) {
@@ -291,25 +314,72 @@ manager_swap_pages(const tr_kv_manager_t *m, int32_t slot, bool in,
     }
 }
 
+/* Is it the slot's own? */
+TR_HD bool
+manager_owns(const tr_kv_manager_t *m, int32_t slot, int32_t page)
+{
+    return page >= 0 && (uint32_t) page < m->size.pages
+           && m->owner[page] == (uint32_t) slot;
+}
+
+/* Those of n pages that are the slot's own come back, in order. */
+TR_HD void
+manager_give_own(const tr_kv_manager_t *m, int32_t slot, const int32_t *pages,
+                 uint32_t n, manager_sum_t *sum)
+{
+    uint32_t each = manager_ceil(n, MANAGER_THREADS);
+
+    EACH_THREAD (tid) {
+        uint32_t i = tid * each, end = i + each < n ? i + each : n;
+
+        for (sum->part[tid] = 0; i < end; i++) {
+            sum->part[tid] += manager_owns(m, slot, pages[i]);
+        }
+    }
+    EACH_FEW (group, MANAGER_GROUPS) {
+        manager_group(sum, group);
+    }
+    EACH_THREAD (tid) {
+        uint32_t i = tid * each, end = i + each < n ? i + each : n;
+        uint64_t at = m->report->end + manager_below(sum, tid);
+
+        for (; i < end; i++) {
+            int32_t page = pages[i];
+
+            if (manager_owns(m, slot, page)) {
+                manager_store(m, at++, slot, &page);
+            }
+        }
+    }
+}
+
+/* pages: all that are in its rows, those of others among them: it has all of them
+ * where it goes, and then borrows none. */
 TR_HD void
 manager_give(const tr_kv_manager_t *m, int32_t slot, const int32_t *pages,
              uint32_t n, manager_swap_t *s)
 {
-    if (!m->slot[slot].open || m->slot[slot].out || n != m->slot[slot].pages) {
+    tr_kv_slot_t *t = &m->slot[slot];
+
+    if (!t->open || t->out || n != t->pages + t->borrowed) {
         EACH_FEW (j, 1) {
             MANAGER_ADD_ALL(&m->report->n_refused, 1);
         }
         return;
     }
     manager_swap_pages(m, slot, false, s);
-    EACH (i, n) {
-        int32_t page = pages[i];
-
-        manager_store(m, m->report->end + i, slot, &page);
+    manager_give_own(m, slot, pages, n, &s->sum);
+    EACH (i, m->seq[slot].frozen ? m->heads * TR_KV_TIERS_MAX : 0) {
+        m->borrowed[manager_head(m, slot, 0) * TR_KV_TIERS_MAX + i] = 0;
     }
     EACH_FEW (j, 1) {
-        m->report->end += n;
-        m->slot[slot].out = true;
+        if (manager_total(&s->sum) != t->pages) {
+            m->report->faults++;
+        }
+        m->report->end += manager_total(&s->sum);
+        t->pages = n;
+        t->borrowed = 0;
+        t->out = true;
     }
 }
 

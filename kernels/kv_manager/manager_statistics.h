@@ -107,11 +107,12 @@ manager_job(const tr_kv_manager_t *m, const tr_kv_complete_t *c, tr_kv_job_t *j)
 
 /* ---- the tokens of a head ----------------------------------------------- */
 
-/* Those outside the new window: the first `n` of the head's order, but for the
- * sinks, which stand behind the tiers there. */
+/* Those outside the new window, and not frozen: the first `n` of the head's order,
+ * but for the sinks, which stand behind the tiers there. */
 typedef struct {
     tr_kv_job_t job;
-    uint32_t count[TR_KV_TIERS_MAX]; /* tiered now */
+    uint32_t frozen[TR_KV_TIERS_MAX]; /* no rule decides about these; */
+    uint32_t count[TR_KV_TIERS_MAX];  /* the others that are tiered now */
     uint32_t tiered;
     uint32_t windowed; /* leave the window */
     uint32_t skipped;  /* uncompressed, which become sinks */
@@ -148,15 +149,18 @@ manager_real(const tr_kv_manager_t *m, int32_t page, uint32_t offset)
     return tr_float_from_bits(manager_word(m, page, offset));
 }
 
-/* Token i of tier l. */
+/* Token i of tier l, of those that are not frozen. */
 TR_HD void
 manager_stats_tiered(const tr_kv_manager_t *m, const manager_prompt_t *s,
                      const int32_t *row, uint32_t l, uint32_t i,
                      tr_kv_stats_t *stats)
 {
     const tr_kv_segments_t *place = &m->place[s->job.from.tier_layout[l]];
-    uint32_t at = i % place->tokens;
-    int32_t page = row[tr_kv_tier_entry(&m->view, l, i / place->tokens)];
+    uint32_t at = i % place->tokens; /* frozen ones fill pages */
+    int32_t page;
+
+    i += s->frozen[l];
+    page = row[tr_kv_tier_entry(&m->view, l, i / place->tokens)];
 
     stats->position = place->position == 0 /* in order from the first one on */
                           ? s->job.from.sinks + i

@@ -76,6 +76,7 @@ manager_tally_head(const tr_kv_manager_t *m, int32_t slot, uint32_t head,
 {
     const tr_kv_seq_t *q = &m->seq[slot];
     const uint32_t *count = manager_counts(m, slot, head);
+    const uint32_t *borrowed = manager_borrowed(m, q, slot, head);
     uint32_t grows = m->slot[slot].rule.leaves, room = UINT32_MAX;
 
     if (manager_slides(m, q, head)) {
@@ -86,7 +87,8 @@ manager_tally_head(const tr_kv_manager_t *m, int32_t slot, uint32_t head,
         uint32_t left = (tokens - count[l] % tokens) % tokens;
 
         sum->tiered[l] += count[l];
-        sum->pages[l] += manager_ceil(count[l], tokens);
+        sum->pages[l] += manager_ceil(count[l], tokens)
+                         - (borrowed != NULL ? borrowed[l] / tokens : 0);
         room = left < room ? left : room;
     }
     for (uint32_t i = 0; i < TR_KV_EDGES; i++) {
@@ -136,6 +138,8 @@ manager_tally(const tr_kv_manager_t *m, int32_t slot, manager_tally_t *s)
         out->near_pages = t->near_pages;
         out->near_from = t->near_from;
         out->pages = t->pages;
+        out->frozen_pages = t->frozen_pages;
+        out->borrowed = t->borrowed;
         out->base = t->open ? q->base : 0;
         out->window_from = t->open ? q->window_from : 0;
         out->sinks = t->open ? q->sinks : 0;

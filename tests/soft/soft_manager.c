@@ -314,6 +314,22 @@ tr_cuda_manager_install_cuts(const tr_cuda_stream_t *s,
                                 &a, sizeof(a));
 }
 
+static void
+absorb_body(void *args)
+{
+    some_t *a = args;
+
+    tr_kv_host_absorb(&a->m, a->in, a->n);
+}
+
+int
+tr_cuda_manager_absorb(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
+                       const tr_kv_absorb_t *absorb, uint32_t n)
+{
+    return launch(s, "manager_absorb", absorb_body, m, absorb, n,
+                  m->size.slots);
+}
+
 /* ---- out and in --------------------------------------------------------- */
 
 typedef struct {

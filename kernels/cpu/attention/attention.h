@@ -34,7 +34,8 @@ typedef struct {
     uint32_t slots;           /* the tokens are in [0, slots), but for .. */
     uint32_t hole_from, hole; /* .. a ring's free slots, round the end */
     uint32_t ring;            /* where the ring begins */
-    int32_t tier;             /* TR_KV_WINDOW for the window */
+    uint32_t frozen; /* the first so many have no scores: whole pages */
+    int32_t tier;    /* TR_KV_WINDOW for the window */
 } tr_run_t;
 
 #define TR_RUNS_MAX (TR_KV_TIERS_MAX + 1u)
@@ -103,6 +104,8 @@ typedef struct {
 } tr_block_t;
 
 uint32_t tr_run_blocks(const tr_run_t *r);
+/* Has block i scores?  Its page may be frozen, or have none. */
+bool tr_run_scored(const tr_run_t *r, uint32_t i);
 void tr_run_block(const tr_kv_view_t *kv, const tr_run_t *r, uint32_t i,
                   tr_block_t *out);
 

@@ -138,7 +138,7 @@ score_c(const tr_attention_tile_t *t, float *scratch)
         }
         for (uint32_t b = 0; b < tr_run_blocks(run); b++) {
             tr_attention_scored(t, run, b, &to);
-            for (uint32_t i = 0; i < to.n; i++) {
+            for (uint32_t i = 0; tr_run_scored(run, b) && i < to.n; i++) {
                 tr_unpack_key(run->layout, to.block.page, to.block.token[i],
                               scratch);
                 score_token_c(t, run, &to, i, t->pos, scratch);
@@ -247,7 +247,7 @@ part_score(const tr_attention_row_t *t, const tr_part_t *part, const float *lse,
         for (uint32_t i = 0; i < 16; i++) {
             float best = -INFINITY;
 
-            if (!(at.mask >> i & 1)) {
+            if (!(at.mask >> i & 1) || at.slot < part->run->frozen) {
                 continue;
             }
             for (uint32_t h = 0; h < t->group; h++) {

@@ -31,12 +31,12 @@ tr_attention_runs(const tr_kv_view_t *kv, int32_t slot, uint32_t layer,
 {
     const tr_kv_seq_t *seq = tr_kv_seq_of(kv, slot, layer);
     const int32_t *table = tr_kv_table(kv, slot, layer, kv_head);
-    const uint32_t *count;
+    size_t head = tr_kv_head(kv, slot, layer, kv_head);
+    const uint32_t *count, *frozen = tr_kv_frozen(kv, seq, head);
     uint32_t n = 0;
 
     if (seq->n_tiers > 0) {
-        count = kv->count
-                + tr_kv_head(kv, slot, layer, kv_head) * TR_KV_TIERS_MAX;
+        count = kv->count + head * TR_KV_TIERS_MAX;
         for (uint32_t l = 0; l < seq->n_tiers; l++) {
             if (count[l] > 0) {
                 run[n++] = (tr_run_t){
@@ -44,6 +44,7 @@ tr_attention_runs(const tr_kv_view_t *kv, int32_t slot, uint32_t layer,
                     .pages = table + tr_kv_tier_entry(kv, l, 0),
                     .step = l % 2 == 0 ? 1 : -1,
                     .slots = count[l],
+                    .frozen = frozen != NULL ? frozen[l] : 0,
                     .tier = (int32_t) l
                 };
             }
@@ -68,6 +69,13 @@ tr_run_blocks(const tr_run_t *r)
 
     return last * page_blocks(r->layout)
            + (tr_run_used(r, last) + TR_TILE_BLOCK - 1) / TR_TILE_BLOCK;
+}
+
+bool
+tr_run_scored(const tr_run_t *r, uint32_t i)
+{
+    return r->layout->score != 0
+           && i / page_blocks(r->layout) * r->layout->tokens >= r->frozen;
 }
 
 void

@@ -87,7 +87,8 @@ attention_row_score(const tr_attention_row_t *t, const float *lse)
             least = none;
         }
         while (tr_part_next(t, &part, &at)) {
-            for (uint32_t s = 0; s < 16; s += V_WIDTH) {
+            for (uint32_t s = 0; s < 16 && at.slot >= part.run->frozen;
+                 s += V_WIDTH) {
                 score_lanes(t, part.run->layout, &at, s, lse, &least);
             }
         }

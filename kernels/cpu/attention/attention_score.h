@@ -147,7 +147,7 @@ score_run(passing_t *a, const tr_run_t *run, float **kept)
         }
         a->width = pad_block(to.n);
         k = kept_block(a->t, a->width, kept);
-        if (run->layout->score != 0) {
+        if (tr_run_scored(run, b)) {
             score_block(a, &k, &to, a->t->pos);
         }
     }

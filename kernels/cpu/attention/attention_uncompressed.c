@@ -135,7 +135,7 @@ find_candidates(const tr_kv_view_t *kv, const tr_kv_seq_t *seq,
         const tr_kv_layout_t *l = run[r].layout;
         uint32_t at = UINT32_MAX;
 
-        for (uint32_t i = 0; i < run[r].slots; i++) {
+        for (uint32_t i = run[r].frozen; i < run[r].slots; i++) {
             const uint8_t *page = tr_run_page(kv, &run[r], i / l->tokens);
             uint32_t token = i % l->tokens, position;
             float x;

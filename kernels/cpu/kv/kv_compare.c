@@ -144,14 +144,14 @@ block_add(head_t *h, uint32_t side, const float *key, const float *value,
 /* ---- a head ------------------------------------------------------------- */
 
 /* The next source, which stands at position pos or, where that is not known, in
- * front of all queries. */
+ * front of all queries; or a token that stays where it is. */
 static void
-head_token(head_t *h, tr_kv_place_t from, uint32_t pos)
+head_token(head_t *h, tr_kv_place_t from, bool stays, uint32_t pos)
 {
     const compare_t *a = h->all;
     const tr_kv_seq_t *to = a->c->to;
     _Alignas(64) float key[2][TR_HEAD_DIM_MAX], value[2][TR_HEAD_DIM_MAX];
-    int8_t dest = *h->dest++;
+    int8_t dest = stays ? TR_KV_STAYS : *h->dest++;
     tr_kv_place_t place;
 
     tr_kv_get(a->codec, from, key[0], value[0]);
@@ -160,6 +160,7 @@ head_token(head_t *h, tr_kv_place_t from, uint32_t pos)
         return;
     }
     place = dest >= 0 ? tr_kv_iterator_next(&h->to[dest])
+            : stays   ? from
                       : tr_kv_place_window(&a->to, h->to_table, to,
                                            tr_kv_window_entry(to, pos));
     tr_kv_get(a->codec, place, key[1], value[1]);
@@ -232,12 +233,15 @@ head_compare(head_t *h, uint32_t layer)
     h->dest = a->c->dest + l * a->c->dest_len;
     head_begin(h, layer);
     for (uint32_t i = 0; i < a->c->to->n_tiers; i++) {
-        h->to[i] = tr_kv_iterator_tier(&a->to, h->to_table, a->c->to, i);
+        h->to[i] = tr_kv_iterator_tier(&a->to, h->to_table, a->c->to, i,
+                                       tr_kv_compress_stay(a->c, l, i));
     }
     for (uint32_t i = 0; i < a->from->n_tiers; i++) {
-        it = tr_kv_iterator_tier(kv, table, a->from, i);
-        for (uint32_t n = kv->count[head * TR_KV_TIERS_MAX + i]; n > 0; n--) {
-            head_token(h, tr_kv_iterator_next(&it), 0);
+        uint32_t stay = tr_kv_compress_stay(a->c, l, i);
+
+        it = tr_kv_iterator_tier(kv, table, a->from, i, 0);
+        for (uint32_t n = 0; n < kv->count[head * TR_KV_TIERS_MAX + i]; n++) {
+            head_token(h, tr_kv_iterator_next(&it), n < stay, 0);
         }
     }
     for (uint32_t i = 0; i < tr_kv_windowed(a->from); i++) {
@@ -246,11 +250,11 @@ head_compare(head_t *h, uint32_t layer)
         head_token(h,
                    tr_kv_place_window(kv, table, a->from,
                                       tr_kv_window_entry(a->from, pos)),
-                   pos);
+                   false, pos);
     }
     it = tr_kv_iterator_uncompressed(kv, table);
     for (uint32_t i = 0; i < a->c->n_uncompressed; i++) {
-        head_token(h, tr_kv_iterator_next(&it), a->from->base + i);
+        head_token(h, tr_kv_iterator_next(&it), false, a->from->base + i);
     }
     for (uint32_t i = 0; i < SIDES; i++) {
         block_attend(h, i);

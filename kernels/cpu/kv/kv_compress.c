@@ -3,7 +3,8 @@
  * (kernels.h, tr_kv_compress_t): one task a head.  Reference: test_kv_store.c.
  *
  * Also the beginning of it to another slot (engine/kv/kv_kept.c): `to` then ends
- * before what is there does, and all behind that goes nowhere.
+ * before what is there does, and all behind that goes nowhere, as does what stands
+ * in pages that both slots have.
  *
  * All heads are looked through before the first is moved: a choice that cannot
  * be followed leaves everything as it was.  Tokens that go to a tier by channel
@@ -85,6 +86,16 @@ window_chosen(const compress_t *c, const int8_t *dest, uint32_t n, uint32_t pos)
     return true;
 }
 
+/* Tokens in front of tier l, of a head counted over all slots, that are no
+ * sources. */
+static uint32_t
+skip_of(const compress_t *c, size_t head, uint32_t l)
+{
+    size_t heads = (size_t) c->kv->layers * c->kv->kv_heads;
+
+    return tr_kv_compress_skip(c->c, (uint32_t) (head % heads), l);
+}
+
 /* Are all the sources of a head there?  Then how many tokens go where. */
 static bool
 sources_valid(const compress_t *c, size_t head, const int8_t *dest,
@@ -98,14 +109,17 @@ sources_valid(const compress_t *c, size_t head, const int8_t *dest,
     size_t all = c->c->n_uncompressed;
 
     for (uint32_t l = 0; l < from->n_tiers; l++) {
-        all += have[l];
+        if (skip_of(c, head, l) > have[l]) {
+            return false;
+        }
+        all += have[l] - skip_of(c, head, l);
     }
     if (all + window > c->c->dest_len) {
         return false;
     }
     for (uint32_t l = 0; l < from->n_tiers; l++, dest += n) {
-        n = have[l];
-        if (!tr_kv_has_tier(kv, table, from, l, 0, n)
+        n = have[l] - skip_of(c, head, l);
+        if (!tr_kv_has_tier(kv, table, from, l, skip_of(c, head, l), have[l])
             || !dest_count(c, dest, n, &kv->layout[from->tier_layout[l]], count)
             || count[TR_KV_TIERS_MAX] > 0) {
             return false;
@@ -131,13 +145,17 @@ sources_valid(const compress_t *c, size_t head, const int8_t *dest,
 
 /* Is there room for so many tokens, and their window? */
 static bool
-targets_valid(const compress_t *c, const int32_t *table, const uint32_t *count)
+targets_valid(const compress_t *c, uint32_t head, const uint32_t *count)
 {
+    const int32_t *table = c->to.tables + (size_t) head * c->kv->table_len;
     const tr_kv_seq_t *to = c->c->to;
     uint32_t n = count[TR_KV_TIERS_MAX], first, turn;
 
     for (uint32_t i = 0; i < to->n_tiers; i++) {
-        if (!tr_kv_has_tier(&c->to, table, to, i, 0, count[i])
+        uint32_t stay = tr_kv_compress_stay(c->c, head, i);
+
+        if (stay % c->kv->layout[to->tier_layout[i]].tokens != 0
+            || !tr_kv_has_tier(&c->to, table, to, i, stay, stay + count[i])
             || (c->kv->layout[to->tier_layout[i]].level.by_channel
                 && count[i] % TR_KV_CHANNEL_TOKENS != 0)) {
             return false;
@@ -180,8 +198,7 @@ heads_look(void *arg, uint32_t first, uint32_t end, uint32_t worker)
         }
         if (!sources_valid(c, (size_t) c->c->slot * heads + h,
                            c->c->dest + h * c->c->dest_len, count)
-            || !targets_valid(c, c->to.tables + (size_t) h * c->kv->table_len,
-                              count)) {
+            || !targets_valid(c, h, count)) {
             atomic_store_explicit(&c->bad, true, memory_order_relaxed);
         }
     }
@@ -267,20 +284,26 @@ window_clear(const head_t *h)
 }
 
 static void
-head_move(head_t *h, const uint32_t *have)
+head_move(head_t *h, size_t head)
 {
     const compress_t *c = h->c;
+    const uint32_t *have = c->kv->count + head * TR_KV_TIERS_MAX;
+    size_t heads = (size_t) c->kv->layers * c->kv->kv_heads;
     const tr_kv_view_t *kv = c->kv;
     const tr_kv_seq_t *from = c->from;
     tr_kv_iterator_t it;
 
     window_clear(h);
     for (uint32_t l = 0; l < c->c->to->n_tiers; l++) {
-        h->to[l] = tr_kv_iterator_tier(&c->to, h->to_table, c->c->to, l);
+        h->to[l] = tr_kv_iterator_tier(
+            &c->to, h->to_table, c->c->to, l,
+            tr_kv_compress_stay(c->c, (uint32_t) (head % heads), l));
     }
     for (uint32_t l = 0; l < from->n_tiers; l++) {
-        it = tr_kv_iterator_tier(kv, h->table, from, l);
-        for (uint32_t i = 0; i < have[l]; i++) {
+        uint32_t skip = skip_of(c, head, l);
+
+        it = tr_kv_iterator_tier(kv, h->table, from, l, skip);
+        for (uint32_t i = skip; i < have[l]; i++) {
             tr_kv_place_t p = tr_kv_iterator_next(&it);
 
             source_move(h, p, tr_kv_score(p), tr_kv_position(p));
@@ -321,7 +344,7 @@ heads_move(void *arg, uint32_t first, uint32_t end, uint32_t worker)
         h.table = kv->tables + head * kv->table_len;
         h.to_table = c->to.tables + (size_t) i * kv->table_len;
         h.dest = c->c->dest + i * c->c->dest_len;
-        head_move(&h, kv->count + head * TR_KV_TIERS_MAX);
+        head_move(&h, head);
     }
 }
 

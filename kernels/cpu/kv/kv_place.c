@@ -50,13 +50,16 @@ tr_kv_iterator_uncompressed(const tr_kv_view_t *kv, const int32_t *table)
 
 tr_kv_iterator_t
 tr_kv_iterator_tier(const tr_kv_view_t *kv, const int32_t *table,
-                    const tr_kv_seq_t *seq, uint32_t tier)
+                    const tr_kv_seq_t *seq, uint32_t tier, uint32_t first)
 {
-    return (
-        tr_kv_iterator_t){ kv,
-                           table + tr_kv_tier_entry(kv, tier, 0),
-                           tier % 2 == 0 ? 1 : -1,
-                           { NULL, &kv->layout[seq->tier_layout[tier]], 0 } };
+    const tr_kv_layout_t *l = &kv->layout[seq->tier_layout[tier]];
+
+    return (tr_kv_iterator_t){
+        kv,
+        table + tr_kv_tier_entry(kv, tier, first / l->tokens),
+        tier % 2 == 0 ? 1 : -1,
+        { NULL, l, 0 }
+    };
 }
 
 /* Are there pages for tokens [first, end) of a part of `len` entries, whose

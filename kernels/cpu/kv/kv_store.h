@@ -76,7 +76,8 @@ tr_kv_iterator_t tr_kv_iterator_uncompressed(const tr_kv_view_t *kv,
                                              const int32_t *table);
 tr_kv_iterator_t tr_kv_iterator_tier(const tr_kv_view_t *kv,
                                      const int32_t *table,
-                                     const tr_kv_seq_t *seq, uint32_t tier);
+                                     const tr_kv_seq_t *seq, uint32_t tier,
+                                     uint32_t first);
 
 static inline tr_kv_place_t
 tr_kv_iterator_next(tr_kv_iterator_t *it)

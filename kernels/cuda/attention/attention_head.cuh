@@ -41,7 +41,8 @@ typedef struct {
     const tr_kv_seq_t *seq;
     const int32_t *table, *uncompressed; /* its pages, or those chosen */
     const uint32_t *count;
-    uint32_t first, end; /* rows of the sequence */
+    const uint32_t *frozen; /* NULL: none */
+    uint32_t first, end;    /* rows of the sequence */
     uint32_t n, n_uncompressed;
     uint32_t unseen; /* uncompressed tokens before the query's reach */
 } generic_head_t;
@@ -113,6 +114,7 @@ head_open(generic_head_t *h, const generic_args_t *a, uint32_t s,
     h->table = a->kv.tables + head * a->kv.table_len;
     h->uncompressed = h->table;
     h->count = a->kv.count + head * TR_KV_TIERS_MAX;
+    h->frozen = tr_kv_frozen(&a->kv, h->seq, head);
     h->n = a->rows.row_pos[h->first];
     h->n_uncompressed = h->unseen = 0;
     return h->n >= h->seq->base
@@ -180,6 +182,13 @@ run_slots(const generic_head_t *h, uint32_t run, const tr_kv_layout_t **l)
     }
     *l = &h->a->layout[run < q->n_tiers ? q->tier_layout[run] : 0];
     return run < q->n_tiers ? h->count[run] : 0;
+}
+
+/* Of these the first have no scores, in whole pages. */
+TR_DEVICE uint32_t
+run_frozen(const generic_head_t *h, uint32_t run)
+{
+    return run < h->seq->n_tiers && h->frozen != NULL ? h->frozen[run] : 0;
 }
 
 TR_DEVICE uint32_t

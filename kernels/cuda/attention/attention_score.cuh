@@ -89,7 +89,7 @@ generic_score(const generic_args_t *a, block_t b, score_smem_t *smem,
     if (!head_tile(&head, i, &t)) {
         return false;
     }
-    if (t.at.layout->score == 0) {
+    if (t.at.layout->score == 0 || t.index < run_frozen(&head, t.run)) {
         return true;
     }
     tile_load(b, &t, KEY, smem->x);
@@ -162,7 +162,8 @@ generic_candidates(const generic_args_t *a, block_t b, candidate_smem_t *smem,
         uint32_t n = run_slots(&head, l, &layout);
         least_t best = none;
 
-        for (uint32_t i = b.lane; i < n && layout->score != 0; i += b.lanes) {
+        for (uint32_t i = run_frozen(&head, l) + b.lane;
+             i < n && layout->score != 0; i += b.lanes) {
             place_t p = { tr_kv_page_at(&a->kv,
                                         run_page(&head, l, i / layout->tokens)),
                           layout, i % layout->tokens };

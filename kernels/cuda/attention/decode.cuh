@@ -76,6 +76,7 @@ typedef struct {
 #define HEAD_BY_SUM 2u
 #define HEAD_RECENT 4u /* uncompressed tokens' `recent` grows, too */
 #define HEAD_HOLES 8u  /* places of the window's ring are of tokens that left */
+#define HEAD_FROZEN 16u /* some tokens of tiers have no scores */
 
 /* One head of a step; 16 words. */
 typedef struct {

@@ -206,6 +206,7 @@ describe(const plan_args_t &a, uint32_t layer, uint32_t i, decode_head_t &h)
     h.n_tiers = s.n_tiers;
     h.flags = (uint8_t) ((s.scored ? HEAD_SCORED : 0)
                          | (s.by_sum ? HEAD_BY_SUM : 0)
+                         | (s.frozen ? HEAD_FROZEN : 0)
                          | (n >= s.recent_from ? HEAD_RECENT : 0));
     describe_tokens(a, s, h);
     if (h.tokens[SEG_WINDOW] != tr_kv_windowed(&s)) {

@@ -28,9 +28,10 @@ typedef struct {
     const int32_t *table; /* entry of the segment's first page */
     uint32_t index;       /* of the head, in the layer */
     uint32_t tokens, n, trace;
-    uint32_t find; /* the row, of the layer's */
-    uint32_t what; /* segment | layout << 8 | flags << 16 */
-    uint32_t row;  /* of the segment */
+    uint32_t find;   /* the row, of the layer's */
+    uint32_t what;   /* segment | layout << 8 | flags << 16 */
+    uint32_t row;    /* of the segment */
+    uint32_t frozen; /* its first tokens, which are left alone: whole pages */
 
     __device__ __forceinline__ uint32_t
     segment() const
@@ -128,7 +129,9 @@ existing(const decode_args_t &a, const work_t &w)
     const uint32_t token = (w.row * ROW_TILES + threadIdx.x % 32 / 2)
                                * (wide ? 16 : 8)
                            + threadIdx.x % 2 * 4;
-    const uint32_t left = token < w.tokens ? w.tokens - token : 0;
+    const uint32_t left = token < w.tokens && token >= w.frozen
+                              ? w.tokens - token
+                              : 0;
 
     if (wide && left >= 12) {
         return ALL_EXIST;
@@ -470,6 +473,11 @@ find_row(const decode_args_t &a, const decode_left_t &left, uint32_t row,
     w.trace = word_of(j.words[1].x, lane);
     w.row = row - word_of(j.words[1].y, lane);
     w.what = word_of(j.words[1].z, lane);
+    w.frozen = 0;
+    if ((w.flags() & HEAD_FROZEN) && w.segment() < SEG_WINDOW) {
+        w.frozen = __ldg(a.kv.frozen + (size_t) head * TR_KV_TIERS_MAX
+                         + w.segment());
+    }
     w.find = row;
     w.table = a.kv.tables + (size_t) head * a.kv.table_len
               + decode_entry(a.kv, w.segment(), 0);

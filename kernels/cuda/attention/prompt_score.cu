@@ -53,6 +53,7 @@ typedef struct {
                                * `keys`, `pos` count it, too */
     const tr_kv_seq_t *seq;   /* the same, and so is count */
     const uint32_t *count;
+    const uint32_t *frozen; /* NULL: none */
 } score_job_t;
 
 template <bool ENGINE>
@@ -121,7 +122,8 @@ key_page(const prompt_args_t &a, const score_job_t &job, uint32_t key,
 }
 
 /* The run that an unpacked token is in: which of them it has, what a page holds,
- * and where that has scores, 0: nowhere, or nobody reads them. */
+ * and where that has scores, 0: nowhere, or nobody reads them.  Frozen tokens of a
+ * tier are a run of their own. */
 typedef struct {
     uint32_t first, end, tokens, score;
     bool window;
@@ -150,6 +152,11 @@ score_run(const prompt_args_t &a, const score_job_t &job, uint32_t token)
     r.score = !r.window && r.tier + q->settled >= q->n_tiers
                   ? 0
                   : a.layout_score[layout];
+    if (!r.window && job.frozen != NULL
+        && token - r.first < job.frozen[r.tier]) {
+        r.end = r.first + job.frozen[r.tier];
+        r.score = 0;
+    }
     return r;
 }
 
@@ -416,12 +423,13 @@ score_behind(const prompt_args_t &a, uint32_t seq, uint32_t keys,
 {
     int32_t slot = a.rows.seq_slot[seq];
     uint32_t from;
+    size_t head;
 
     job.context = prompt_context(a, seq, job.kv_head);
     job.seq = a.kv.seq + slot;
-    job.count = a.kv.count
-                + tr_kv_head(&a.kv, slot, a.layer, job.kv_head)
-                      * TR_KV_TIERS_MAX;
+    head = tr_kv_head(&a.kv, slot, a.layer, job.kv_head);
+    job.count = a.kv.count + head * TR_KV_TIERS_MAX;
+    job.frozen = tr_kv_frozen(&a.kv, job.seq, head);
     from = job.recent_from - min(job.recent_from, job.seq->base);
     job.recent_from = from > UINT32_MAX - job.context.padded
                           ? UINT32_MAX

@@ -7,8 +7,8 @@
  *
  * A block has a head and some queries of it, a few a warp, whose sums stay in
  * registers.  It goes over the head's tokens, eight at a time, decoded once
- * for all its warps: those that went to a tier in the order of their new
- * places, those of the window, then those that were dropped.  A lane has a
+ * for all its warps: those that stay in their tier, those that went to one in the
+ * order of their new places, those of the window, then those that were dropped.  A lane has a
  * token's logit, with its old or its new key; then dimensions of the outputs.
  *
  * Bytes moved: each token's old and new places, once for each block of a head.
@@ -75,6 +75,37 @@ compare_tiered(const compress_t *c)
     return n;
 }
 
+/* And that stay where they are: these come before all others. */
+TR_DEVICE uint32_t
+compare_stay(const compress_t *c)
+{
+    uint32_t n = 0;
+
+    for (uint32_t l = 0; l < c->to->n_tiers; l++) {
+        n += tier_stay(c, l);
+    }
+    return n;
+}
+
+/* Token i of these. */
+TR_DEVICE void
+compare_stays(const compress_t *c, uint32_t i, compare_smem_t *smem, uint32_t k)
+{
+    const tr_kv_view_t *kv = &c->a->kv;
+    place_t p = { NULL, NULL, i };
+    uint32_t l = 0;
+
+    for (; p.at >= tier_stay(c, l); l++) {
+        p.at -= tier_stay(c, l);
+    }
+    p.layout = &c->a->layout[c->to->tier_layout[l]];
+    p.page = tr_kv_page_at(
+        kv, c->table[tr_kv_tier_entry(kv, l, p.at / p.layout->tokens)]);
+    p.at %= p.layout->tokens;
+    smem->from[k] = smem->to[k] = p;
+    smem->pos[k] = 0;
+}
+
 /* The places of token i, in the order of this file's head. */
 TR_DEVICE void
 compare_token(const compress_t *c, uint32_t i, uint32_t tiered,
@@ -92,6 +123,7 @@ compare_token(const compress_t *c, uint32_t i, uint32_t tiered,
             to.at -= c->head->total[l];
         }
         to.layout = &c->a->layout[c->to->tier_layout[l]];
+        to.at += tier_stay(c, l);
         to.page = tr_kv_page_at(
             kv,
             c->to_table[tr_kv_tier_entry(kv, l, to.at / to.layout->tokens)]);
@@ -267,7 +299,7 @@ compare_head(const compare_args_t *a, block_t b, compare_smem_t *smem,
              uint32_t layer, uint32_t kv_head, uint32_t first)
 {
     const tr_kv_view_t *kv = &a->compress.kv;
-    uint32_t dim = kv->head_dim, warp = b.lane / 32, tiered, n;
+    uint32_t dim = kv->head_dim, warp = b.lane / 32, tiered, stay, n;
     warp_t w = { b.lane % 32, 32 };
     compare_row_t row[COMPARE_ROWS];
     compress_t c;
@@ -284,10 +316,15 @@ compare_head(const compare_args_t *a, block_t b, compare_smem_t *smem,
     tiered = compare_tiered(&c);
     n = tiered + tr_kv_windowed(c.to);
     n += n == c.all ? 0 : c.all; /* some were dropped */
-    for (uint32_t i = 0; i < n; i += COMPARE_TOKENS) {
+    stay = compare_stay(&c);
+    for (uint32_t i = 0; i < stay + n; i += COMPARE_TOKENS) {
+        uint32_t at = i + b.lane;
+
         lanes_sync(b); /* the tokens before are done with */
-        if (b.lane < COMPARE_TOKENS) {
-            compare_token(&c, i + b.lane, tiered, smem, b.lane);
+        if (b.lane < COMPARE_TOKENS && at < stay) {
+            compare_stays(&c, at, smem, b.lane);
+        } else if (b.lane < COMPARE_TOKENS) {
+            compare_token(&c, at - stay, tiered, smem, b.lane);
         }
         lanes_sync(b);
         compare_load(b, smem, dim);

@@ -50,6 +50,7 @@ typedef struct {
     const int32_t *table, *to_table;
     const int8_t *dest;
     const uint32_t *have;
+    uint32_t h;                     /* counted over all layers */
     uint32_t tiered, windowed, all; /* sources: in tiers, in the window, all */
     compress_head_t *head;
     uint32_t *order;
@@ -78,6 +79,20 @@ compress_stays(const compress_args_t *a, uint32_t j, uint32_t h)
            || !tr_kv_compress_has(&a->jobs[j], a->kv.kv_heads, h);
 }
 
+/* Tokens of tier l that are sources. */
+TR_DEVICE uint32_t
+tier_sources(const compress_t *c, uint32_t l)
+{
+    return c->have[l] - tr_kv_compress_skip(c->job, c->h, l);
+}
+
+/* Those in front of the tier's new ones. */
+TR_DEVICE uint32_t
+tier_stay(const compress_t *c, uint32_t l)
+{
+    return tr_kv_compress_stay(c->job, c->h, l);
+}
+
 /* False when the job is not allowed, before any token is looked at. */
 TR_DEVICE bool
 compress_open(compress_t *c, const compress_args_t *a, uint32_t j, uint32_t h)
@@ -96,6 +111,7 @@ compress_open(compress_t *c, const compress_args_t *a, uint32_t j, uint32_t h)
     c->to_table = c->job->to_tables + (size_t) h * kv->table_len;
     c->dest = c->job->dest + h * c->job->dest_len;
     c->have = kv->count + head * TR_KV_TIERS_MAX;
+    c->h = h;
     c->head = a->head + mine;
     c->order = a->order + mine * a->max_len;
     if (!seq_valid(a->layout, kv->n_layouts, c->from)
@@ -106,7 +122,10 @@ compress_open(compress_t *c, const compress_args_t *a, uint32_t j, uint32_t h)
         return false;
     }
     for (uint32_t l = 0; l < c->from->n_tiers; l++) {
-        tiered += c->have[l];
+        if (tr_kv_compress_skip(c->job, h, l) > c->have[l]) {
+            return false;
+        }
+        tiered += tier_sources(c, l);
     }
     c->windowed = tr_kv_windowed(c->from);
     if (tiered + c->windowed + c->job->n_uncompressed > c->job->dest_len
@@ -129,9 +148,10 @@ source_place(const compress_t *c, uint32_t i, uint32_t *position, float *score)
     uint32_t l = 0, entry, later;
 
     if (i < c->tiered) {
-        for (; p.at >= c->have[l]; l++) {
-            p.at -= c->have[l];
+        for (; p.at >= tier_sources(c, l); l++) {
+            p.at -= tier_sources(c, l);
         }
+        p.at += tr_kv_compress_skip(c->job, c->h, l);
         p.layout = &c->a->layout[c->from->tier_layout[l]];
         entry = tr_kv_tier_entry(kv, l, p.at / p.layout->tokens);
     } else if (i < c->tiered + c->windowed) {
@@ -182,8 +202,8 @@ source_layout(const compress_t *c, uint32_t i)
     if (i >= c->tiered) {
         return &c->a->layout[c->from->window_layout];
     }
-    for (; i >= c->have[l]; l++) {
-        i -= c->have[l];
+    for (; i >= tier_sources(c, l); l++) {
+        i -= tier_sources(c, l);
     }
     return &c->a->layout[c->from->tier_layout[l]];
 }

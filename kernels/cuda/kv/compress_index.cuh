@@ -65,17 +65,22 @@ part_has(block_t b, const int32_t *row, int32_t step, uint32_t len,
     return ok;
 }
 
+/* Tokens [0, n) of each tier, or, new, those behind what stays. */
 TR_DEVICE bool
 tiers_have(block_t b, const compress_t *c, const int32_t *table,
-           const tr_kv_seq_t *seq, const uint32_t *n)
+           const tr_kv_seq_t *seq, const uint32_t *n, bool fresh)
 {
     const tr_kv_view_t *kv = &c->a->kv;
     bool ok = true;
 
     for (uint32_t l = 0; l < seq->n_tiers; l++) {
-        ok = part_has(b, table + tr_kv_tier_entry(kv, l, 0),
-                      l % 2 == 0 ? 1 : -1, kv->pair_len[l / 2],
-                      c->a->layout[seq->tier_layout[l]].tokens, 0, n[l])
+        uint32_t tokens = c->a->layout[seq->tier_layout[l]].tokens;
+        uint32_t first = fresh ? tier_stay(c, l) : 0;
+
+        ok = first % tokens == 0
+             && part_has(b, table + tr_kv_tier_entry(kv, l, 0),
+                         l % 2 == 0 ? 1 : -1, kv->pair_len[l / 2], tokens,
+                         first, first + n[l])
              && ok;
     }
     return ok;
@@ -127,7 +132,7 @@ TR_DEVICE bool
 targets_valid(block_t b, const compress_t *c, const index_smem_t *smem)
 {
     const tr_kv_seq_t *to = c->to;
-    bool ok = tiers_have(b, c, c->to_table, to, smem->total)
+    bool ok = tiers_have(b, c, c->to_table, to, smem->total, true)
               & window_complete(b, c, c->to_table, to);
 
     for (uint32_t l = 0; l < to->n_tiers; l++) {
@@ -185,7 +190,7 @@ compress_index(const compress_args_t *a, block_t b, index_smem_t *smem,
     if (!lane_count(&c, first, end, count)
         || !part_has(b, c.table, 1, a->kv.at_window, a->layout[0].tokens, 0,
                      c.job->n_uncompressed)
-        || !tiers_have(b, &c, c.table, c.from, c.have)
+        || !tiers_have(b, &c, c.table, c.from, c.have, false)
         || !window_complete(b, &c, c.table, c.from)) {
         flag_raise(&smem->bad);
     }

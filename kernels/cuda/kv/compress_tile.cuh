@@ -120,7 +120,8 @@ tier_tile(const compress_t *c, warp_t w, tile_smem_t *smem, side_t side,
     uint32_t tiles = page_tiles(layout), page = i / tiles;
     uint32_t at = page * layout->tokens + i % tiles * tile_tokens(layout);
     uint32_t n = (page + 1) * layout->tokens, total = c->head->total[l];
-    uint32_t entry = tr_kv_tier_entry(&c->a->kv, l, page);
+    uint32_t entry = tr_kv_tier_entry(&c->a->kv, l,
+                                      tier_stay(c, l) / layout->tokens + page);
     place_t to = { tr_kv_page_at(&c->a->kv, c->to_table[entry]), layout,
                    at % layout->tokens };
     bool last;

@@ -12,6 +12,7 @@
  *   plan_cuts        cut, last of a request: total, last of all: admit
  *   plan_restores    restore, likewise             fill
  *   install_cuts     as of prompts                 rescore
+ *   absorb           absorb, last: absorbed
  *   give, take       one block each
  *   share            a block each, last: shared    (or copy: a head each)
  *   fork, tally      one launch each
@@ -190,6 +191,19 @@ static __global__ void __launch_bounds__(MANAGER_THREADS)
                    tr_cuda_history_t history)
 {
     manager_rescore(&m, history.token, history.len, blockIdx.y, blockIdx.x);
+}
+
+/* Grid (heads, records). */
+static __global__ void __launch_bounds__(MANAGER_THREADS)
+    absorb_kernel(const __grid_constant__ tr_kv_manager_t m,
+                  const tr_kv_absorb_t *absorb)
+{
+    __shared__ manager_absorb_t s;
+
+    manager_absorb(&m, absorb, blockIdx.y, blockIdx.x, &s);
+    if (last_block(&m.ticket[TICKET_SHARE], gridDim.x * gridDim.y)) {
+        manager_absorbed(&m, absorb, gridDim.y);
+    }
 }
 
 static __global__ void __launch_bounds__(MANAGER_THREADS)
@@ -459,6 +473,21 @@ tr_cuda_manager_install_cuts(const tr_cuda_stream_t *s,
     }
     rescore_kernel<<<dim3(m->heads, n), MANAGER_THREADS, 0, stream>>>(
         *m, history != NULL ? *history : none);
+    return tr_cuda_check();
+}
+
+extern "C" int
+tr_cuda_manager_absorb(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
+                       const tr_kv_absorb_t *absorb, uint32_t n)
+{
+    if (n > m->size.slots || (n != 0 && absorb == NULL)) {
+        return TR_KERNEL_BADARG;
+    }
+    if (n == 0) {
+        return TR_KERNEL_OK;
+    }
+    absorb_kernel<<<dim3(m->heads, n), MANAGER_THREADS, 0,
+                    (cudaStream_t) s->stream>>>(*m, absorb);
     return tr_cuda_check();
 }
 

@@ -135,6 +135,7 @@ choose_sequence(case_t *c, uint32_t s)
     q->scored = b->plan.layout[0].level.scored || uncompressed == 0;
     q->scored = q->scored && random_below(4) > 0;
     q->settled = random_below(2) && q->n_tiers != 0;
+    q->frozen = random_below(2) && q->n_tiers != 0;
     q->recent_from = random_below(last + 2);
     if (kind == 0 && random_below(2) && b->plan.layout[0].minmax) {
         q->scored = false;
@@ -169,6 +170,10 @@ fill_head(case_t *c, uint32_t s, uint32_t h)
             n -= n % TR_KV_CHANNEL_TOKENS;
         }
         count[l] = n;
+        b->frozen[fixture_head(b, s, h) * TR_KV_TIERS_MAX + l] = random_below(
+                                                                     n / per
+                                                                     + 1)
+                                                                 * per;
         for (uint32_t i = 0; i < n; i++) {
             uint32_t at = l == 0 && i == n / 2 && q->window == 0 ? q->base - 1
                                                                  : position++;

@@ -182,8 +182,9 @@ check_candidates(case_t *c, uint32_t s, uint32_t kv_head, const uint8_t *pool)
         tr_kv_candidate_t want = { INFINITY, 0 };
         uint32_t least = UINT32_MAX;
 
-        for (uint32_t i = 0;
-             at->score && i < b->count[head * TR_KV_TIERS_MAX + l]; i++) {
+        uint32_t i = q->frozen ? b->frozen[head * TR_KV_TIERS_MAX + l] : 0;
+
+        for (; at->score && i < b->count[head * TR_KV_TIERS_MAX + l]; i++) {
             const uint8_t
                 *page = pool
                         + row[tr_kv_tier_entry(&b->host, l, i / at->tokens)]

@@ -214,7 +214,7 @@ fixture_cut(fixture_t *w)
     b = w->kv->m.seq[from].base;
     cut = (tr_kv_cut_t){ from,
                          tr_kv_open(w->kv, w->policy[w->slot[from].policy]),
-                         1 + fixture_random(b) };
+                         1 + fixture_random(b), TR_KV_CUT_COPIES };
     if (cut.to < 0) {
         return;
     }

@@ -450,7 +450,7 @@ fixture_compare_head(fixture_t *w, int32_t slot, uint32_t head)
     uint32_t n, i, j, held = kv->m.seq[slot].shared, entries = 0;
 
     n = manager_runs(&kv->m, &kv->m.seq[slot], head,
-                     manager_counts(&kv->m, slot, head),
+                     manager_counts(&kv->m, slot, head), NULL,
                      manager_dense(&kv->m.slot[slot]), run);
     FIXTURE_SAME(w, memcmp(mine, theirs, held * sizeof(*mine)) == 0,
                  "slot %d head %u: shared pages", slot, head);

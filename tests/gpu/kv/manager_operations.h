@@ -370,7 +370,7 @@ fixture_list(const fixture_t *w, int32_t slot, int32_t *out)
         const int32_t *row = manager_row(&kv->m, slot, head);
         manager_run_t run[MANAGER_RUNS];
         uint32_t runs = manager_runs(&kv->m, &kv->m.seq[slot], head,
-                                     manager_counts(&kv->m, slot, head),
+                                     manager_counts(&kv->m, slot, head), NULL,
                                      manager_dense(&kv->m.slot[slot]), run);
 
         for (uint32_t r = 0; r < runs; r++) {

@@ -62,6 +62,24 @@ is_whole(const fixture_t *b, uint32_t s, const tr_kv_seq_t *to)
     return to->base == b->seq[s].base + b->uncompressed[s];
 }
 
+/* Tokens of each tier of a head that stay in its pages: where tiers stay what they
+ * are. */
+static void
+choose_stay(const fixture_t *b, uint32_t s, uint32_t h, const tr_kv_seq_t *to,
+            uint32_t *stay)
+{
+    const uint32_t *have = b->count + fixture_head(b, s, h) * TR_KV_TIERS_MAX;
+    const tr_kv_seq_t *from = &b->seq[s];
+
+    for (uint32_t l = 0; l < TR_KV_TIERS_MAX; l++) {
+        uint32_t per = b->plan.layout[from->tier_layout[l]].tokens;
+        bool can = l < from->n_tiers && l < to->n_tiers
+                   && from->tier_layout[l] == to->tier_layout[l];
+
+        stay[l] = can ? random_below(have[l] / per + 1) * per : 0;
+    }
+}
+
 /* Layout of source i of a head. */
 static uint32_t
 source_layout(const fixture_t *b, uint32_t s, const uint32_t *have, uint32_t i,
@@ -81,17 +99,32 @@ source_layout(const fixture_t *b, uint32_t s, const uint32_t *have, uint32_t i,
     return 0;
 }
 
+/* Is source i, of a tier, on a page that stays? */
+static bool
+stays_there(const tr_kv_seq_t *from, const uint32_t *have, const uint32_t *stay,
+            uint32_t i)
+{
+    uint32_t l = 0;
+
+    while (l + 1 < from->n_tiers && i >= have[l]) {
+        i -= have[l++];
+    }
+    return i < stay[l];
+}
+
 /* Chooses for all sources of a head; counts what goes to each tier. */
 static void
 choose_dest(const fixture_t *b, uint32_t s, uint32_t h, const tr_kv_seq_t *to,
-            int8_t *dest, uint32_t *count)
+            const uint32_t *stay, bool cut, int8_t *dest, uint32_t *count)
 {
     const tr_kv_seq_t *from = &b->seq[s];
-    const uint32_t *have = b->count + fixture_head(b, s, h) * TR_KV_TIERS_MAX;
+    uint32_t have[TR_KV_TIERS_MAX];
     uint32_t tiered = 0, windowed = tr_kv_windowed(from), all;
     uint32_t keep = random_below(4), drop; /* 1: tokens stay in their tier */
 
     for (uint32_t l = 0; l < from->n_tiers; l++) {
+        have[l] = b->count[fixture_head(b, s, h) * TR_KV_TIERS_MAX + l]
+                  - (cut ? 0 : stay[l]);
         tiered += have[l];
     }
     all = tiered + windowed + b->uncompressed[s];
@@ -106,7 +139,8 @@ choose_dest(const fixture_t *b, uint32_t s, uint32_t h, const tr_kv_seq_t *to,
         dest[i] = TR_KV_NOWHERE;
         pos = at < windowed ? tr_kv_windowed_position(from, at)
                             : from->base + at - windowed;
-        if (i >= tiered && pos >= to->base) {
+        if ((i >= tiered && pos >= to->base)
+            || (cut && i < tiered && stays_there(from, have, stay, i))) {
             continue;
         }
         if (to->window > 0 && i >= tiered && tr_kv_in_window(to, pos)) {
@@ -136,15 +170,21 @@ choose_dest(const fixture_t *b, uint32_t s, uint32_t h, const tr_kv_seq_t *to,
 /* Pages for what a head will hold. */
 static void
 target_pages(fixture_t *b, const tr_kv_seq_t *to, int32_t *row,
-             const uint32_t *count)
+             const int32_t *old, const uint32_t *stay, const uint32_t *count)
 {
     memset(row, 0xff, b->host.table_len * 4ul);
     for (uint32_t l = 0; l < to->n_tiers; l++) {
         uint32_t layout = to->tier_layout[l];
         uint32_t per = b->plan.layout[layout].tokens;
 
-        for (uint32_t i = 0; i < (count[l] + per - 1) / per; i++) {
-            fixture_page(b, row + tr_kv_tier_entry(&b->host, l, i), layout);
+        for (uint32_t i = 0; i < (stay[l] + count[l] + per - 1) / per; i++) {
+            uint32_t entry = tr_kv_tier_entry(&b->host, l, i);
+
+            if (i < stay[l] / per) {
+                row[entry] = old[entry];
+            } else {
+                fixture_page(b, row + entry, layout);
+            }
         }
     }
     for (uint32_t k = 0; k < tr_kv_windowed(to); k++) {
@@ -162,6 +202,7 @@ typedef struct {
     int32_t *tables;
     int8_t *dest;
     uint32_t *count; /* [heads][TR_KV_TIERS_MAX] */
+    uint32_t *stay;  /* the same */
 } job_t;
 
 static void
@@ -169,18 +210,25 @@ job_make(fixture_t *b, uint32_t s, job_t *j)
 {
     uint32_t heads = b->host.layers * b->host.kv_heads, len = 4 * b->max_len;
     tr_kv_seq_t *to = fixture_room(sizeof(*to));
+    bool stays = random_below(2) == 0, cut = stays && random_below(2) == 0;
 
     choose_target(b, s, &j->to);
     j->tables = malloc((size_t) heads * b->host.table_len * 4);
     j->dest = malloc((size_t) heads * len);
     j->count = malloc((size_t) heads * TR_KV_TIERS_MAX * 4);
+    j->stay = calloc((size_t) heads * TR_KV_TIERS_MAX, 4);
     memset(j->dest, 77, (size_t) heads * len);
     for (uint32_t h = 0; h < heads; h++) {
         uint32_t *count = j->count + h * TR_KV_TIERS_MAX;
+        uint32_t *stay = j->stay + h * TR_KV_TIERS_MAX;
 
-        choose_dest(b, s, h, &j->to, j->dest + (size_t) h * len, count);
+        if (stays) {
+            choose_stay(b, s, h, &j->to, stay);
+        }
+        choose_dest(b, s, h, &j->to, stay, cut, j->dest + (size_t) h * len,
+                    count);
         target_pages(b, &j->to, j->tables + (size_t) h * b->host.table_len,
-                     count);
+                     fixture_row(b, s, h), stay, count);
     }
     j->host = (tr_kv_compress_t){ .slot = (int32_t) s,
                                   .n_uncompressed = b->uncompressed[s],
@@ -188,6 +236,8 @@ job_make(fixture_t *b, uint32_t s, job_t *j)
                                   .to_tables = j->tables,
                                   .dest = j->dest,
                                   .dest_len = len,
+                                  .stay = stays ? j->stay : NULL,
+                                  .cut = cut,
                                   .observe = random_below(2)
                                                  ? 0
                                                  : 1 + random_below(64) };
@@ -195,6 +245,7 @@ job_make(fixture_t *b, uint32_t s, job_t *j)
     j->other.to = to;
     j->other.to_tables = fixture_room((size_t) heads * b->host.table_len * 4);
     j->other.dest = fixture_room((size_t) heads * len);
+    j->other.stay = stays ? fixture_room(heads * TR_KV_TIERS_MAX * 4ul) : NULL;
 }
 
 static void
@@ -206,6 +257,10 @@ job_send(fixture_t *b, const job_t *j)
     fixture_put((void *) j->other.to_tables, j->tables,
                 (size_t) heads * b->host.table_len * 4);
     fixture_put((void *) j->other.dest, j->dest, heads * j->host.dest_len);
+    if (j->host.stay != NULL) {
+        fixture_put((void *) j->other.stay, j->stay,
+                    heads * TR_KV_TIERS_MAX * 4ul);
+    }
 }
 
 /* What the slot is afterwards; its old pages come back. */
@@ -214,7 +269,16 @@ job_install(fixture_t *b, uint32_t s, job_t *j)
 {
     for (uint32_t h = 0; h < b->host.layers * b->host.kv_heads; h++) {
         int32_t *row = fixture_row(b, s, h);
+        const uint32_t *stay = j->stay + h * TR_KV_TIERS_MAX;
 
+        for (uint32_t l = 0; l < j->to.n_tiers; l++) {
+            uint32_t per = b->plan.layout[j->to.tier_layout[l]].tokens;
+
+            for (uint32_t i = 0; i < stay[l] / per; i++) {
+                row[tr_kv_tier_entry(&b->host, l, i)] = -1;
+            }
+            j->count[h * TR_KV_TIERS_MAX + l] += stay[l];
+        }
         fixture_give_back(b, row, 0, b->host.table_len);
         memcpy(row, j->tables + (size_t) h * b->host.table_len,
                b->host.table_len * 4ul);
@@ -234,9 +298,13 @@ job_free(job_t *j)
     free(j->tables);
     free(j->dest);
     free(j->count);
+    free(j->stay);
     fixture_room_free((void *) j->other.to);
     fixture_room_free((void *) j->other.to_tables);
     fixture_room_free((void *) j->other.dest);
+    if (j->other.stay != NULL) {
+        fixture_room_free((void *) j->other.stay);
+    }
 }
 
 /* One launch, of these layers. */

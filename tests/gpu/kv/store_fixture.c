@@ -145,6 +145,7 @@ fixture_open(fixture_t *b, const fixture_side_t *side)
     b->tables = room(heads * v->table_len * 4);
     memset(b->tables, 0xff, heads * v->table_len * 4);
     b->count = room(heads * TR_KV_TIERS_MAX * 4);
+    b->frozen = room(heads * TR_KV_TIERS_MAX * 4);
     b->move = room(heads * sizeof(tr_kv_move_t));
     b->free_page = room(b->pages * 4ul);
     b->layout_of = room(b->pages);
@@ -159,11 +160,13 @@ fixture_open(fixture_t *b, const fixture_side_t *side)
     memset(v->pool, 0xff, b->pages * v->page_bytes);
     v->tables = b->tables;
     v->count = b->count;
+    v->frozen = b->frozen;
     v->move = b->move;
     b->other = *v;
     b->other.pool = fixture_room(b->pages * v->page_bytes);
     b->other.tables = fixture_room(heads * v->table_len * 4);
     b->other.count = fixture_room(heads * TR_KV_TIERS_MAX * 4);
+    b->other.frozen = fixture_room(heads * TR_KV_TIERS_MAX * 4);
     b->other.move = fixture_room(heads * sizeof(tr_kv_move_t));
     b->other.seq = fixture_room(sizeof(b->seq));
     fixture_put(b->other.pool, v->pool, b->pages * v->page_bytes);
@@ -174,6 +177,7 @@ fixture_close(fixture_t *b)
 {
     free(b->tables);
     free(b->count);
+    free(b->frozen);
     free(b->move);
     free(b->free_page);
     free(b->layout_of);
@@ -181,6 +185,7 @@ fixture_close(fixture_t *b)
     fixture_room_free(b->other.pool);
     fixture_room_free((void *) b->other.tables);
     fixture_room_free((void *) b->other.count);
+    fixture_room_free((void *) b->other.frozen);
     fixture_room_free((void *) b->other.move);
     fixture_room_free((void *) b->other.seq);
 }
@@ -232,6 +237,8 @@ fixture_sync(fixture_t *b)
     fixture_put((void *) b->other.tables, b->tables,
                 heads * b->host.table_len * 4);
     fixture_put((void *) b->other.count, b->count, heads * TR_KV_TIERS_MAX * 4);
+    fixture_put((void *) b->other.frozen, b->frozen,
+                heads * TR_KV_TIERS_MAX * 4);
     fixture_put((void *) b->other.move, b->move, heads * sizeof(tr_kv_move_t));
     fixture_put((void *) b->other.seq, b->seq, sizeof(b->seq));
 }

@@ -27,7 +27,7 @@ typedef struct {
     tr_kv_seq_t seq[FIXTURE_SLOTS];
     uint32_t uncompressed[FIXTURE_SLOTS]; /* tokens in uncompressed pages */
     int32_t *tables;                      /* what `host` has, to write */
-    uint32_t *count;
+    uint32_t *count, *frozen;
     tr_kv_move_t *move;
     int32_t *free_page;
     uint32_t n_free, pages;

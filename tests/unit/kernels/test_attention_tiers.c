@@ -93,15 +93,19 @@ fill_slot(kv_fixture_t *b, int32_t slot, uint32_t n_levels, uint32_t len)
         }
         fixture_fill_head(b, slot, kv_head, window == 0 ? len : from, len);
     }
+    fixture_freeze(b, slot);
 }
 
-/* Scores grew by best[i]. */
+/* Scores grew by best[i], but for frozen ones. */
 static void
-check_scores(const kv_fixture_t *b, int32_t slot, const fixture_token_t *t,
-             uint32_t n, const double *best, double error, const char *what)
+check_scores(const kv_fixture_t *b, int32_t slot, uint32_t kv_head,
+             const fixture_token_t *t, uint32_t n, const double *best,
+             double error, const char *what)
 {
     for (uint32_t i = 0; i < n; i++) {
-        double add = t[i].position == b->seq[slot].base - 1 ? 0 : best[i];
+        bool nobodys = fixture_is_frozen(b, slot, kv_head, &t[i])
+                       || t[i].position == b->seq[slot].base - 1;
+        double add = nobodys ? 0 : best[i];
         float before, after;
 
         if (t[i].l->score == 0) {
@@ -140,7 +144,7 @@ check_slot(const kv_fixture_t *b, int32_t slot, const float *q,
                                             out + (size_t) h * dim, best,
                                             what));
         }
-        check_scores(b, slot, t, n, best, error, what);
+        check_scores(b, slot, kv_head, t, n, best, error, what);
         fixture_check_candidates(b, slot, kv_head, b->seq[slot].base - 1, t, n,
                                  what);
     }
@@ -304,6 +308,7 @@ test_ties(void **state)
         b.count[tr_kv_head(&b.kv, 0, FIXTURE_LAYER, 0) * TR_KV_TIERS_MAX + 1] =
             0;
         b.seq[0].by_sum = true;
+        b.seq[0].frozen = false;
         fixture_fill_head(&b, 0, 0, b.seq[0].window_from, 300);
         n = fixture_tokens(&b, 0, 0, 0, t);
         for (uint32_t j = 0; j < n && t[j].run == 0; j++) {

@@ -358,7 +358,7 @@ slot_bytes(tr_kv_cache_t *kv, int32_t slot, const uint8_t *fill, uint8_t *out)
     for (uint32_t head = 0; head < kv->heads; head++) {
         manager_run_t run[MANAGER_RUNS];
         uint32_t runs = manager_runs(&kv->m, &kv->m.seq[slot], head,
-                                     manager_counts(&kv->m, slot, head),
+                                     manager_counts(&kv->m, slot, head), NULL,
                                      manager_dense(&kv->m.slot[slot]), run);
 
         for (uint32_t i = 0; i < runs; i++) {

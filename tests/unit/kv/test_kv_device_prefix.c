@@ -17,6 +17,8 @@
  */
 #include "tests/unit/fixtures/kv_device_world.h"
 
+static uint64_t borrowers, swaps; /* of all worlds */
+
 /* ---- operations --------------------------------------------------------- */
 
 static void
@@ -32,7 +34,7 @@ make_prompt(const world_t *w, actor_t *r)
     actor_prompt(r, w->text[text], same);
     r->dense = w->cuts ? random_below(3) == 0 : random_below(4) != 0;
     r->reuse = (r->dense || w->cuts) && random_below(8) != 0;
-    r->complete = false;
+    r->complete = r->out = false;
     r->n = r->fed = 0;
 }
 
@@ -135,6 +137,21 @@ do_run(world_t *w, actor_t *r, flight_t *f)
     }
 }
 
+/* A compressed one goes out to host memory, with what it borrows, or comes back. */
+static void
+do_swap(world_t *w, actor_t *r)
+{
+    tr_status_t rc = r->out ? tr_kv_swap_in(w->kv, r->slot)
+                            : tr_kv_swap_out(w->kv, r->slot);
+
+    if (rc == TR_OK) {
+        r->out = !r->out;
+        w->swaps += r->out;
+    } else if (r->out && random_below(3) == 0) {
+        actor_close(w->kv, r);
+    }
+}
+
 static void
 operate(world_t *w)
 {
@@ -151,6 +168,8 @@ operate(world_t *w)
     } else if (what == 1) { /* whatever is under way */
         actor_close(w->kv, r);
         w->aborts++;
+    } else if (r->out || (what == 3 && r->complete && !rows_under_way(w, r))) {
+        do_swap(w, r);
     } else if (what == 2
                || (r->n == r->goal && what < 12
                    && (r->dense || (r->complete && w->cuts)))) {
@@ -179,7 +198,7 @@ turn(world_t *w)
     }
     f = coming(w);
     for (uint32_t i = 0; i < SLOTS; i++) {
-        if (w->who[i].slot >= 0 && random_below(3) != 0) {
+        if (w->who[i].slot >= 0 && !w->who[i].out && random_below(3) != 0) {
             do_run(w, &w->who[i], f);
         }
     }
@@ -274,12 +293,16 @@ play_in(const char *dir, uint32_t shelf, uint32_t blocks, bool overflow,
             && (w->forks != 0 || spec != NULL || elsewhere(w)) && w->aborts != 0
             && w->verified != 0);
     if (spec != NULL) {
-        print_message("%s: %llu copies taken, %llu kept, %llu tokens "
-                      "verified\n",
+        print_message("%s: %llu prefixes taken, %llu kept, %llu tokens "
+                      "verified, borrowers seen %llu times, %llu went out\n",
                       spec, (unsigned long long) w->copies,
                       (unsigned long long) w->kept,
-                      (unsigned long long) w->tight_verified);
+                      (unsigned long long) w->tight_verified,
+                      (unsigned long long) w->borrowers,
+                      (unsigned long long) w->swaps);
         REQUIRE(w->copies != 0 && w->kept != 0 && w->tight_verified != 0);
+        borrowers += w->borrowers;
+        swaps += w->swaps;
     }
     if (dir != NULL) {
         print_message("files: %llu written, %llu read, %llu skipped\n",
@@ -339,6 +362,7 @@ compressed(void **unused)
     play(50, false, "int4");
     play(40, false, "diffkv:alpha_high=1,alpha_low=0,window=16,sinks=3");
     play(40, true, "uniform:levels=8/8");
+    REQUIRE(borrowers != 0 && swaps != 0);
 }
 
 /* Twice in a directory: the second one finds what the first has left. */

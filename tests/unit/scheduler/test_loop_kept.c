@@ -4,7 +4,8 @@
  * position, have in every head exactly the tokens in front of it, with the
  * codes, metadata and level that they had, and scores for the queries that are
  * left.  The cache is sound after each, and at the end no page is missing.  What
- * another engine reads from a file is token by token what this one wrote.
+ * another engine reads from a file is token by token what this one wrote.  Answers
+ * are the same whether pages are shared or copied.
  *
  *   TR_PREFIX_OPS=N   operations of each policy (default 80)
  */
@@ -26,7 +27,8 @@ operations(void)
 
 /* One prefix is found, cut, compared, and kept or dropped. */
 static void
-cut_once(tr_kv_cache_t *kv, uint64_t *state, uint32_t *kept, uint32_t *shorter)
+cut_once(tr_kv_cache_t *kv, uint64_t *state, uint32_t *kept, uint32_t *shorter,
+         uint32_t *shared)
 {
     tr_prefix_key_t key = { 0 };
     int32_t tokens[600], slot;
@@ -49,7 +51,7 @@ cut_once(tr_kv_cache_t *kv, uint64_t *state, uint32_t *kept, uint32_t *shorter)
     assert_true(slot >= 0);
     k = found.kept - 1;
     assert_int_equal(tr_kv_adopt(kv, slot, &key, &found), TR_OK);
-    compare_slots(kv, (int32_t) k, kv, slot, b, n);
+    *shared += compare_slots(kv, (int32_t) k, kv, slot, b, n) != 0;
     if (rng_below(state, 2) == 0) {
         /* a prefix of what is kept is not kept beside it */
         tokens[n - 1] = (int32_t) (4000 + rng_below(state, 9));
@@ -215,17 +217,18 @@ static void
 cuts_of(const char *spec)
 {
     uint64_t state = seed + 9;
-    uint32_t kept = 0, shorter = 0, i;
+    uint32_t kept = 0, shorter = 0, shared = 0, i;
     fixture_loop_t l;
 
     run_engine(&l, spec, 4);
     files_of(spec, l.executor->kv);
     for (i = 0; i < operations(); i++) {
-        cut_once(l.executor->kv, &state, &kept, &shorter);
+        cut_once(l.executor->kv, &state, &kept, &shorter, &shared);
         assert_true(tr_kv_sound(l.executor->kv));
     }
-    print_message("%s: kept %u, cut %u\n", spec, kept, shorter);
-    assert_true(kept > 10 && shorter > 10);
+    print_message("%s: kept %u, cut %u, sharing pages %u\n", spec, kept,
+                  shorter, shared);
+    assert_true(kept > 10 && shorter > 10 && shared > 10);
     end_engine(&l);
 }
 
@@ -239,10 +242,61 @@ cuts(void **unused)
     cuts_of("int4");
 }
 
+/* ---- shared, or copied -------------------------------------------------- */
+
+/* An answer behind 190 tokens of what a prompt of so many has left. */
+static answer_t
+answer_behind(const char *spec, uint32_t before, bool shares)
+{
+    tr_config_t c = settings(spec, 24 << 20, 0);
+    fixture_loop_t l;
+
+    strcpy(c.kv_reuse, "yes");
+    start_with(&l, &c, false);
+    memset(asks, 0, sizeof(asks));
+    for (uint32_t i = 0; i < 2; i++) {
+        asks[i].prompt_len = i == 0 ? before : 230;
+        asks[i].same = i == 0 ? before : 190;
+        asks[i].n = 1;
+        asks[i].reuse = true;
+        asks[i].params = plain(i, 40);
+        asks[i].params.logprobs = 2;
+        assert_int_equal(cached(&l, asks, i), i == 0 ? 0 : 190);
+    }
+    assert_int_equal(l.executor->kv->reuse->n_lenders, shares);
+    assert_null(tr_loop_stop(l.loop));
+    end_engine(&l);
+    return asks[1].together[0];
+}
+
+/* Where all tokens have one level an answer has the same bits, logprobs included,
+ * whether pages are shared or, of a kept prefix that is mostly something else,
+ * copied. */
+static void
+same_answers_of(const char *spec)
+{
+    answer_t shared = answer_behind(spec, 210, true);
+    answer_t copied = answer_behind(spec, 500, false);
+
+    assert_true(shared.len != 0 && shared.len == copied.len);
+    assert_memory_equal(shared.text, copied.text, shared.len);
+    assert_true(shared.logprobs == copied.logprobs);
+}
+
+static void
+same_answers(void **unused)
+{
+    (void) unused;
+    same_answers_of("uniform:levels=8/4");
+    same_answers_of("uniform:levels=8/4,window=32,sinks=4");
+    same_answers_of("int4");
+}
+
 int
 main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(cuts) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(cuts),
+                                        cmocka_unit_test(same_answers) };
 
     return cmocka_run_group_tests_name("loop_kept", tests, setup, teardown);
 }

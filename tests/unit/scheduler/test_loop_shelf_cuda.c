@@ -74,7 +74,7 @@ crowd_of(const char *spec, uint64_t state)
     fixture_loop_t l;
 
     crowd_asks(asks, CROWD, 4, false, &state);
-    c.kv_memory = 3 << 20;
+    c.kv_memory = 25 << 17; /* tables among it */
     c.swap_memory = 64 << 20;
     c.cache_memory = 8 << 20;
     start_with(&l, &c, false);
