@@ -49,12 +49,6 @@ tr_kv_gpu_copy_pages(const tr_kv_cache_t *kv, int32_t from, uint32_t c)
     return most < have ? most : have; /* no head has more than before */
 }
 
-static uint64_t
-least(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
 /* Pages that it takes from the ring, at most. */
 static uint64_t
 own_pages(const tr_kv_gpu_t *g, const tr_kv_cut_t *cut)
@@ -64,11 +58,11 @@ own_pages(const tr_kv_gpu_t *g, const tr_kv_cut_t *cut)
 
     manager_cut_seq(&g->kv.m.seq[cut->from], cut->len, &to);
     if (cut->by == TR_KV_CUT_BORROWS) { /* all that is borrowed is in front */
-        return least(most, g->kv.m.slot[cut->from].pages);
+        return tr_kv_less(most, g->kv.m.slot[cut->from].pages);
     }
     if (cut->by == TR_KV_CUT_SHARES && to.n_tiers == 1) { /* in order */
         few = tr_kv_least_copy_of(g, &to) + g->kv.heads;
-        return least(most, few);
+        return tr_kv_less(most, few);
     }
     return most;
 }
@@ -152,11 +146,12 @@ tr_kv_gpu_absorb(tr_kv_cache_t *kv, const tr_kv_absorb_t *absorb)
 
     tr_kv_command(g, TR_KV_DO_ABSORB, absorb->to, absorb->from)
         ->absorb = *absorb;
-    tr_kv_batch(g, g->next)->returned += low - least(low, to->borrowed);
+    tr_kv_batch(g, g->next)->returned += low - tr_kv_less(low, to->borrowed);
     g->returns++;
     kv->totals.tokens -= from->tokens;
-    to->pages += (uint32_t) least(to->borrowed, from->pages);
-    to->borrowed = all ? 0 : (uint32_t) least(to->borrowed, from->borrowed);
+    to->pages += (uint32_t) tr_kv_less(to->borrowed, from->pages);
+    to->borrowed = all ? 0
+                       : (uint32_t) tr_kv_less(to->borrowed, from->borrowed);
     g->mirror[absorb->to].touched = g->next;
     memset(from, 0, sizeof(*from));
     tr_kv_drop_slot(kv, absorb->from);

@@ -128,6 +128,7 @@ typedef struct {
     uint64_t opened;  /* the first batch that it can be in */
     uint64_t touched; /* the batch of its last command */
     uint64_t low;     /* pages that it holds at least */
+    uint32_t frozen;  /* those in which tokens are frozen, at least */
     uint32_t told;    /* tokens that commands have told the device of */
 
     tr_kv_trial_t trial;
@@ -235,6 +236,13 @@ typedef struct {
     int32_t id_free;
     uint32_t n_free_ids;
 } tr_kv_gpu_t;
+
+/* The smaller one. */
+static inline uint64_t
+tr_kv_less(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
 
 static inline tr_kv_gpu_t *
 tr_kv_gpu(const tr_kv_cache_t *kv)

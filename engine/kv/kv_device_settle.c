@@ -257,6 +257,7 @@ learn_more(tr_kv_gpu_t *g, int32_t slot, const tr_kv_tally_t *t,
         return true;
     }
     x->low = t->pages;
+    x->frozen = t->frozen_pages;
     if (x->trial == TR_KV_DONE) {
         return true; /* the mirror follows when it is told so */
     }

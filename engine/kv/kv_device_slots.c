@@ -6,12 +6,6 @@
 
 #include "kv_device_internal.h"
 
-static uint64_t
-least(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
 /* ---- pages -------------------------------------------------------------- */
 
 int64_t
@@ -386,7 +380,17 @@ least_held(const tr_kv_gpu_t *g, int32_t slot, const tr_kv_seq_t *q)
         each += manager_ceil(q->window_from - q->sinks, most);
     }
     all = (uint64_t) each * (g->kv.heads - manager_near(&g->kv.m, q));
-    return all - least(all, s->borrowed); /* of its own */
+    return all - tr_kv_less(all, s->borrowed); /* of its own */
+}
+
+/* The most pages of a copy that a job makes: tokens that are frozen stay where they
+ * are, each page of them at least as many as a page of the copy has. */
+static uint64_t
+worst_of(const tr_kv_gpu_t *g, const tr_kv_job_t *job)
+{
+    uint64_t most = tr_kv_worst_copy_of(g, &job->to);
+
+    return most - tr_kv_less(most, g->mirror[job->slot].frozen);
 }
 
 /* What a job takes of the ring, at most, for a copy of `worst` pages, and what it
@@ -473,15 +477,15 @@ tr_kv_gpu_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
         s->uncompressed = false;
         return TR_OK;
     }
-    worst = tr_kv_worst_copy_of(g, &job.to);
+    worst = worst_of(g, &job);
     peak = peak_of(g, &job, worst, &back);
     tr_kv_make_room(g, slot, peak);
     bound = tr_kv_bound(g);
     send_complete(g, complete);
     coming(g)->claimed += worst; /* more than the bound: it may be better */
     if ((int64_t) peak > bound) {
-        x->low = least(x->low,
-                       tr_kv_least_copy_of(g, &job.to) + near_of(g, &job));
+        x->low = tr_kv_less(x->low,
+                            tr_kv_least_copy_of(g, &job.to) + near_of(g, &job));
         x->trial = TR_KV_TRIED;
         tr_kv_lend_told(kv);
         return TR_AGAIN;
@@ -511,7 +515,7 @@ tr_kv_gpu_stage(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
     complete.rule = tr_kv_rule_stage(&policy.rule);
     manager_job(&kv->m, &complete, &job);
     assert(job.granted && job.move);
-    worst = tr_kv_worst_copy_of(g, &job.to);
+    worst = worst_of(g, &job);
     peak = peak_of(g, &job, worst, &back);
     tr_kv_make_room(g, slot, peak);
     if ((int64_t) peak > tr_kv_bound(g)

@@ -155,7 +155,7 @@ ask_again(tr_kv_cache_t *kv, const tr_kv_page_request_t *ask)
     manager_need(&kv->m, ask, &w);
     /* no head takes more than a page in a step */
     pages = w.kind == NEED_STEP ? kv->heads : w.pages;
-    if (pages == MANAGER_NEVER || tr_kv_reuse_idle(kv) == 0
+    if (pages == MANAGER_NEVER || kv->reuse == NULL
         || !tr_kv_reuse_room(kv, ask->slot, pages)) {
         return false;
     }

@@ -331,8 +331,10 @@ void tr_kv_lend_end(tr_kv_cache_t *kv, int32_t slot);
 /* Can the slot's lender become part of it?  It does. */
 bool tr_kv_lend_absorbs(const tr_kv_cache_t *kv, int32_t slot);
 void tr_kv_lend_absorb(tr_kv_cache_t *kv, int32_t slot);
-/* Some slot that others need the half of is absorbed; false: there is none. */
+/* Some slot that others need the half of is absorbed; false: there is none.  More:
+ * one of which more may come back than tr_kv_lend_idle says. */
 bool tr_kv_lend_absorb_one(tr_kv_cache_t *kv);
+bool tr_kv_lend_more(tr_kv_cache_t *kv);
 /* What slots borrow, or whether they can absorb, may be otherwise than it was. */
 void tr_kv_lend_told(const tr_kv_cache_t *kv);
 /* Pages that can be had of what is kept compressed. */

@@ -61,14 +61,33 @@ lends(const tr_kv_cache_t *kv, int32_t slot, uint32_t c)
            && (k->borrowers != 0 || r->n_lenders < kv->config.slots / 4);
 }
 
+/* Tokens of its smallest page. */
+static uint32_t
+page_tokens(const tr_kv_cache_t *kv, int32_t slot)
+{
+    const tr_kv_seq_t *q = &kv->m.seq[slot];
+    uint32_t least = UINT32_MAX;
+
+    for (uint32_t l = 0; l < q->n_tiers; l++) {
+        uint32_t tokens = kv->plan.layout[q->tier_layout[l]].tokens;
+
+        least = tokens < least ? tokens : least;
+    }
+    return least;
+}
+
+/* Who has borrowed all that is wanted of it, but for less than a page, need not stay
+ * for it: all users of one prompt have the same lender. */
 tr_kv_cut_t
 tr_kv_lend_cut(const tr_kv_cache_t *kv, int32_t from, int32_t to, uint32_t c)
 {
     tr_kv_cut_t cut = { from, to, c, TR_KV_CUT_COPIES };
+    uint32_t lent = kept(kv, from)->lent;
+    bool borrows = lender_of(kv, from) >= 0 && c >= lent;
 
-    if (lends(kv, from, c)) {
+    if (lends(kv, from, c) && !(borrows && c - lent < page_tokens(kv, from))) {
         cut.by = TR_KV_CUT_SHARES;
-    } else if (lender_of(kv, from) >= 0 && c >= kept(kv, from)->lent) {
+    } else if (borrows) {
         cut.by = TR_KV_CUT_BORROWS;
     }
     return cut;
@@ -170,14 +189,16 @@ tr_kv_lend_absorb(tr_kv_cache_t *kv, int32_t slot)
     kv->reuse->idle_known = false;
 }
 
-bool
-tr_kv_lend_absorb_one(tr_kv_cache_t *kv)
+/* borrows: only a lender that has borrowed something, too. */
+static bool
+absorb_one(tr_kv_cache_t *kv, bool borrows)
 {
     for (uint32_t i = 0;
          knows(kv) && kv->reuse->n_lenders != 0 && i < kv->config.slots; i++) {
         int32_t lender = lender_of(kv, (int32_t) i);
 
         if (lender >= 0 && kept(kv, lender)->pins != 0
+            && (!borrows || lender_of(kv, lender) >= 0)
             && tr_kv_lend_absorbs(kv, (int32_t) i)) {
             tr_kv_lend_absorb(kv, (int32_t) i);
             return true;
@@ -186,10 +207,23 @@ tr_kv_lend_absorb_one(tr_kv_cache_t *kv)
     return false;
 }
 
+bool
+tr_kv_lend_absorb_one(tr_kv_cache_t *kv)
+{
+    return absorb_one(kv, false);
+}
+
+bool
+tr_kv_lend_more(tr_kv_cache_t *kv)
+{
+    return absorb_one(kv, true);
+}
+
 /* ---- what there is -------------------------------------------------------- */
 
 /* Of a lender that is pinned: what is not its borrower's, who may also have some that
- * it has borrowed itself; then more will come back than is said here. */
+ * it has borrowed itself; then more will come back than is said here
+ * (tr_kv_lend_more). */
 static uint64_t
 can_be_absorbed(const tr_kv_cache_t *kv, int32_t slot)
 {
@@ -209,6 +243,9 @@ count_idle(const tr_kv_cache_t *kv)
 {
     uint64_t pages = 0;
 
+    if (kv->reuse->n_kept == 0) {
+        return 0;
+    }
     for (uint32_t i = 0; i < kv->config.slots; i++) {
         int32_t lender = lender_of(kv, (int32_t) i);
 
@@ -252,7 +289,8 @@ tr_kv_lend_idle(const tr_kv_cache_t *kv)
 void
 tr_kv_lend_totals(const tr_kv_cache_t *kv, tr_kv_totals_t *out)
 {
-    for (uint32_t i = 0; knows(kv) && i < kv->config.slots; i++) {
+    for (uint32_t i = 0;
+         knows(kv) && kv->reuse->n_lenders != 0 && i < kv->config.slots; i++) {
         const tr_kv_kept_t *k = kept(kv, (int32_t) i);
 
         if (!k->kept) {

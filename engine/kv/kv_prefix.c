@@ -159,10 +159,10 @@ tr_kv_reuse_room(tr_kv_cache_t *kv, int32_t slot, uint64_t pages)
     const tr_kv_sharer_t *q;
     int64_t want = (int64_t) pages;
 
-    if (kv->ops->ring(kv) + (int64_t) tr_kv_reuse_idle(kv) < want) {
-        /* of lenders of lenders it may show that more can be had */
-        (void) tr_kv_lend_absorb_one(kv);
-        return false;
+    while (kv->ops->ring(kv) + (int64_t) tr_kv_reuse_idle(kv) < want) {
+        if (!tr_kv_lend_more(kv)) {
+            return false;
+        }
     }
     q = kv->reuse != NULL ? &kv->reuse->slot[slot] : NULL;
     while (kv->ops->ring(kv) < want) {

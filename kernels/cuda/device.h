@@ -287,7 +287,7 @@ int tr_cuda_unpack(const tr_cuda_stream_t *s, const tr_cuda_unpack_t *a);
 /* ---- the table ----------------------------------------------------------- */
 
 /* Changes with the order or the signature of any entry. */
-#define TR_DEVICE_VERSION 25u
+#define TR_DEVICE_VERSION 26u
 
 /* All entries, in the order of the table. */
 /* clang-format off */
@@ -316,8 +316,7 @@ int tr_cuda_unpack(const tr_cuda_stream_t *s, const tr_cuda_unpack_t *a);
     F(manager_install_prompts) F(manager_give) F(manager_take)             \
     F(manager_fork) F(manager_share) F(manager_tally)                      \
     F(manager_plan_cuts) F(manager_plan_restores) F(manager_install_cuts)  \
-    F(manager_absorb) \
-    F(manager_fill_prompts)
+    F(manager_absorb) F(manager_fill_prompts)
 /* clang-format on */
 
 typedef struct {

@@ -31,7 +31,7 @@
  *
  * One sum in the order (request, layer, head, tier) gives each head its range
  * of the ring, so that all heads take and give side by side, and page numbers
- * do not depend on threads.
+ * do not depend on threads; but for absorb, whose heads store as they come.
  *
  * The order of calls for a slot, each of them for many slots at once:
  *

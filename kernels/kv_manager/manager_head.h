@@ -158,6 +158,17 @@ manager_pick_candidate(const tr_kv_candidate_t candidate[TR_KV_TIERS_MAX],
 #endif
 }
 
+/* Is token i of tier l frozen?  No candidate is; but a tier that has none says 0,
+ * which a score that is not a number would choose. */
+TR_HD bool
+manager_is_frozen(const tr_kv_manager_t *m, const tr_kv_seq_t *q, int32_t slot,
+                  uint32_t head, int l, uint32_t i)
+{
+    const uint32_t *frozen = manager_frozen(m, q, slot, head);
+
+    return frozen != NULL && i < frozen[l];
+}
+
 /* Where the leaving token goes, and who is the least significant of that tier:
  * it, or one that is already there, which manager_look reads.  A device reads
  * counts and candidates first, so that they come from memory together with the
@@ -205,12 +216,10 @@ manager_leave(const tr_kv_manager_t *m, const manager_need_t *w, uint32_t head,
                     : tr_kv_significance(h->stats.score, w->leave_pos, w->n);
     /* of equals the lowest position: those in the tier came before */
     if (!(own < least.significance)
-        && tr_kv_pick(h->count, (uint32_t) h->to) != 0) {
+        && tr_kv_pick(h->count, (uint32_t) h->to) != 0
+        && !manager_is_frozen(m, q, w->slot, head, h->to, least.index)) {
         h->look = true;
         h->index = least.index;
-        MANAGER_ASSERT(!q->frozen
-                       || h->index
-                              >= manager_frozen(m, q, w->slot, head)[h->to]);
         h->entry = tr_kv_tier_entry(
             &m->view, (uint32_t) h->to,
             h->index / m->place[q->tier_layout[h->to]].tokens);

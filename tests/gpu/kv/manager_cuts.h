@@ -1,7 +1,7 @@
 /*
  * manager_cuts.h: the beginning of a compressed slot, copied into a new one by
- * both managers of manager_fixture.h: which tokens it has, at which level, and
- * with which scores (kernels/kv_manager/manager_cut.h).
+ * both managers of manager_fixture.h, or lent: which tokens it has, at which level,
+ * and with which scores (kernels/kv_manager/manager_cut.h).
  */
 #ifndef TR_TESTS_GPU_MANAGER_CUTS_H
 #define TR_TESTS_GPU_MANAGER_CUTS_H
@@ -41,10 +41,10 @@ typedef struct {
     size_t n;
 } fixture_scores_t;
 
-/* The CPU's becomes what it must be. */
+/* The CPU's becomes what it must be; that of a frozen one stays. */
 static void
 fixture_score_token(fixture_scores_t *s, uint32_t layout, uint32_t entry,
-                    uint32_t at, uint32_t position)
+                    uint32_t at, uint32_t position, bool frozen)
 {
     const tr_kv_view_t *v = &s->w->kv->view;
     const int32_t *row = manager_row(&s->w->kv->m, s->slot, s->head);
@@ -58,7 +58,7 @@ fixture_score_token(fixture_scores_t *s, uint32_t layout, uint32_t entry,
     }
     if (s->page == NULL) {
         want = fixture_score(p);
-        if (s->c < s->b) {
+        if (s->c < s->b && !frozen) {
             want = position + 1 < s->c ? want * (float) (s->c - 1 - position)
                                              / (float) (s->b - 1 - position)
                                        : 0;
@@ -89,6 +89,8 @@ fixture_scores(fixture_scores_t *s)
 
     s->n = 0;
     for (s->head = 0; s->head < w->kv->heads && !w->failed; s->head++) {
+        const uint32_t *frozen = manager_frozen(&w->kv->m, q, s->slot, s->head);
+
         s->entry = -1;
         for (uint32_t l = 0; l < q->n_tiers; l++) {
             tokens = w->kv->plan.layout[q->tier_layout[l]].tokens;
@@ -97,7 +99,8 @@ fixture_scores(fixture_scores_t *s)
                 fixture_score_token(s, q->tier_layout[l],
                                     tr_kv_tier_entry(&w->kv->view, l,
                                                      i / tokens),
-                                    i % tokens, q->sinks + i);
+                                    i % tokens, q->sinks + i,
+                                    frozen != NULL && i < frozen[l]);
             }
         }
         tokens = w->kv->plan.layout[q->window_layout].tokens;
@@ -106,7 +109,8 @@ fixture_scores(fixture_scores_t *s)
 
             fixture_score_token(s, q->window_layout,
                                 w->kv->view.at_window + at / tokens,
-                                at % tokens, tr_kv_windowed_position(q, i));
+                                at % tokens, tr_kv_windowed_position(q, i),
+                                false);
         }
     }
 }
@@ -135,6 +139,12 @@ fixture_install_cut(fixture_t *w, const tr_kv_cut_t *cut, uint32_t b)
     w->kv->totals.tokens += cut->len;
     w->slot[cut->to].goal = cut->len;
     w->cuts++;
+    if (w->kv->m.slot[cut->to].borrowed != 0) {
+        w->slot[cut->to].lender = cut->by == TR_KV_CUT_SHARES
+                                      ? (uint32_t) cut->from + 1
+                                      : w->slot[cut->from].lender;
+        w->lent += w->kv->m.slot[cut->to].borrowed;
+    }
 }
 
 /* What is in front of the cut on both sides. */
@@ -162,6 +172,12 @@ fixture_check_cut(fixture_t *w, int32_t from)
                             w->kv->m.dest + (size_t) h * w->kv->m.dest_len, n)
                          == 0,
                      "slot %d head %u: dest", from, h);
+        FIXTURE_SAME(w,
+                     memcmp(w->mirror.stay + (size_t) h * TR_KV_TIERS_MAX,
+                            w->kv->m.stay + (size_t) h * TR_KV_TIERS_MAX,
+                            TR_KV_TIERS_MAX * 4)
+                         == 0,
+                     "slot %d head %u: what is lent", from, h);
     }
 }
 
@@ -214,14 +230,19 @@ fixture_cut(fixture_t *w)
     b = w->kv->m.seq[from].base;
     cut = (tr_kv_cut_t){ from,
                          tr_kv_open(w->kv, w->policy[w->slot[from].policy]),
-                         1 + fixture_random(b), TR_KV_CUT_COPIES };
+                         1 + fixture_random(b),
+                         (tr_kv_by_t) fixture_random(3) };
     if (cut.to < 0) {
         return;
+    }
+    if (w->lends) {
+        cut.len = b - fixture_random(b / 4 + 1);
     }
     if (cut.len < w->kv->m.seq[from].sinks) {
         cut.len = w->kv->m.seq[from].sinks;
     }
     w->slot[cut.to] = w->slot[from];
+    w->slot[cut.to].lender = 0;
     open.slot = cut.to;
     open.seq = w->kv->m.seq[cut.to];
     open.rule = fixture_rule(w, &w->kv->policy[cut.to].begun,
@@ -229,7 +250,8 @@ fixture_cut(fixture_t *w)
     w->device->pool(w->device->arg);
     FIXTURE_SAME(w, FIXTURE_CALL(w, FIXTURE_OPEN, &open, 1), " ");
     tr_kv_host_plan_cuts(s, &w->kv->m, &cut, 1);
-    if (fixture_random(4) != 0 || !fixture_restored(w, &cut)) {
+    if (cut.by != TR_KV_CUT_COPIES || fixture_random(4) != 0
+        || !fixture_restored(w, &cut)) {
         FIXTURE_SAME(w, FIXTURE_CALL(w, FIXTURE_CUT, &cut, 1), " ");
         w->device->fetch(w->device->arg);
         fixture_check_cut(w, from);

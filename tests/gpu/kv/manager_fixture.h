@@ -40,7 +40,8 @@ typedef enum {
     FIXTURE_CUT,
     FIXTURE_RESTORE,
     FIXTURE_INSTALL_CUT, /* of n; in: anything */
-    FIXTURE_SHARE        /* and, so much more, the kind */
+    FIXTURE_ABSORB,
+    FIXTURE_SHARE /* and, so much more, the kind */
 } fixture_op_t;
 
 typedef struct {
@@ -104,13 +105,27 @@ typedef struct {
         bool open, out;
         bool prompt; /* being computed up to `goal` */
         uint32_t policy, goal;
+        uint32_t lender; /* the slot, and 1, that it borrows of; 0: none */
     } slot[FIXTURE_SLOTS];
     uint32_t slots;
+    bool lends; /* prompts of full pages that can be cut, and many cuts */
     /* what happened */
     uint64_t steps, stalls, staged, compressed, swaps, forks, shares, cuts,
-        pages;
+        lent, absorbed, pages;
     bool failed;
 } fixture_t;
+
+/* Does anybody borrow of slot i?  Then it is neither written nor closed. */
+static inline bool
+fixture_lends(const fixture_t *w, uint32_t i)
+{
+    bool lends = false;
+
+    for (uint32_t j = 0; j < w->slots; j++) {
+        lends = lends || (w->slot[j].open && w->slot[j].lender == i + 1);
+    }
+    return lends;
+}
 
 /* Notes the first difference. */
 #define FIXTURE_SAME(w, condition, ...)                            \
@@ -265,14 +280,18 @@ fixture_compress(const tr_stream_t *stream, const tr_kv_view_t *v,
         const int32_t *row = v->tables + at * v->table_len;
         const int32_t *to = c->to_tables + (size_t) head * v->table_len;
         const int8_t *dest = c->dest + head * c->dest_len;
-        uint32_t count[TR_KV_TIERS_MAX] = { 0 }, i;
+        uint32_t count[TR_KV_TIERS_MAX], i;
 
         if (tr_kv_slides(v, head / v->kv_heads)
             || !tr_kv_compress_has(c, v->kv_heads, head)) {
             continue;
         }
+        for (uint32_t l = 0; l < TR_KV_TIERS_MAX; l++) {
+            count[l] = tr_kv_compress_stay(c, head, l);
+        }
         for (uint32_t l = 0; l < q->n_tiers; l++) {
-            for (i = 0; i < v->count[at * TR_KV_TIERS_MAX + l]; i++) {
+            for (i = tr_kv_compress_skip(c, head, l);
+                 i < v->count[at * TR_KV_TIERS_MAX + l]; i++) {
                 fixture_compress_one(v, c, to, *dest++,
                                      fixture_tiered(v, q, row, l, i), i, false,
                                      count);
@@ -352,13 +371,14 @@ fixture_attend_head(const tr_kv_cache_t *kv, int32_t slot, uint32_t head,
     const tr_kv_seq_t *q = &v->seq[slot];
     const int32_t *row = manager_row(&kv->m, slot, head);
     const uint32_t *count = manager_counts(&kv->m, slot, head);
+    const uint32_t *frozen = manager_frozen(&kv->m, q, slot, head);
     uint32_t uncompressed = kv->m.slot[slot].tokens - q->base;
 
     for (uint32_t l = 0; l < q->n_tiers; l++) {
         tr_kv_candidate_t best = { __builtin_inff(), 0 };
         uint32_t least = 0;
 
-        for (uint32_t i = 0;
+        for (uint32_t i = frozen != NULL ? frozen[l] : 0;
              i < count[l] && v->layout[q->tier_layout[l]].score != 0; i++) {
             fixture_place_t p = fixture_tiered(v, q, row, l, i);
             uint32_t pos = fixture_position(p, 0);
@@ -475,6 +495,15 @@ fixture_compare_head(fixture_t *w, int32_t slot, uint32_t head)
                      == 0,
                  "slot %d head %u", slot, head);
     FIXTURE_SAME(w,
+                 !kv->m.seq[slot].frozen
+                     || (memcmp(kv->m.frozen + at, w->mirror.frozen + at,
+                                TR_KV_TIERS_MAX * 4)
+                             == 0
+                         && memcmp(kv->m.borrowed + at, w->mirror.borrowed + at,
+                                   TR_KV_TIERS_MAX * 4)
+                                == 0),
+                 "slot %d head %u: frozen, or borrowed", slot, head);
+    FIXTURE_SAME(w,
                  memcmp(kv->m.candidate + at, w->mirror.candidate + at,
                         TR_KV_TIERS_MAX * sizeof(tr_kv_candidate_t))
                      == 0,
@@ -530,14 +559,16 @@ fixture_compare(fixture_t *w)
                          && t->out == s->out
                          && t->uncompressed_pages == s->uncompressed_pages
                          && t->near_pages == s->near_pages
-                         && t->near_from == s->near_from
-                         && t->pages == s->pages,
+                         && t->near_from == s->near_from && t->pages == s->pages
+                         && t->frozen_pages == s->frozen_pages
+                         && t->borrowed == s->borrowed,
                      "slot %u: tokens %u %u, uncompressed %d %d, uncompressed "
                      "pages %u %u,"
-                     " pages %llu %u",
+                     " pages %u %u, frozen %u %u, borrowed %u %u",
                      i, s->tokens, t->tokens, s->uncompressed, t->uncompressed,
-                     s->uncompressed_pages, t->uncompressed_pages,
-                     (unsigned long long) s->pages, t->pages);
+                     s->uncompressed_pages, t->uncompressed_pages, s->pages,
+                     t->pages, s->frozen_pages, t->frozen_pages, s->borrowed,
+                     t->borrowed);
         FIXTURE_SAME(w,
                      memcmp(&m->seq[i], &kv->m.seq[i], sizeof(tr_kv_seq_t))
                          == 0,

@@ -31,6 +31,7 @@ fixture_open(fixture_t *w)
         begin[n].len = 1 + fixture_random(w->kv->config.max_len % TR_KV_SHORT);
         w->slot[slot].open = w->slot[slot].prompt = true;
         w->slot[slot].out = false;
+        w->slot[slot].lender = 0;
         w->slot[slot].policy = policy;
         w->slot[slot].goal = begin[n].len;
         tr_kv_prompt(w->kv, slot, begin[n++].len);
@@ -48,7 +49,7 @@ fixture_turn(fixture_t *w)
     uint32_t have = w->kv->m.slot[i].tokens, room;
 
     if (!w->slot[i].open || w->slot[i].out || w->slot[i].prompt
-        || have >= w->kv->config.max_len) {
+        || have >= w->kv->config.max_len || fixture_lends(w, i)) {
         return;
     }
     room = w->kv->config.max_len - have;
@@ -69,13 +70,37 @@ fixture_close(fixture_t *w)
     for (uint32_t i = 0; i < w->slots && n < some; i++) {
         uint32_t slot = (first + i * 7) % w->slots;
 
-        if (w->slot[slot].open && fixture_random(2) == 0) {
+        if (w->slot[slot].open && fixture_random(2) == 0
+            && !fixture_lends(w, slot)) {
             slots[n++] = (int32_t) slot;
             w->slot[slot].open = false;
             tr_kv_close(w->kv, (int32_t) slot);
         }
     }
     FIXTURE_SAME(w, n == 0 || FIXTURE_CALL(w, FIXTURE_CLOSE, slots, n), " ");
+}
+
+/* No frozen token moves, or is moved to the place of. */
+static void
+fixture_check_moves(fixture_t *w, int32_t slot)
+{
+    const tr_kv_manager_t *m = &w->kv->m;
+    const tr_kv_seq_t *q = &m->seq[slot];
+
+    for (uint32_t h = 0; h < m->heads && q->frozen; h++) {
+        const tr_kv_move_t *move = &m->move[manager_head(m, slot, h)];
+        const uint32_t *frozen = manager_frozen(m, q, slot, h);
+
+        FIXTURE_SAME(w,
+                     move->candidate_from < 0
+                         || move->candidate_index
+                                >= frozen[move->candidate_from],
+                     "slot %d head %u: %u is frozen", slot, h,
+                     move->candidate_index);
+        FIXTURE_SAME(w, move->to < 0 || move->index >= frozen[move->to],
+                     "slot %d head %u: the place of %u, which is frozen", slot,
+                     h, move->index);
+    }
 }
 
 /* What the device said of a step against what the CPU's manager said. */
@@ -115,6 +140,7 @@ fixture_check_step(fixture_t *w, const tr_kv_page_request_t *ask, uint32_t n,
                                 w->kv->heads * sizeof(tr_kv_move_t))
                              == 0,
                          "slot %d: moves", slot);
+            fixture_check_moves(w, slot);
         }
     }
     for (uint32_t i = 0; i < TR_KV_SLOTS_MAX / 32; i++) {
@@ -132,7 +158,7 @@ fixture_len(const fixture_t *w, uint32_t i)
     uint32_t have = w->kv->m.slot[i].tokens, goal = w->slot[i].goal;
 
     if (w->slot[i].prompt && have < goal) {
-        uint32_t chunk = 1 + fixture_random(90);
+        uint32_t chunk = 1 + fixture_random(w->lends ? 500 : 90);
 
         return chunk < goal - have ? have + chunk : goal;
     }
@@ -166,7 +192,7 @@ fixture_step(fixture_t *w)
             break;
         }
         if (!w->slot[i].open || w->slot[i].out || fixture_random(10) == 0
-            || (complete && s->rule.n_levels != 0)) {
+            || (complete && s->rule.n_levels != 0) || fixture_lends(w, i)) {
             continue;
         }
         len = fixture_len(w, i);
@@ -212,10 +238,12 @@ static size_t
 fixture_sources(const fixture_t *w, const tr_kv_job_t *j, uint32_t head)
 {
     const uint32_t *count = manager_counts(&w->mirror, j->slot, head);
+    const uint32_t *frozen = manager_frozen(&w->mirror, &j->from, j->slot,
+                                            head);
     size_t n = j->n_uncompressed;
 
     for (uint32_t l = 0; l < j->from.n_tiers; l++) {
-        n += count[l];
+        n += count[l] - (frozen != NULL ? frozen[l] : 0);
     }
     return n + tr_kv_windowed(&j->from);
 }
@@ -406,8 +434,10 @@ fixture_swap(fixture_t *w)
     int32_t i = (int32_t) fixture_random(w->slots);
     uint32_t n;
 
-    if (!w->slot[i].open || w->kv->m.slot[i].pages + 2 > FIXTURE_LIST
-        || w->kv->m.slot[i].pages == 0 || w->kv->m.seq[i].shared != 0) {
+    if (!w->slot[i].open
+        || w->kv->m.slot[i].pages + w->kv->m.slot[i].borrowed + 2 > FIXTURE_LIST
+        || w->kv->m.slot[i].pages == 0 || w->kv->m.seq[i].shared != 0
+        || fixture_lends(w, (uint32_t) i)) {
         return;
     }
     w->device->fetch(w->device->arg);
@@ -435,6 +465,7 @@ fixture_swap(fixture_t *w)
     }
     w->swaps++;
     w->slot[i].out = !w->slot[i].out;
+    w->slot[i].lender = 0; /* it has copies */
     fixture_rewrite(w, i);
     fixture_compare(w);
 }
@@ -527,10 +558,14 @@ fixture_tally(fixture_t *w)
             continue;
         }
         for (uint32_t h = 0; h < w->kv->heads; h++) {
+            const uint32_t *lent = manager_borrowed(&w->kv->m, q, (int32_t) i,
+                                                    h);
+
             for (uint32_t l = 0; l < TR_KV_TIERS_MAX; l++) {
                 uint32_t have = manager_counts(&w->kv->m, (int32_t) i, h)[l];
 
                 tiered[l] += have;
+                have -= lent != NULL && l < q->n_tiers ? lent[l] : 0;
                 pages[l] += l < q->n_tiers ? manager_ceil(
                                 have,
                                 w->kv->plan.layout[q->tier_layout[l]].tokens)
@@ -559,6 +594,8 @@ fixture_tally(fixture_t *w)
                          && t->uncompressed_pages == s->uncompressed_pages
                          && t->near_pages == s->near_pages
                          && t->near_from == s->near_from && t->pages == s->pages
+                         && t->frozen_pages == s->frozen_pages
+                         && t->borrowed == s->borrowed
                          && t->uncompressed == s->uncompressed
                          && t->out == s->out && t->base == q->base
                          && t->window_from == q->window_from
@@ -698,6 +735,123 @@ fixture_reclaim(fixture_t *w)
     }
 }
 
+/* ---- absorb -------------------------------------------------------------- */
+
+static int
+fixture_by_page(const void *a, const void *b)
+{
+    int32_t x = *(const int32_t *) a, y = *(const int32_t *) b;
+
+    return (x > y) - (x < y);
+}
+
+/* Pages that came back from entry `from` of the ring on, in order. */
+static void
+fixture_back(const tr_kv_manager_t *m, uint64_t from, int32_t *out)
+{
+    for (uint64_t i = from; i < m->report->end; i++) {
+        out[i - from] = m->ring[i % m->size.pages];
+    }
+    qsort(out, m->report->end - from, sizeof(*out), fixture_by_page);
+}
+
+/* The same pages have come back, in any order; the CPU's has them as the device
+ * from now on. */
+static void
+fixture_same_back(fixture_t *w, uint64_t from)
+{
+    tr_kv_manager_t *m = &w->kv->m;
+    int32_t *mine = malloc(2ul * m->size.pages * sizeof(*mine));
+    int32_t *theirs = mine + m->size.pages;
+
+    FIXTURE_SAME(w, m->report->end == w->mirror.report->end,
+                 "%llu, device %llu", (unsigned long long) m->report->end,
+                 (unsigned long long) w->mirror.report->end);
+    if (!w->failed) {
+        fixture_back(m, from, mine);
+        fixture_back(&w->mirror, from, theirs);
+        FIXTURE_SAME(w,
+                     memcmp(mine, theirs,
+                            (m->report->end - from) * sizeof(*mine))
+                         == 0,
+                     "other pages came back");
+        memcpy(m->ring, w->mirror.ring, m->size.pages * sizeof(*m->ring));
+    }
+    free(mine);
+}
+
+/* Who alone borrows of a slot; -1: nobody, or several. */
+static int32_t
+fixture_borrower(const fixture_t *w, uint32_t i)
+{
+    int32_t who = -1;
+
+    for (uint32_t j = 0; j < w->slots; j++) {
+        if (w->slot[j].open && w->slot[j].lender == i + 1) {
+            if (who >= 0) {
+                return -1;
+            }
+            who = (int32_t) j;
+        }
+    }
+    return who;
+}
+
+/* Some lenders become part of who borrows of them: no slot is in two records. */
+static void
+fixture_absorb(fixture_t *w)
+{
+    tr_kv_absorb_t absorb[FIXTURE_SLOTS];
+    bool used[FIXTURE_SLOTS] = { false };
+    uint32_t n = 0, most = 1 + fixture_random(3),
+             first = fixture_random(w->slots);
+    uint64_t end = w->kv->m.report->end;
+
+    for (uint32_t k = 0; k < w->slots && n < most; k++) {
+        uint32_t i = (first + k) % w->slots;
+        int32_t to = fixture_borrower(w, i);
+
+        if (to >= 0 && !used[i] && !used[to]) {
+            used[i] = used[to] = true;
+            absorb[n++] = (tr_kv_absorb_t){ (int32_t) i, to };
+        }
+    }
+    if (n == 0) {
+        return;
+    }
+    FIXTURE_SAME(w, FIXTURE_CALL(w, FIXTURE_ABSORB, absorb, n), " ");
+    w->device->fetch(w->device->arg);
+    for (uint32_t k = 0; k < n; k++) {
+        w->kv->totals.tokens -= w->kv->m.slot[absorb[k].from].tokens;
+        w->slot[absorb[k].to].lender = w->slot[absorb[k].from].lender;
+        w->slot[absorb[k].from].open = false;
+    }
+    tr_kv_host_absorb(&w->kv->m, absorb, n);
+    for (uint32_t k = 0; k < n; k++) {
+        tr_kv_drop_slot(w->kv, absorb[k].from);
+    }
+    fixture_same_back(w, end);
+    w->absorbed += n;
+    fixture_compare(w);
+}
+
+/* Nobody borrows any more: those at the ends of chains go first. */
+static void
+fixture_repay(fixture_t *w)
+{
+    for (uint32_t i = 0; i < w->slots; i++) {
+        int32_t slot = (int32_t) i;
+
+        if (w->slot[i].open && w->slot[i].lender != 0 && !fixture_lends(w, i)) {
+            w->slot[i].open = false;
+            tr_kv_close(w->kv, slot);
+            FIXTURE_SAME(w, FIXTURE_CALL(w, FIXTURE_CLOSE, &slot, 1), " ");
+            i = UINT32_MAX; /* from the first on: its lender may be next */
+        }
+    }
+    fixture_compare(w);
+}
+
 /* ---- a round ------------------------------------------------------------ */
 
 /* One round; false: a difference was printed. */
@@ -710,7 +864,7 @@ fixture_run(const fixture_device_t *device, uint64_t seed, uint32_t operations,
         return false;
     }
     for (uint32_t i = 0; i < operations && !w->failed; i++) {
-        uint32_t dice = fixture_random(36);
+        uint32_t dice = fixture_random(w->lends ? 28 + i % 8 : 36);
 
         if (w->kv->config.stage != 0 && fixture_random(2) == 0) {
             fixture_stage(w);
@@ -739,8 +893,12 @@ fixture_run(const fixture_device_t *device, uint64_t seed, uint32_t operations,
         if (dice < 4) {
             fixture_compare(w);
         }
+        if (fixture_random(6) == 0) {
+            fixture_absorb(w);
+        }
     }
     fixture_reclaim(w);
+    fixture_repay(w);
     w->pages = w->kv->m.report->start;
     fixture_destroy(w);
     return !w->failed;

@@ -36,7 +36,32 @@ static const char *const fixture_specs[] = {
 
 #define FIXTURE_SPECS (sizeof(fixture_specs) / sizeof(fixture_specs[0]))
 
+/* Those that can be cut. */
+static const char *const fixture_cut_specs[] = {
+    "uniform:levels=8/4,window=3",
+    "uniform:levels=4/2,window=0",
+    "uniform:levels=8/8,window=20,sinks=1",
+    "diffkv:window=12,alpha_low=0,observe=8",
+    "diffkv:window=6,alpha_high=1,window_level=16/16,alpha_low=0,sinks=33",
+    "int4",
+};
+
+#define FIXTURE_CUT_SPECS \
+    (sizeof(fixture_cut_specs) / sizeof(fixture_cut_specs[0]))
+
 /* ---- create ------------------------------------------------------------- */
+
+/* Often one that shares at 16 bits; lends: one that can be cut. */
+static const char *
+fixture_spec(bool lends)
+{
+    if (lends) {
+        return fixture_cut_specs[fixture_random(FIXTURE_CUT_SPECS)];
+    }
+    return fixture_specs[fixture_random(4) == 0
+                             ? 0
+                             : fixture_random(FIXTURE_SPECS)];
+}
 
 /* Thresholds of their own for every head. */
 static void
@@ -65,8 +90,9 @@ static bool
 fixture_create(fixture_t *w, const fixture_device_t *device)
 {
     bool wide = fixture_random(12) == 0; /* several blocks of heads */
-    uint32_t layers = wide ? 9 : 1 + fixture_random(4);
-    uint32_t kv_heads = wide ? 30 : 1 + fixture_random(5),
+    bool lends = fixture_random(3) == 0;
+    uint32_t layers = wide ? 9 : 1 + fixture_random(lends ? 2 : 4);
+    uint32_t kv_heads = wide ? 30 : 1 + fixture_random(lends ? 3 : 5),
              heads = layers * kv_heads, reach[9] = { 0 };
     uint32_t head_dim = 64;
     tr_kv_config_t c = {
@@ -75,7 +101,7 @@ fixture_create(fixture_t *w, const fixture_device_t *device)
         .head_dim = head_dim,
         .slots = 2 + fixture_random(FIXTURE_SLOTS - 1),
         .reach = reach,
-        .max_len = 60 + fixture_random(300)
+        .max_len = (lends ? 500 : 60) + fixture_random(300)
                    + (fixture_random(4) == 0 ? TR_KV_SHORT : 0), /* long ones */
         .swap_memory = 8u << 20,
         .kernels = &fixture_kernels,
@@ -88,16 +114,15 @@ fixture_create(fixture_t *w, const fixture_device_t *device)
 
     memset(w, 0, sizeof(*w));
     for (uint32_t l = 0, dice = fixture_random(3); l < layers; l++) {
-        reach[l] = fixture_random(3) < dice ? 1 + fixture_random(100) : 0;
+        reach[l] = !lends && fixture_random(3) < dice ? 1 + fixture_random(100)
+                                                      : 0;
     }
     w->device = device;
+    w->lends = lends;
     w->slots = c.slots;
     w->n_policies = 1 + fixture_random(FIXTURE_POLICIES);
     for (uint32_t i = 0; i < w->n_policies; i++) {
-        /* often one that shares */
-        const char *spec = fixture_specs[fixture_random(4) == 0
-                                             ? 0
-                                             : fixture_random(FIXTURE_SPECS)];
+        const char *spec = fixture_spec(lends);
 
         if (tr_kv_policy_create(spec, layers, kv_heads, head_dim, &w->policy[i],
                                 &err)
@@ -105,13 +130,16 @@ fixture_create(fixture_t *w, const fixture_device_t *device)
             printf("%s: %s\n", spec, err.text);
             return false;
         }
-        if (fixture_random(2) == 0) { /* what is cut has positions */
+        if (lends || fixture_random(2) == 0) { /* what is cut has positions */
             tr_kv_policy_position(w->policy[i]);
         }
         fixture_alpha(w, i, heads);
     }
     c.n_policies = w->n_policies;
-    c.memory = (uint64_t) heads * (16 + fixture_random(wide ? 30 : 120)) * 8192;
+    c.memory = (uint64_t) heads
+               * ((lends ? wide ? 100 : 300 : 16)
+                  + fixture_random(wide ? 30 : 120))
+               * 8192;
     while (tr_kv_cache_create(&c, &w->kv, &err) != TR_OK) {
         if (c.memory > 1ull << 30) {
             printf("%s\n", err.text);

@@ -187,6 +187,8 @@ launch(const gpu_t *g, fixture_op_t op, int32_t slot, uint32_t n)
         return tr_cuda_manager_plan_restores(s, m, g->in, n);
     case FIXTURE_INSTALL_CUT:
         return tr_cuda_manager_install_cuts(s, m, NULL, n);
+    case FIXTURE_ABSORB:
+        return tr_cuda_manager_absorb(s, m, g->in, n);
     case FIXTURE_TAKE:
         return tr_cuda_manager_take(s, m, slot, list + 2,
                                     (uint32_t *) (void *) (list + 1), n - 2);
@@ -265,6 +267,7 @@ main(int argc, char **argv)
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10)
                              : (uint64_t) time(NULL);
     uint64_t steps = 0, stalls = 0, prompts = 0, shares = 0, cuts = 0;
+    uint64_t lent = 0, absorbed = 0;
     cudaStream_t stream;
 
     if (tr_cuda_open(0, &gpu.device) != 0) {
@@ -284,14 +287,17 @@ main(int argc, char **argv)
         prompts += w.compressed;
         shares += w.shares;
         cuts += w.cuts;
+        lent += w.lent;
+        absorbed += w.absorbed;
     }
     printf("manager: %u rounds from seed %llu, %u failed; %llu steps, %llu"
-           " prompts, %llu stalls, %llu shared blocks, %llu cuts, equal to the"
-           " CPU's\n",
+           " prompts, %llu stalls, %llu shared blocks, %llu cuts, %llu pages"
+           " lent, %llu lenders absorbed, equal to the CPU's\n",
            rounds, (unsigned long long) seed, failed,
            (unsigned long long) steps, (unsigned long long) prompts,
            (unsigned long long) stalls, (unsigned long long) shares,
-           (unsigned long long) cuts);
+           (unsigned long long) cuts, (unsigned long long) lent,
+           (unsigned long long) absorbed);
     cudaStreamDestroy(stream);
     return failed != 0;
 }

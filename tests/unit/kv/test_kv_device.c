@@ -271,6 +271,18 @@ host_share(const tr_kv_manager_t *m, tr_kv_share_kind_t kind,
     manager_shared(m, kind, n);
 }
 
+static void
+host_absorb(const tr_kv_manager_t *m, const tr_kv_absorb_t *absorb, uint32_t n)
+{
+    manager_absorb_t s;
+
+    for (uint32_t b = n * m->heads; b > 0; b--) {
+        memset(&s, 0x5a, sizeof(s));
+        manager_absorb(m, absorb, (b - 1) / m->heads, (b - 1) % m->heads, &s);
+    }
+    manager_absorbed(m, absorb, n);
+}
+
 static bool
 host_run(void *arg, fixture_op_t op, void *in, size_t each, uint32_t n)
 {
@@ -304,6 +316,8 @@ host_run(void *arg, fixture_op_t op, void *in, size_t each, uint32_t n)
     } else if (op == FIXTURE_INSTALL_CUT) {
         host_install(m, n);
         host_rescore(m, n);
+    } else if (op == FIXTURE_ABSORB) {
+        host_absorb(m, in, n);
     } else if (op == FIXTURE_FORK) {
         host_fork(m, in, n);
     } else if (op == FIXTURE_TALLY) {
@@ -338,7 +352,7 @@ test_same_as_cpu(void **state)
                                   : (uint64_t) time(NULL);
     uint32_t rounds = some != NULL ? (uint32_t) atoi(some) : 60;
     uint64_t steps = 0, stalls = 0, prompts = 0, forks = 0, shares = 0;
-    uint64_t cuts = 0, staged = 0;
+    uint64_t cuts = 0, staged = 0, lent = 0, absorbed = 0;
 
     (void) state;
     rounds = given != NULL ? 1 : rounds;
@@ -352,17 +366,20 @@ test_same_as_cpu(void **state)
         forks += w.forks;
         shares += w.shares;
         cuts += w.cuts;
+        lent += w.lent;
+        absorbed += w.absorbed;
         staged += w.staged;
     }
     printf("%u rounds from seed %llu: %llu steps, %llu prompts, %llu stages, "
-           "%llu stalls, %llu cuts\n",
+           "%llu stalls, %llu cuts, %llu pages lent, %llu lenders absorbed\n",
            rounds, (unsigned long long) seed, (unsigned long long) steps,
            (unsigned long long) prompts, (unsigned long long) staged,
-           (unsigned long long) stalls, (unsigned long long) cuts);
-    assert_true(
-        steps > 0 && prompts > 0
-        && ((stalls > 0 && forks > 0 && shares > 0 && cuts > 0 && staged > 0)
-            || rounds < 10));
+           (unsigned long long) stalls, (unsigned long long) cuts,
+           (unsigned long long) lent, (unsigned long long) absorbed);
+    assert_true(steps > 0 && prompts > 0
+                && ((stalls > 0 && forks > 0 && shares > 0 && cuts > 0
+                     && staged > 0 && lent > 0 && absorbed > 0)
+                    || rounds < 10));
 }
 
 /* Sizes that cannot be are refused. */
