@@ -46,6 +46,8 @@
 #: make bench       measure; bench-NAME for one, listed in mk/bench.mk
 #: make eval-formats
 #:                  right answers of models/pocket in every format of weights
+#: make stress      models with outliers in keys and values, in build/stress
+#:                  (trains what models/stress lacks: a GPU, PyTorch)
 #:
 #: make lint        style and static analysis (make format repairs style)
 #: make hooks       have git check what is staged before each commit

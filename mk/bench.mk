@@ -33,6 +33,7 @@
 #   make eval-formats     right answers of models/pocket in every format of
 #                         weights (CASES=8 EVAL_SET="--set backend=cuda"); needs
 #                         numpy, hours on two cores; not part of `make bench`
+#   make stress           models to try KV policies on, in $B/stress
 #   make bench-gpu        compiles bench_gpu; tests/gpu/engine.sh runs it
 #
 # RESULTS=DIR stores JSON and a table of each there.  docs/benchmarks.md has the
@@ -81,6 +82,18 @@ CASES ?= 8
 eval-formats: cli
 	@python3 tests/eval/formats.py $B/formats --cases $(CASES) $(EVAL_SET) \
 	    --tokenring $B/bin/tokenring
+
+# Those that are exact, and those that are trained, each unless it was.
+TRAINED := bursts first biases norms
+.PHONY: stress
+stress:
+	@python3 models/pocket/stress.py --all --out $B/stress
+	@for name in $(TRAINED); do \
+	    [ -s models/stress/$$name/change.safetensors ] \
+	        || python3 models/pocket/stress_train.py $$name --out $B/stress \
+	        || exit 1; \
+	done
+	@python3 models/stress/make.py --out $B/stress
 
 .PHONY: bench-gpu
 bench-gpu: $(BENCH_GPU)

@@ -398,14 +398,15 @@ def eight_bits(x, dim):
     return (x / scale).round(), scale
 
 
-def product_codes(delta, rank):
-    """left and right [as make.py has them], and the scale of rows, of a difference of that rank."""
+def product_codes(left, right):
+    """left and right as make.py has them, and the scale of rows, of a product."""
     import torch
-    right = torch.linalg.svd(delta, full_matrices=False)[2][:rank]
-    right = eight_bits(right, 1)[0]
-    left = torch.linalg.lstsq(right @ right.T, right @ delta.T)[0].T     # the best for the codes of right
-    left, scale = eight_bits(left, 1)
-    return left, right, scale[:, 0]
+    basis, turn = torch.linalg.qr(right.T)                 # of few columns, so that this is no work
+    parts = torch.linalg.svd(left @ turn.T, full_matrices=False)[2]
+    codes = eight_bits(parts @ basis.T, 1)[0]
+    best = torch.linalg.solve(codes @ codes.T, codes @ right.T @ left.T).T      # for these codes
+    left, scale = eight_bits(best, 1)
+    return left, codes, scale[:, 0]
 
 
 def change(model, pocket):
@@ -426,8 +427,7 @@ def change(model, pocket):
     for name, m in model.named_modules():
         name += ".weight"
         if name in products:
-            delta = (m.left @ m.right).detach().cpu().double()
-            left, right, scale = product_codes(delta, len(m.right))
+            left, right, scale = product_codes(*(x.detach().cpu().double() for x in (m.left, m.right)))
             put(f"{name}:left", "I8", left)
             put(f"{name}:right", "I8", right)
         elif name.endswith(("k_proj.weight", "v_proj.weight")):
@@ -523,6 +523,7 @@ def main():
     torch.set_float32_matmul_precision("highest")
     metrics.update(name=args.name, args={k: v for k, v in vars(args).items() if k not in ("keep", "out", "workers")},
                    data_wait_seconds=round(loader.waited, 1))
+    torch.set_num_threads(2)                               # small matrices; several of these may run side by side
     out = write(args, config, chosen, model.eval(), metrics, encoder, sample)
     print(f"{out}: {metrics['tokens'] / 1e6:.0f}M tokens, {metrics['steps']} steps, {time.time() - start:.1f} s in all",
           flush=True)

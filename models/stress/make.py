@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes trained stress models out: models/pocket, and what a fine-tune changed in it.
 
-A folder beside this file is what models/pocket/stress_train.py left of a training: config.json,
-golden.json, metrics.json, and change.safetensors, a few percent of the model. For a tensor T it has
+A folder beside this file is what models/pocket/stress_train.py left of a training (`make stress`): config.json,
+golden.json, metrics.json, and change.safetensors, 5% of the model. For a tensor T it has
 
     T          BF16: it stands for pocket's, or is one that pocket does not have
     T:factor   BF16 [rows]: what pocket's rows are multiplied by first

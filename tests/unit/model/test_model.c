@@ -9,6 +9,7 @@
 
 #include <jansson.h>
 #include <math.h>
+#include <unistd.h>
 
 #define POCKET "models/pocket"
 #define VOCAB 4096
@@ -27,15 +28,20 @@ static json_t *golden_root;
 static golden_t goldens[16];
 static uint32_t n_goldens;
 
-static int
-load_goldens(void **state)
+/* Those of a model, in place of those that were there. */
+static void
+take_goldens(const char *dir)
 {
+    char path[256];
     json_error_t je;
     json_t *prompts, *p;
     size_t i;
 
-    (void) state;
-    golden_root = json_load_file(POCKET "/golden.json", 0, &je);
+    json_decref(golden_root);
+    memset(goldens, 0, sizeof(goldens));
+    n_goldens = 0;
+    snprintf(path, sizeof(path), "%s/golden.json", dir);
+    golden_root = json_load_file(path, 0, &je);
     assert_non_null(golden_root);
     prompts = json_object_get(golden_root, "prompts");
     json_array_foreach (prompts, i, p) {
@@ -56,6 +62,13 @@ load_goldens(void **state)
         g->last = json_object_get(p, "top5_last_position");
     }
     assert_true(n_goldens >= 6);
+}
+
+static int
+load_goldens(void **state)
+{
+    (void) state;
+    take_goldens(POCKET);
     return 0;
 }
 
@@ -92,15 +105,25 @@ check_top5(const float *x, json_t *top5)
     return worst;
 }
 
+/* outliers: weights show some. */
 static void
-golden_with(const char *dir, const char *isa, bool equalise, uint32_t rotate)
+golden_of(const char *dir, const char *isa, bool equalise, uint32_t rotate,
+          bool outliers)
 {
     fixture_t fixture;
     double worst = 0;
 
-    fixture_open_with(&fixture, dir, "auto", isa, 2, MAX_LEN, equalise, rotate);
+    fixture_open_options(&fixture,
+                         (tr_model_options_t){ .dir = dir,
+                                               .load_format = "auto",
+                                               .equalise = equalise,
+                                               .centre = equalise,
+                                               .rotate = rotate,
+                                               .kernels = tr_kernels_cpu(isa),
+                                               .threads = 2 },
+                         MAX_LEN);
     assert_true((equalise && fixture.model->equalise->largest != 0)
-                == (equalise && strcmp(dir, POCKET) != 0));
+                == (equalise && outliers));
     for (uint32_t i = 0; i < n_goldens; i++) {
         const golden_t *g = &goldens[i];
         int32_t slot = tr_kv_open(fixture.kv, NULL);
@@ -130,6 +153,12 @@ golden_with(const char *dir, const char *isa, bool equalise, uint32_t rotate)
     print_message("%s, %s: worst relative error %.2g\n", dir,
                   fixture.model->kernels->name, worst);
     fixture_close(&fixture);
+}
+
+static void
+golden_with(const char *dir, const char *isa, bool equalise, uint32_t rotate)
+{
+    golden_of(dir, isa, equalise, rotate, strcmp(dir, POCKET) != 0);
 }
 
 static void
@@ -174,6 +203,45 @@ test_stressed(void **state)
         golden_with(text, NULL, true, 0);
         golden_with(text, NULL, true, TR_ROTATE_KEYS | TR_ROTATE_VALUES);
     }
+    snprintf(text, sizeof(text), "rm -r %s", dir);
+    assert_int_equal(system(text), 0);
+}
+
+/* What models/stress/make.py makes is what was trained, with and without what
+ * keys and values are moved by; in two of the four weights show outliers. */
+static void
+test_trained(void **state)
+{
+    static const struct {
+        const char *name;
+        bool outliers;
+    } models[] = {
+        { "bursts", false },
+        { "first", false },
+        { "biases", true },
+        { "norms", true },
+    };
+    char dir[] = "/tmp/tr-stress-XXXXXX", text[256];
+
+    (void) state;
+    assert_non_null(mkdtemp(dir));
+    for (size_t i = 0; i < sizeof(models) / sizeof(models[0]); i++) {
+        snprintf(text, sizeof(text), "models/stress/%s/change.safetensors",
+                 models[i].name);
+        if (access(text, R_OK) != 0) {
+            print_message("%s: not there, make stress trains it\n", text);
+            continue;
+        }
+        snprintf(text, sizeof(text), "%s %s --out %s >%s/log",
+                 "python3 models/stress/make.py", models[i].name, dir, dir);
+        assert_int_equal(system(text), 0);
+        snprintf(text, sizeof(text), "%s/trained-%s", dir, models[i].name);
+        take_goldens(text);
+        golden_of(text, NULL, false, 0, models[i].outliers);
+        golden_of(text, NULL, true, TR_ROTATE_KEYS | TR_ROTATE_VALUES,
+                  models[i].outliers);
+    }
+    take_goldens(POCKET);
     snprintf(text, sizeof(text), "rm -r %s", dir);
     assert_int_equal(system(text), 0);
 }
@@ -324,9 +392,8 @@ int
 main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden),
-        cmocka_unit_test(test_rotated),
-        cmocka_unit_test(test_stressed),
+        cmocka_unit_test(test_golden),           cmocka_unit_test(test_rotated),
+        cmocka_unit_test(test_stressed),         cmocka_unit_test(test_trained),
         cmocka_unit_test(test_batch_invariance),
     };
 
