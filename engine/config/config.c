@@ -132,15 +132,15 @@ static const setting_t settings[] = {
       "backend cpu: int8 or int4 quantises 16- and 32-bit weights at load, "
       "in groups of 32 (embedding and head always to 8 bits); auto keeps "
       "what is in the files" },
-    { "cuda_activations", KIND_CHOICE, AT(cuda_activations), "16", 0, 0,
+    { "cuda_activations", KIND_CHOICE, AT(cuda_activations), "auto", 0, 0,
       "auto 16 8",
       "backend cuda: bits of the rows that FP8 weights multiply in steps of "
       "more than 128 rows: 8 rounds them to FP8, which is faster and less "
       "exact; auto: 8 for checkpoints that were made for it" },
     { "cuda_trial", KIND_BOOL, AT(cuda_trial), "no", 0, 0, NULL,
-      "backend cuda: take kernels for few rows that have not passed their "
-      "tests on a GPU yet: experts' launches in fewer pieces, and packed "
-      "weights multiplied by warps" },
+      "backend cuda: take kernels that have not passed their tests on a GPU "
+      "yet, or were not faster in all: few rows of packed weights multiplied "
+      "by warps, products beside experts that begin early" },
     { "cuda_fused_products", KIND_BOOL, AT(cuda_fused_products), "yes", 0, 0,
       NULL,
       "backend cuda: run small-batch matrix products as one kernel where "

@@ -209,8 +209,8 @@ int tr_cuda_matmul(const tr_cuda_stream_t *s, const tr_cuda_matmul_t *m,
  * behind it makes the scale of these and applies it to its FP32 sums.
  *
  * A row's bits depend on the shape and on the class of `rows` (up to 8, 16, 32,
- * 64), and of up to 8 packed on whether all weights of the chain have one form,
- * and 256 columns or more by 128; not on other rows.  BF16 alone: FP16 has no range for rows that are not
+ * 64), and of up to 8 of INT4 on whether all weights of the chain have one such
+ * form, and 256 columns or more by 128; not on other rows.  BF16 alone: FP16 has no range for rows that are not
  * normalised.  Compute capability 9.0 alone.
  *
  * Weights may be packed (kernels/weight_form.h): their codes are read, and scales

@@ -125,7 +125,7 @@ tr_cuda_experts_few(const tr_device_props_t *d, uint32_t places,
 {
     uint64_t tiles = places / 8 + (places < experts ? places : experts);
 
-    return d->trial && places / experts < 16
+    return places / experts < 16
            && (outputs + 15) / 16 * tiles < TR_CUDA_EXPERTS_FEW * d->blocks;
 }
 

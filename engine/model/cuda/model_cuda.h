@@ -133,7 +133,7 @@ typedef struct {
     uint32_t small_gemm_classes; /* bits: steps of such rows have small-batch
                                   * products */
     bool small_gemm;             /* this step has */
-    bool alone; /* products of few rows in 16 bits are those, one by one */
+    bool alone; /* products of a row in 16 bits are those, one by one */
     uint32_t packed_classes; /* bits: products of such rows read packed
                                   * weights; others read them in 16 bits */
     uint32_t parts;          /* of squares, of the last product */

@@ -2,7 +2,7 @@
  * model_cuda.h: layers with experts (kernels/cuda/device.h).
  *
  *   norm, product of the router, who goes to whom, rows in the order of experts:
- *   one launch with few rows; products gate and up of each expert's rows, with few
+ *   of a single row one launch; products gate and up of each expert's rows, with few
  *   rows with the activation, product down; the weighted sum, which becomes the
  *   layer's delta.  Where a model has an expert that all rows go to, its products
  *   come behind the first of these.
@@ -66,9 +66,9 @@ choose(tr_model_cuda_t *m, uint32_t layer, uint32_t rows)
     const tr_cuda_choose_t c = choice_of(m, layer, rows);
 
     /* of 8 rows that takes longer than the four launches */
-    if (m->stream->device->trial && rows == 1
-        && tr_cuda_choose_fits(rows, c.norm.n) && c.norm.weight != NULL
-        && c.norm.post_weight == NULL && c.norm.scale == 1) {
+    if (rows == 1 && tr_cuda_choose_fits(rows, c.norm.n)
+        && c.norm.weight != NULL && c.norm.post_weight == NULL
+        && c.norm.scale == 1) {
         return tr_model_cuda_launched(m, m->cuda->choose(m->stream, &c),
                                       "choose");
     }
@@ -139,7 +139,7 @@ multiply(tr_model_cuda_t *m, uint32_t layer, uint32_t places)
     down.ldx = t->ld_mlp;
     down.y = t->output;
     down.ldy = m->ld_hidden;
-    if (calls(&up, &down)) {
+    if (m->stream->device->trial && calls(&up, &down)) {
         up.ahead = down.w;
         up.ahead_n = down.n;
     }

@@ -123,12 +123,12 @@ multiply_packed(tr_model_cuda_t *m, const tr_cuda_stream_t *stream,
                        "matmul");
 }
 
-/* Few rows of 16 bits, where layers have no chains: a kernel that lets others begin,
- * and begins, early. */
+/* A row by 16 bits, where layers have no chains: a kernel that lets others begin, and
+ * begins, early. */
 static bool
 is_alone(const tr_model_cuda_t *m, const tr_cuda_product_t *p)
 {
-    return m->alone && p->rows <= 8 && p->out == TR_BF16
+    return m->alone && p->rows == 1 && p->out == TR_BF16
            && m->cuda->small_gemm_fits(m->stream->device, p->n, p->k);
 }
 
@@ -353,7 +353,7 @@ append(tr_model_cuda_t *m, const tr_model_cuda_run_t *r, uint32_t l)
                             .key_angles = keys_too ? angles->of_rows : NULL,
                             .key_shift = shift,
                             .hadamard = hadamard,
-                            .early = (m->small_gemm || (m->alone && n <= 8))
+                            .early = (m->small_gemm || (m->alone && n == 1))
                                      && l > 0 && !by_row };
     tr_cuda_keys_t keys = { .k = (uint8_t *) m->qkv + 2 * q,
                             .v = (uint8_t *) m->qkv + 2 * (q + kv),

@@ -206,20 +206,16 @@ kernel_of(gemm_kind_t kind)
 
 typedef void gemm_direct_t(const gemm_args_t);
 
-/* Packed forms that there are; `at` counts them. */
+/* Packed forms for which that is faster (docs/benchmarks.md); `at` counts them. */
 static gemm_direct_t *
 direct_kernel(uint32_t at, tr_weight_form_t *form)
 {
     static const tr_weight_form_t forms[] = {
-        { TR_WEIGHT_FP8, TR_WEIGHT_PLAIN, 0 },
-        { TR_WEIGHT_FP8, TR_WEIGHT_PLAIN, 128 },
         { TR_WEIGHT_INT4, TR_WEIGHT_PLAIN, 32 },
         { TR_WEIGHT_INT4, TR_WEIGHT_PLAIN, 64 },
         { TR_WEIGHT_INT4, TR_WEIGHT_PLAIN, 128 }
     };
     static gemm_direct_t *const kernels[] = {
-        small_gemm_direct_kernel<TR_WEIGHT_FP8, 0>,
-        small_gemm_direct_kernel<TR_WEIGHT_FP8, 128>,
         small_gemm_direct_kernel<TR_WEIGHT_INT4, 32>,
         small_gemm_direct_kernel<TR_WEIGHT_INT4, 64>,
         small_gemm_direct_kernel<TR_WEIGHT_INT4, 128>
@@ -532,7 +528,7 @@ tr_cuda_small_gemm(const tr_cuda_stream_t *s, const tr_cuda_small_gemm_t *of,
     }
     a.phases = n;
     a.barrier = barrier;
-    if (of[0].rows <= 8 && s->device->trial
+    if (of[0].rows <= 8
         && (kernel = direct_plan(s->device, &a, &direct)) != NULL) {
         return direct_launch(s, kernel, &direct);
     }

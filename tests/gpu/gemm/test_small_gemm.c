@@ -194,7 +194,7 @@ case_open(case_t *c)
     a->rows = random_below(2) ? rows[random_below(9)] : 1 + random_below(64);
     a->n = many(random_below(4) ? 20 : 120);
     a->k = many(random_below(4) ? 16 : 60);
-    if (side.device.trial && random_below(3)) { /* of few rows, by registers */
+    if (random_below(3) == 0) { /* of few rows, by registers */
         a->rows = 1 + random_below(8);
         a->k = tr_pad(a->k, 128);
     }
@@ -674,11 +674,11 @@ check_layers(void)
         TR_CUDA_SMALL_GEMM_PLAIN, TR_CUDA_SMALL_GEMM_RESIDUAL,
         TR_CUDA_SMALL_GEMM_GATED, TR_CUDA_SMALL_GEMM_RESIDUAL
     };
-    tr_weight_form_t all = forms[random_below(FORMS)];
+    tr_weight_form_t packed4 = forms[FORMS - 1 - random_below(3)];
+    bool direct = random_below(2), ok;
     uint32_t n[4], k[4];
-    bool ok;
 
-    if (side.device.trial) { /* chains of one form have kernels of their own */
+    if (direct) { /* chains of INT4 alone have a kernel of their own */
         l.rows = 1 + random_below(8);
     }
     if (random_below(3) == 0) {
@@ -688,7 +688,7 @@ check_layers(void)
     }
     with_residual(&l.rows, &l.hidden, l.qkv);
     with_residual(&l.rows, &l.hidden, l.inner);
-    if (side.device.trial) { /* shapes that these have */
+    if (direct) { /* shapes that it has */
         l.hidden = l.hidden < 256 ? 256 : l.hidden / 128 * 128;
         l.inner = l.inner < 256 ? 256 : tr_pad(l.inner, 128);
         l.qkv = l.qkv < 256 ? 256 : tr_pad(l.qkv, 128);
@@ -699,8 +699,11 @@ check_layers(void)
         for (int j = 0; j < 4; j++) {
             double size = 1 / sqrt((double) k[j]);
 
-            l.form[i][j] = side.device.trial ? ordered(all, modes[j])
-                                             : any_form(modes[j], n[j], k[j]);
+            do { /* few rows: one by one INT4 would have that kernel */
+                l.form[i][j] = direct ? ordered(packed4, modes[j])
+                                      : any_form(modes[j], n[j], k[j]);
+            } while (!direct && l.rows <= 8
+                     && l.form[i][j].format == TR_WEIGHT_INT4);
             l.w[i][j] = l.form[i][j].format == TR_WEIGHT_16
                             ? numbers(n[j], k[j], k[j], TR_BF16, size)
                             : packed(l.form[i][j], n[j], k[j], size);

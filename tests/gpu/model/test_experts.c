@@ -15,6 +15,7 @@
 #include "tests/gpu/fixtures/arrays.h"
 
 static side_t side;
+static uint32_t blocks; /* multiprocessors of its device */
 static unsigned long long compared;
 
 static array_t
@@ -363,7 +364,8 @@ case_open(case_t *c, tr_weight_form_t form)
         c->k = inputs * (1 + random_below(320 / inputs));
         c->type = TR_BF16;
     }
-    side.device.trial = random_below(2);
+    side.device.blocks = random_below(2) ? blocks
+                                         : 0; /* then there are not few */
     c->gated = random_below(2)
                && tr_cuda_experts_few(&side.device, places, c->experts, c->n);
     c->act = (tr_act_t) random_below(TR_ACTS);
@@ -448,8 +450,9 @@ place_alone(case_t *c, bool by_row)
         ((uint32_t *) array_host(&alone))[i] = i > e;
     }
     array_send(&alone);
-    side.device.trial = tr_cuda_experts_few(&side.device, a.places, a.experts,
-                                            outputs(c));
+    if (!tr_cuda_experts_few(&side.device, a.places, a.experts, outputs(c))) {
+        side.device.blocks = 0;
+    }
     a.places = 1;
     a.first = array_there(&alone);
     a.row = by_row ? a.row + p : NULL;
@@ -650,6 +653,7 @@ main(int argc, char **argv)
     bool packs;
 
     side_open(&side);
+    blocks = side.device.blocks;
     packs = side.device.code == 90;
     failed = !check_refused();
     rounds = argc > 1 ? (uint32_t) atoi(argv[1]) : 100;

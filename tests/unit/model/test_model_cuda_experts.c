@@ -199,10 +199,8 @@ check_forms(const case_t *c, const tr_model_cuda_t *m)
     }
 }
 
-/* With cuda_trial single tokens choose in one launch: the same logits but for the
- * order of the router's sums.  On the software device alone, which needs no
- * multiprocessors: with none no tiles are few, so gate and up are rounded as
- * without, which might change a choice. */
+/* With cuda_trial single tokens have their other products by small_gemm: the same
+ * logits but for rounding. */
 static void
 in_trial(const case_t *c, const int32_t *tokens, float want[PIECES][VOCAB],
          float most)
@@ -213,11 +211,6 @@ in_trial(const case_t *c, const int32_t *tokens, float want[PIECES][VOCAB],
     model_cuda_trial = true;
     model_cuda_open_packed(&b, dir, "auto", false, 0, true, false);
     model_cuda_trial = false;
-    if (b.device.code != 0) {
-        model_cuda_close(&b);
-        return;
-    }
-    b.device.blocks = 0;
     model_cuda_pieces(&b, tokens, pieces, PIECES, got[0]);
     model_cuda_close(&b);
     for (size_t i = 0; i < PIECES; i++) {
