@@ -3,9 +3,9 @@
  *
  * A client knows an id before Redis does: it comes with the headers of the
  * answer, and the engine writes to Redis a little later (redis_flush, 50 ms by
- * default).  So an id that is not found is looked up once more before the
- * client is told so.  One of another owner is looked up as often: the two must
- * not differ in time, either.
+ * default, or longer on a machine that is very busy).  So an id that is not
+ * found is looked up twice more before the client is told so.  One of another
+ * owner is looked up as often: the two must not differ in time, either.
  */
 
 #include "ngx_http_tokenring_find.h"
@@ -16,8 +16,8 @@ static void ngx_http_tokenring_find_answer(void *data, redisReply *reply);
 static void ngx_http_tokenring_find_again(ngx_event_t *ev);
 
 
-/* ms; a few flushes of an engine */
-#define NGX_HTTP_TOKENRING_FIND_AGAIN  250
+/* ms before each further look; the first is a few flushes of an engine */
+static const ngx_msec_t  ngx_http_tokenring_find_waits[] = { 250, 750 };
 
 
 ngx_int_t
@@ -80,12 +80,15 @@ ngx_http_tokenring_find_answer(void *data, redisReply *reply)
     }
 
     ngx_log_debug3(NGX_LOG_DEBUG_HTTP, r->connection->log, 0,
-                   "tokenring find: %V, rc:%i again:%ud", &find->id, rc,
-                   (u_int) find->again);
+                   "tokenring find: %V, rc:%i again:%ui", &find->id, rc,
+                   find->again);
 
-    if (rc == NGX_DECLINED && !find->again) {
-        find->again = 1;
-        ngx_add_timer(&find->timer, NGX_HTTP_TOKENRING_FIND_AGAIN);
+    if (rc == NGX_DECLINED
+        && find->again < sizeof(ngx_http_tokenring_find_waits)
+                         / sizeof(ngx_msec_t))
+    {
+        ngx_add_timer(&find->timer,
+                      ngx_http_tokenring_find_waits[find->again++]);
         return;
     }
 

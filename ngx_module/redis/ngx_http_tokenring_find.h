@@ -30,7 +30,7 @@ typedef struct {
     ngx_http_tokenring_stored_t   rec;
     ngx_http_tokenring_call_t    *call;
     ngx_event_t                   timer;
-    unsigned                      again:1;       /* it is the second look */
+    ngx_uint_t                    again;         /* looks before this one */
     unsigned                      response:1;    /* set by the caller: one that
                                                     is kept, by its holder */
 } ngx_http_tokenring_find_t;
