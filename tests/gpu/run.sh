@@ -74,6 +74,7 @@ if wanted check; then
     for name in decode store generic model experts sample small_gemm; do
         check "$name" "$bin/test_$name" "${ROUNDS:-200}"
     done
+    check "fp8_gemm" "$bin/test_fp8_gemm" "${FP8_ROUNDS:-40}"
     check "manager" "$bin/test_manager" "${MANAGER_ROUNDS:-40}"
     check "prompt" "$bin/test_prompt" "${PROMPT_ROUNDS:-60}"
     check "behind" "$bin/test_behind" "${PROMPT_ROUNDS:-60}"
