@@ -2,7 +2,7 @@
  * The page manager on a GPU (kernels/cuda/device_manager.h) beside the CPU's, under
  * the same random operations: chunks, prompts, steps, later turns, release,
  * pools that run out, rings that wrap.  After each operation tables, counts,
- * candidates, moves, the free ring and the owners are equal (manager_operations.h).
+ * candidates, moves, the free ring and the owners are equal (manager_round.h).
  * Steps run through graphs from time to time, which is what the engine will do.
  *
  *   test_manager [rounds [seed]]
@@ -13,7 +13,7 @@
 #include "kernels/cuda/device_manager.h"
 
 #include "tests/gpu/fixtures/cache.h"
-#include "manager_operations.h"
+#include "manager_round.h"
 
 #define OPERATIONS 120u
 

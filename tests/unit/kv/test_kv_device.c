@@ -27,7 +27,7 @@ static unsigned order_times = 1, order_plus;
 #include "kernels/kv_manager/manager_step.h"
 #include "kernels/kv_manager/manager_tally.h"
 
-#include "tests/gpu/kv/manager_operations.h"
+#include "tests/gpu/kv/manager_round.h"
 
 #define OPERATIONS 150u
 
