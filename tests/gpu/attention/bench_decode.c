@@ -223,18 +223,19 @@ fill_pool(const setup_t *s, const size_t *pages)
     return pool;
 }
 
-/* Sequences, counts and tables: a layout's pages in a random order. */
+/* What fill_tables lays out on the host, before the device gets it. */
+typedef struct {
+    uint32_t *count; /* tokens of each head and level */
+    uint8_t *layout; /* of each entry's page, and 1; 0: no page */
+    size_t pages[TR_KV_LAYOUTS_MAX]; /* of each layout */
+} filled_t;
+
+/* Where uncompressed pages, and those of levels, are in a head's table. */
 static void
-fill_tables(setup_t *s, const case_t *x)
+lay_entries(setup_t *s, const case_t *x)
 {
     tr_kv_view_t *v = &s->view;
-    size_t heads = (size_t) x->seqs * LAYERS * x->kv_heads;
-    size_t pages[TR_KV_LAYOUTS_MAX] = { 0 }, first = 0;
-    tr_kv_seq_t *seq = calloc(x->seqs, sizeof(*seq));
-    uint32_t *count = calloc(heads * TR_KV_TIERS_MAX, 4), longest = 0;
-    uint32_t *pos = calloc(x->seqs + 1, 4), *row = calloc(x->seqs + 1, 4);
-    int32_t *slot = calloc(x->seqs, 4), *table;
-    uint8_t *layout;
+    uint32_t longest = 0;
 
     v->at_window = (x->len + s->plan.layout[0].tokens)
                    / s->plan.layout[0].tokens;
@@ -246,8 +247,93 @@ fill_tables(setup_t *s, const case_t *x)
     v->pair_len[0] = longest;
     v->at_pair[1] = v->at_pair[0] + longest;
     v->table_len = v->at_pair[1];
-    table = calloc(heads * v->table_len, 4);
-    layout = calloc(heads * v->table_len, 1);
+}
+
+/* Bytes of so many tokens of a layout that attention reads. */
+static double
+bytes_of(const case_t *x, const tr_kv_layout_t *at, bool level, uint32_t tokens)
+{
+    uint32_t bytes = (at->level.key_bits + at->level.value_bits) * x->head_dim
+                     / 8;
+
+    if (level) {
+        bytes += 8u * at->level.key_groups
+                 + (at->level.scored ? 8 + at->position_bytes : 0);
+    }
+    return (double) tokens * bytes;
+}
+
+/* Tokens of sequence i and their pages, in all of its heads. */
+static void
+lay_heads(setup_t *s, const case_t *x, uint32_t i, filled_t *f)
+{
+    const tr_kv_view_t *v = &s->view;
+
+    for (uint32_t h = 0; h < LAYERS * x->kv_heads; h++) {
+        size_t head = (size_t) i * LAYERS * x->kv_heads + h;
+        uint32_t left = length_of(x, i), k = x->n_levels == 0 ? 0 : 1;
+        uint32_t len = left;
+
+        for (; k < s->plan.n; k++) {
+            uint32_t l = k - 1, per = s->plan.layout[k].tokens;
+            uint32_t tokens = k + 1 == s->plan.n
+                                  ? left
+                                  : (uint32_t) (len * x->share[l] + 0.5);
+
+            left -= tokens;
+            if (k > 0) {
+                f->count[head * TR_KV_TIERS_MAX + l] = tokens;
+            }
+            for (uint32_t p = 0; p * per < tokens; p++) {
+                uint32_t e = k == 0 ? p : tr_kv_tier_entry(v, l, p);
+
+                f->layout[head * v->table_len + e] = (uint8_t) (k + 1);
+                f->pages[k]++;
+            }
+            if (h < x->kv_heads) {
+                s->bytes += bytes_of(x, &s->plan.layout[k], k > 0, tokens);
+            }
+        }
+    }
+}
+
+/* The table of all heads: a layout's pages in a random order. */
+static int32_t *
+draw_table(const setup_t *s, const filled_t *f, size_t entries)
+{
+    int32_t *table = calloc(entries, sizeof(*table));
+    size_t first = 0;
+
+    for (uint32_t k = 0; k < s->plan.n; k++) {
+        int32_t *order = shuffled(f->pages[k]);
+        size_t n = 0;
+
+        for (size_t i = 0; i < entries; i++) {
+            if (f->layout[i] == k + 1) {
+                table[i] = (int32_t) first + order[n++];
+            }
+        }
+        first += f->pages[k];
+        free(order);
+    }
+    return table;
+}
+
+/* Sequences, counts and tables. */
+static void
+fill_tables(setup_t *s, const case_t *x)
+{
+    tr_kv_view_t *v = &s->view;
+    size_t heads = (size_t) x->seqs * LAYERS * x->kv_heads, entries;
+    tr_kv_seq_t *seq = calloc(x->seqs, sizeof(*seq));
+    uint32_t *pos = calloc(x->seqs + 1, 4), *row = calloc(x->seqs + 1, 4);
+    int32_t *slot = calloc(x->seqs, 4), *table;
+    filled_t f = { 0 };
+
+    lay_entries(s, x);
+    entries = heads * v->table_len;
+    f.count = calloc(heads * TR_KV_TIERS_MAX, 4);
+    f.layout = calloc(entries, 1);
     for (uint32_t i = 0; i < x->seqs; i++) {
         uint32_t len = length_of(x, i);
 
@@ -262,58 +348,14 @@ fill_tables(setup_t *s, const case_t *x)
         for (uint32_t l = 0; l < x->n_levels; l++) {
             seq[i].tier_layout[l] = (uint8_t) (l + 1);
         }
-        for (uint32_t h = 0; h < LAYERS * x->kv_heads; h++) {
-            size_t head = (size_t) i * LAYERS * x->kv_heads + h;
-            uint32_t left = len, k = x->n_levels == 0 ? 0 : 1;
-
-            for (; k < s->plan.n; k++) {
-                uint32_t l = k - 1, per = s->plan.layout[k].tokens;
-                uint32_t tokens = k + 1 == s->plan.n
-                                      ? left
-                                      : (uint32_t) (len * x->share[l] + 0.5);
-
-                left -= tokens;
-                if (k > 0) {
-                    count[head * TR_KV_TIERS_MAX + l] = tokens;
-                }
-                for (uint32_t p = 0; p * per < tokens; p++) {
-                    uint32_t e = k == 0 ? p : tr_kv_tier_entry(v, l, p);
-
-                    layout[head * v->table_len + e] = (uint8_t) (k + 1);
-                    pages[k]++;
-                }
-                if (h < x->kv_heads) {
-                    const tr_kv_layout_t *at = &s->plan.layout[k];
-                    uint32_t bytes = (at->level.key_bits + at->level.value_bits)
-                                     * x->head_dim / 8;
-
-                    s->bytes += (double) tokens
-                                * (bytes
-                                   + (k > 0 ? 8u * at->level.key_groups : 0)
-                                   + (k > 0 && at->level.scored
-                                          ? 8 + at->position_bytes
-                                          : 0));
-                }
-            }
-        }
+        lay_heads(s, x, i, &f);
         s->max_tokens += len;
     }
-    for (uint32_t k = 0; k < s->plan.n; k++) {
-        int32_t *order = shuffled(pages[k]);
-        size_t n = 0;
-
-        for (size_t i = 0; i < heads * v->table_len; i++) {
-            if (layout[i] == k + 1) {
-                table[i] = (int32_t) first + order[n++];
-            }
-        }
-        first += pages[k];
-        free(order);
-    }
-    v->pool = fill_pool(s, pages);
-    v->tables = device_array(table, heads * v->table_len * 4);
+    table = draw_table(s, &f, entries);
+    v->pool = fill_pool(s, f.pages);
+    v->tables = device_array(table, entries * 4);
     v->seq = device_array(seq, x->seqs * sizeof(*seq));
-    v->count = device_array(count, heads * TR_KV_TIERS_MAX * 4);
+    v->count = device_array(f.count, heads * TR_KV_TIERS_MAX * 4);
     v->candidate = device_array(NULL, heads * TR_KV_TIERS_MAX
                                           * sizeof(tr_kv_candidate_t));
     s->rows.n_rows = s->rows.n_seqs = x->seqs;
@@ -321,12 +363,12 @@ fill_tables(setup_t *s, const case_t *x)
     s->rows.seq_slot = device_array(slot, x->seqs * 4);
     s->rows.seq_row = device_array(row, (x->seqs + 1) * 4);
     free(seq);
-    free(count);
+    free(f.count);
     free(pos);
     free(row);
     free(slot);
     free(table);
-    free(layout);
+    free(f.layout);
 }
 
 static float
