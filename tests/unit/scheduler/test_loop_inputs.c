@@ -6,28 +6,6 @@
 #include "tests/unit/fixtures/inputs_fixture.h"
 
 static void
-test_room_for_all(void **state)
-{
-    (void) state;
-    run(64 << 20, false);
-}
-
-/* A chunk is 262,144 bytes: of 40, some have none. */
-static void
-test_room_for_few(void **state)
-{
-    (void) state;
-    run(10 << 20, false);
-}
-
-static void
-test_reuse(void **state)
-{
-    (void) state;
-    run(64 << 20, true);
-}
-
-static void
 refused(const char *policy, uint64_t swap, const char *says)
 {
     tr_config_t c = settings(policy, 5 << 20, swap);

@@ -145,28 +145,6 @@ test_keys_and_values(void **state)
     e->free(e);
 }
 
-static void
-test_room_for_all(void **state)
-{
-    (void) state;
-    run(64 << 20, false);
-}
-
-/* A chunk is 131,072 bytes: of 40, some have none. */
-static void
-test_room_for_few(void **state)
-{
-    (void) state;
-    run(5 << 20, false);
-}
-
-static void
-test_reuse(void **state)
-{
-    (void) state;
-    run(64 << 20, true);
-}
-
 int
 main(void)
 {
