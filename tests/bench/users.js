@@ -1,9 +1,9 @@
 'use strict';
 //
-// Conversations of many users at once, as in design section "tiers": each asks,
-// reads the answer for a while, and asks again behind all that was said.  More
-// conversations than the KV pool holds: so what counts is how many of them stay,
-// where the others go, and what comes back instead of being computed again.
+// Conversations of many users at once: each asks, reads the answer for a while, and
+// asks again behind all that was said.  More conversations than the KV pool holds:
+// so what counts is how many of them stay, where the others go, and what comes back
+// instead of being computed again.
 //
 // Prompts are token ids.  In the history an answer stands as other ids of the same
 // number, as one whose reasoning is cut: a turn computes these, too.  All answers
