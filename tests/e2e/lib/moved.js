@@ -9,11 +9,11 @@ const { post, stream } = require('./http');
 const { story } = require('./prompts');
 
 // Requests of all kinds, the i-th of them; every one is long enough to be met.
-function ask(i) {
-  const text = { model: 'pocket', prompt: `${story(i)} `, max_tokens: 160,
+function ask(i, tokens) {
+  const text = { model: 'pocket', prompt: `${story(i)} `, max_tokens: tokens,
     ignore_eos: true, temperature: 0.9, seed: 1000 + i };
   const chat = { model: 'pocket', messages: [{ role: 'user',
-    content: story(i) }], max_tokens: 160, ignore_eos: true, temperature: 1,
+    content: story(i) }], max_tokens: tokens, ignore_eos: true, temperature: 1,
     seed: 77 + i };
   return [
     ['completions', text],
@@ -53,8 +53,8 @@ function gathered(s) {
   return { choices, usage };
 }
 
-async function run(stack, i, streamed) {
-  const [path, body] = ask(i);
+async function run(stack, i, streamed, tokens = 160) {
+  const [path, body] = ask(i, tokens);
   const url = `${stack.url}/v1/${path}`;
   if (!streamed) {
     const r = await post(url, body);
