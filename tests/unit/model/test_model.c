@@ -80,9 +80,12 @@ free_goldens(void **state)
     return 0;
 }
 
-/* Five logits of one position, within 2e-3 relative; returns the worst. */
+/* Relative, of logits: what pages of 16 bits leave of ordinary keys and values. */
+#define WITHIN 2e-3
+
+/* Five logits of one position, within this relative; returns the worst. */
 static double
-check_top5(const float *x, json_t *top5)
+check_top5(const float *x, json_t *top5, double within)
 {
     double worst = 0;
 
@@ -93,7 +96,7 @@ check_top5(const float *x, json_t *top5)
         double want = json_number_value(json_array_get(pair, 1));
         double error = fabs(x[id] - want) / fabs(want);
 
-        if (!(error <= 2e-3)) {
+        if (!(error <= within)) {
             fail_msg("token %lld: logit %.6f, golden %.6f", (long long) id,
                      x[id], want);
         }
@@ -108,7 +111,7 @@ check_top5(const float *x, json_t *top5)
 /* outliers: weights show some. */
 static void
 golden_of(const char *dir, const char *isa, bool equalise, uint32_t rotate,
-          bool outliers)
+          bool outliers, double within)
 {
     fixture_t fixture;
     double worst = 0;
@@ -135,13 +138,14 @@ golden_of(const char *dir, const char *isa, bool equalise, uint32_t rotate,
 
             fixture_step(&fixture, &item, 1, logits);
             worst = fmax(worst,
-                         check_top5(logits, json_array_get(g->first, at)));
+                         check_top5(logits, json_array_get(g->first, at),
+                                    within));
         }
         fixture_step(&fixture,
                      &(fixture_item_t){ slot, at, g->n_prompt - at,
                                         g->ids + at },
                      1, logits);
-        worst = fmax(worst, check_top5(logits, g->last));
+        worst = fmax(worst, check_top5(logits, g->last, within));
         for (at = g->n_prompt; at < g->n_all; at++) {
             assert_int_equal(fixture_argmax(logits, VOCAB), g->ids[at]);
             fixture_step(&fixture,
@@ -158,7 +162,7 @@ golden_of(const char *dir, const char *isa, bool equalise, uint32_t rotate,
 static void
 golden_with(const char *dir, const char *isa, bool equalise, uint32_t rotate)
 {
-    golden_of(dir, isa, equalise, rotate, strcmp(dir, POCKET) != 0);
+    golden_of(dir, isa, equalise, rotate, strcmp(dir, POCKET) != 0, WITHIN);
 }
 
 static void
@@ -215,11 +219,12 @@ test_trained(void **state)
     static const struct {
         const char *name;
         bool outliers;
+        double within; /* large keys and values round more */
     } models[] = {
-        { "bursts", false },
-        { "first", false },
-        { "biases", true },
-        { "norms", true },
+        { "bursts", false, WITHIN },
+        { "first", false, 2 * WITHIN },
+        { "biases", true, WITHIN },
+        { "norms", true, WITHIN },
     };
     char dir[] = "/tmp/tr-stress-XXXXXX", text[256];
     uint32_t there = 0;
@@ -239,9 +244,10 @@ test_trained(void **state)
         assert_int_equal(system(text), 0);
         snprintf(text, sizeof(text), "%s/trained-%s", dir, models[i].name);
         take_goldens(text);
-        golden_of(text, NULL, false, 0, models[i].outliers);
+        golden_of(text, NULL, false, 0, models[i].outliers,
+                  models[i].within);
         golden_of(text, NULL, true, TR_ROTATE_KEYS | TR_ROTATE_VALUES,
-                  models[i].outliers);
+                  models[i].outliers, models[i].within);
     }
     take_goldens(POCKET);
     snprintf(text, sizeof(text), "rm -r %s", dir);
