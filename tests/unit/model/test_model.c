@@ -137,9 +137,8 @@ golden_of(const char *dir, const char *isa, bool equalise, uint32_t rotate,
             fixture_item_t item = { slot, at, 1, g->ids + at };
 
             fixture_step(&fixture, &item, 1, logits);
-            worst = fmax(worst,
-                         check_top5(logits, json_array_get(g->first, at),
-                                    within));
+            worst = fmax(worst, check_top5(logits, json_array_get(g->first, at),
+                                           within));
         }
         fixture_step(&fixture,
                      &(fixture_item_t){ slot, at, g->n_prompt - at,
@@ -244,8 +243,7 @@ test_trained(void **state)
         assert_int_equal(system(text), 0);
         snprintf(text, sizeof(text), "%s/trained-%s", dir, models[i].name);
         take_goldens(text);
-        golden_of(text, NULL, false, 0, models[i].outliers,
-                  models[i].within);
+        golden_of(text, NULL, false, 0, models[i].outliers, models[i].within);
         golden_of(text, NULL, true, TR_ROTATE_KEYS | TR_ROTATE_VALUES,
                   models[i].outliers, models[i].within);
     }
