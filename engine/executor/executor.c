@@ -359,6 +359,7 @@ tr_executor_cache_config(const tr_executor_t *e, const tr_config_t *config,
                                  config),
                              .guard = e->guard,
                              .stage = stage(config),
+                             .piece = TR_KV_PIECE,
                              .policies = e->kv_policies,
                              .n_policies = e->n_policies };
 }

@@ -81,7 +81,9 @@ lay_memory(tr_kv_gpu_t *g, uint32_t pages, void **manager)
     g->ids = carve(g->memory, &at, g->kv.swap.n * sizeof(int32_t));
     g->moved[0] = carve(g->memory, &at, g->swap_max * sizeof(int32_t));
     g->moved[1] = carve(g->memory, &at, g->swap_max * sizeof(int32_t));
-    g->n_moved = carve(g->memory, &at, 2 * sizeof(uint32_t));
+    g->arrived = carve(g->memory, &at,
+                       ((size_t) g->swap_max + 1) * sizeof(int32_t));
+    g->n_moved = carve(g->memory, &at, sizeof(uint32_t));
     g->counts_in = carve(g->memory, &at, count_bytes(g));
     g->guard_queries = carve(g->memory, &at, tr_kv_guard_query_bytes(g));
     g->guard_change = carve(g->memory, &at, tr_kv_guard_change_bytes(g));
@@ -258,12 +260,14 @@ open_host(tr_kv_gpu_t *g, tr_error_t *err)
     l->group = calloc(l->room + l->share_room, sizeof(*l->group));
     l->counts = malloc(count_bytes(g));
     g->mirror = calloc(g->kv.config.slots, sizeof(*g->mirror));
+    g->moving = calloc(g->kv.config.slots, sizeof(*g->moving));
     g->kv.m.slot = calloc(g->kv.config.slots, sizeof(*g->kv.m.slot));
     g->kv.m.seq = calloc(g->kv.config.slots, sizeof(*g->kv.m.seq));
     g->kv.m.report = calloc(1, sizeof(*g->kv.m.report));
     good = l->command != NULL && l->share != NULL && l->group != NULL
-           && l->counts != NULL && g->mirror != NULL && g->kv.m.slot != NULL
-           && g->kv.m.seq != NULL && g->kv.m.report != NULL;
+           && l->counts != NULL && g->mirror != NULL && g->moving != NULL
+           && g->kv.m.slot != NULL && g->kv.m.seq != NULL
+           && g->kv.m.report != NULL;
     for (i = 0; i < TR_KV_BATCHES; i++) {
         g->batch[i].rows = calloc(g->device.max_seqs,
                                   sizeof(*g->batch[i].rows));
@@ -367,6 +371,7 @@ gpu_free(tr_kv_cache_t *kv)
     free(g->list.counts);
     free(g->id_next);
     free(g->mirror);
+    free(g->moving);
     free(kv->m.seq);
     free(kv->m.slot);
     free(kv->m.report);
@@ -380,7 +385,8 @@ gpu_settled(const tr_kv_cache_t *kv)
 {
     const tr_kv_gpu_t *g = tr_kv_gpu(kv);
 
-    return g->list.n_groups == 0 && !g->flushed && g->oldest == g->next;
+    return g->list.n_groups == 0 && g->n_moving == 0 && !g->flushed
+           && g->oldest == g->next;
 }
 
 static bool
@@ -403,6 +409,7 @@ static const tr_kv_ops_t gpu_ops = {
     .fork = tr_kv_gpu_fork,
     .swap_out = tr_kv_gpu_swap_out,
     .swap_in = tr_kv_gpu_swap_in,
+    .coming = tr_kv_gpu_coming,
     .usage = tr_kv_gpu_usage,
     .usage_in = tr_kv_gpu_usage_in,
     .totals = tr_kv_gpu_totals,
@@ -428,6 +435,12 @@ size_parts(tr_kv_gpu_t *g)
     uint64_t n = c->swap_memory / g->kv.plan.page_bytes;
     tr_kv_list_t *l = &g->list;
 
+    g->piece = UINT32_MAX;
+    if (c->piece != 0) {
+        uint64_t pages = c->piece / g->kv.plan.page_bytes;
+
+        g->piece = pages < 1 ? 1 : (uint32_t) pages;
+    }
     g->kv.swap.n = (uint32_t) (n < TR_KV_HOST ? n : TR_KV_HOST - 1);
     l->room = TR_KV_COMMANDS(c->slots);
     if (c->reuse) {

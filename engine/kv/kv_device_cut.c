@@ -105,6 +105,8 @@ tr_kv_gpu_copy(tr_kv_cache_t *kv, int32_t from, int32_t to, uint32_t c,
 
     assert(kv->m.slot[to].tokens == 0 && kv->m.slot[to].pages == 0);
     assert(c <= kv->m.seq[from].base && !kv->m.slot[from].out);
+    tr_kv_finish_move(g, from, false);
+    tr_kv_await(g, most);
     if (tr_kv_batch(g, g->next)->n_cuts == kv->config.slots
         || (evict ? !tr_kv_reuse_room(kv, to, most)
                   : tr_kv_bound(g) < (int64_t) most)) {
@@ -143,6 +145,8 @@ tr_kv_gpu_absorb(tr_kv_cache_t *kv, const tr_kv_absorb_t *absorb)
     tr_kv_slot_t *to = &kv->m.slot[absorb->to];
     uint64_t low = g->mirror[absorb->from].low;
     bool all = kv->reuse->kept[absorb->to].lender == 0; /* none is left */
+
+    tr_kv_finish_move(g, absorb->to, false);
 
     tr_kv_command(g, TR_KV_DO_ABSORB, absorb->to, absorb->from)
         ->absorb = *absorb;
@@ -198,6 +202,7 @@ tr_kv_gpu_restore(tr_kv_cache_t *kv, const tr_kv_restore_t *restore)
     job.to.sinks = restore->sinks;
     job.to.recent_from = UINT32_MAX;
     pages = pages_of(kv, &job.to, restore->count);
+    tr_kv_await(g, pages);
     if (g->list.restores || !tr_kv_reuse_room(kv, slot, pages)) {
         return TR_AGAIN;
     }

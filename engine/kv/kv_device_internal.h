@@ -4,6 +4,7 @@
  *   kv_device.c         opens it: memory, layouts, manager
  *   kv_device_list.c    the list of commands for the device, and its launches
  *   kv_device_slots.c   kv_cache.h's functions: grants pages, adds commands
+ *   kv_device_swap.c    slots that go out and come in, in pieces
  *   kv_device_share.c   blocks that are shared, and kept for later requests
  *   kv_device_cut.c     copies of what is kept compressed, room for what comes
  *   kv_device_files.c   pages to and from files and the shelf
@@ -57,8 +58,21 @@ typedef struct {
     uint32_t uncompressed_pages;
     uint32_t near_pages, near_from; /* of heads that slide */
     uint32_t pages;                 /* at most */
-    uint32_t at;                    /* their ids in the list's */
-} tr_kv_move_out_t;
+    uint32_t first, last;           /* which of them move now */
+    bool ends;                      /* these are the last */
+    bool take;                      /* in: the pages of all are granted first */
+    bool drop;                      /* nothing is copied: it is closed next */
+    uint32_t at; /* out: their ids in the list's; in: in g->arrived */
+} tr_kv_swap_t;
+
+/* A slot of which not all pages have gone into a list yet. */
+typedef struct {
+    tr_kv_do_t kind; /* OUT or IN; else it does not move */
+    tr_kv_swap_t all;
+    uint32_t done; /* pages that have */
+    int32_t id;    /* of host memory, of the next; out */
+    bool taken;    /* in */
+} tr_kv_moving_t;
 
 typedef struct {
     tr_kv_cut_t cut;
@@ -75,7 +89,7 @@ typedef struct {
         tr_kv_cut_command_t cut;
         tr_kv_absorb_t absorb;
         tr_kv_restore_t restore; /* its counts are the list's */
-        tr_kv_move_out_t out;    /* and in */
+        tr_kv_swap_t move;       /* out and in */
         int32_t close;
     };
     uint32_t next; /* of its group */
@@ -107,6 +121,7 @@ typedef struct {
     int64_t lends, cedes, reclaims;
     int32_t *ids; /* [swap pages] where slots that go out go */
     uint32_t n_ids;
+    uint32_t n_moved; /* pages of slots that go out and come in */
     uint32_t *counts; /* [heads][TR_KV_TIERS_MAX] of a restore, the only one */
     bool restores;
     uint64_t number; /* of the list, for tr_kv_mirror_t.list */
@@ -148,6 +163,7 @@ typedef struct {
 
     int32_t ids; /* the first of its pages in host memory, -1: none */
     uint32_t n_ids;
+    tr_kv_moving_t moving;
 
     uint32_t steps; /* since a report had its counts; TR_KV_EDGES or more: too
                      * many to go by them, or no report had */
@@ -214,8 +230,16 @@ typedef struct {
     int32_t *ids;        /* as in the list, */
     uint32_t *counts_in; /* and its counts */
     int32_t *moved[2];   /* [swap_max] pages of one slot, there and here */
-    uint32_t *n_moved;   /* [2] */
+    uint32_t *n_moved;   /* [1] */
+    int32_t *arrived;    /* [swap_max + 1] of each slot that comes in, how many
+                          * pages it got, and these */
     uint32_t swap_max;
+    /* Slots that go out or come in; pages of them before one batch; those that
+     * come in, and what of `arrived` is theirs; pages that those which go out
+     * surely give back in pieces to come */
+    int32_t *moving; /* [slots] */
+    uint32_t n_moving, piece, n_in, arriving;
+    uint64_t leaving;
     uint32_t *counts;   /* pinned, of all slots; NULL: nobody has asked */
     uint64_t counts_of; /* list.number when they were fetched */
     /* Of config.guard: queries [layers][QUERIES][guard_ld] and what a comparison
@@ -276,6 +300,25 @@ bool tr_kv_launch(tr_kv_gpu_t *g, const tr_kv_pinned_t *pinned);
 /* The same at once, outside of a batch; returns when it was done. */
 bool tr_kv_flush(tr_kv_gpu_t *g);
 
+/* kv_device_swap.c */
+static inline bool
+tr_kv_is_moving(const tr_kv_gpu_t *g, int32_t slot)
+{
+    return g->mirror[slot].moving.kind == TR_KV_DO_OUT
+           || g->mirror[slot].moving.kind == TR_KV_DO_IN;
+}
+/* What one batch may be preceded by goes into the list, or all. */
+void tr_kv_move_some(tr_kv_gpu_t *g, bool all);
+/* All that is left of a slot's move does; drop: without its bytes. */
+void tr_kv_finish_move(tr_kv_gpu_t *g, int32_t slot, bool drop);
+/* So many more pages of one that goes out; false: none does. */
+bool tr_kv_leave_more(tr_kv_gpu_t *g, uint64_t pages);
+/* The bound becomes so much if that is on its way out. */
+void tr_kv_await(tr_kv_gpu_t *g, uint64_t pages);
+tr_status_t tr_kv_gpu_swap_out(tr_kv_cache_t *kv, int32_t slot);
+tr_status_t tr_kv_gpu_swap_in(tr_kv_cache_t *kv, int32_t slot);
+bool tr_kv_gpu_coming(const tr_kv_cache_t *kv, int32_t slot);
+
 /* kv_device_guard.c */
 size_t tr_kv_guard_query_bytes(const tr_kv_gpu_t *g);
 size_t tr_kv_guard_change_bytes(const tr_kv_gpu_t *g);
@@ -301,8 +344,6 @@ tr_status_t tr_kv_gpu_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len);
 tr_status_t tr_kv_gpu_stage(tr_kv_cache_t *kv, int32_t slot, uint32_t len);
 tr_status_t tr_kv_gpu_fork(tr_kv_cache_t *kv, int32_t from, int32_t to,
                            uint32_t len);
-tr_status_t tr_kv_gpu_swap_out(tr_kv_cache_t *kv, int32_t slot);
-tr_status_t tr_kv_gpu_swap_in(tr_kv_cache_t *kv, int32_t slot);
 /* The most pages of a copy that becomes `to`, and the fewest. */
 uint64_t tr_kv_worst_copy_of(const tr_kv_gpu_t *g, const tr_kv_seq_t *to);
 uint64_t tr_kv_least_copy_of(const tr_kv_gpu_t *g, const tr_kv_seq_t *to);
@@ -314,6 +355,8 @@ uint64_t tr_kv_step_pages(const tr_kv_gpu_t *g, int32_t slot);
 void tr_kv_step_mirror(tr_kv_gpu_t *g, int32_t slot);
 /* Rows that were granted do not come, or have come. */
 void tr_kv_forget_needs(tr_kv_gpu_t *g);
+/* A slot is not in the coming batch after all. */
+void tr_kv_forget_need(tr_kv_gpu_t *g, int32_t slot);
 /* A slot keeps the first n of its pages in host memory. */
 void tr_kv_trim_ids(tr_kv_gpu_t *g, int32_t slot, uint32_t n);
 

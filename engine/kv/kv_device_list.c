@@ -63,7 +63,7 @@ tr_kv_list_bytes(uint32_t room, uint32_t share_room)
 void
 tr_kv_list_empty(tr_kv_list_t *l)
 {
-    l->n = l->n_shares = l->n_groups = l->n_ids = 0;
+    l->n = l->n_shares = l->n_groups = l->n_ids = l->n_moved = 0;
     l->restores = false;
     l->ring = TR_KV_NO_GROUP;
     l->lends = l->cedes = l->reclaims = -1;
@@ -339,51 +339,62 @@ launch_restores(tr_kv_gpu_t *g, const tr_kv_group_t *group, const void *in)
     return rc != 0 ? rc : cuda->manager_install_cuts(s, &g->m, NULL, group->n);
 }
 
+/* A piece of a slot that goes out. */
 static int
-launch_out(tr_kv_gpu_t *g, const tr_kv_move_out_t *c)
+launch_out(tr_kv_gpu_t *g, const tr_kv_swap_t *c)
 {
     const tr_device_t *cuda = g->device.cuda;
     const tr_cuda_stream_t *s = g->device.stream;
+    uint32_t last = c->ends ? TR_KV_ALL_PAGES : c->last;
     tr_cuda_swap_t swap = { .slot = c->slot,
                             .uncompressed_pages = c->uncompressed_pages,
                             .near_pages = c->near_pages,
                             .near_from = c->near_from,
                             .max_pages = c->pages,
+                            .first = c->first,
+                            .last = c->last,
                             .taken = g->ids + c->at,
                             .given = g->moved[1],
                             .from = g->pool,
-                            .to = g->kv.swap.memory,
+                            .to = c->drop ? NULL : g->kv.swap.memory,
                             .mark = TR_KV_HOST };
-    int rc = cuda->kv_swap(s, &g->m.view, g->m.tables, &swap, &g->n_moved[0],
+    int rc = cuda->kv_swap(s, &g->m.view, g->m.tables, &swap, g->n_moved,
                            g->swap_work);
 
     return rc != 0 ? rc
                    : cuda->manager_give(s, &g->m, c->slot, g->moved[1],
-                                        &g->n_moved[0]);
+                                        g->n_moved, c->first, last);
 }
 
+/* And of one that comes in, which got pages for all of them. */
 static int
-launch_in(tr_kv_gpu_t *g, const tr_kv_move_out_t *c)
+launch_in(tr_kv_gpu_t *g, const tr_kv_swap_t *c)
 {
     const tr_device_t *cuda = g->device.cuda;
     const tr_cuda_stream_t *s = g->device.stream;
+    uint32_t *got = (uint32_t *) (g->arrived + c->at);
+    int32_t *pages = g->arrived + c->at + 1;
     tr_cuda_swap_t swap = { .slot = c->slot,
                             .uncompressed_pages = c->uncompressed_pages,
                             .near_pages = c->near_pages,
                             .near_from = c->near_from,
                             .max_pages = c->pages,
-                            .taken = g->moved[1],
+                            .first = c->first,
+                            .last = c->last,
+                            .taken = pages + c->first,
                             .given = g->moved[0],
                             .from = g->kv.swap.memory,
-                            .to = g->pool,
+                            .to = c->drop ? NULL : g->pool,
                             .unmark = TR_KV_HOST,
-                            .go = &g->n_moved[1] };
-    int rc = cuda->manager_take(s, &g->m, c->slot, g->moved[1], &g->n_moved[1],
-                                c->pages);
+                            .go = got };
+    int rc = 0;
 
+    if (c->take) {
+        rc = cuda->manager_take(s, &g->m, c->slot, pages, got, c->pages);
+    }
     return rc != 0 ? rc
                    : cuda->kv_swap(s, &g->m.view, g->m.tables, &swap,
-                                   &g->n_moved[0], g->swap_work);
+                                   g->n_moved, g->swap_work);
 }
 
 /* Slots one after the other. */
@@ -396,8 +407,8 @@ launch_moves(tr_kv_gpu_t *g, const tr_kv_group_t *group)
     for (i = 0; i < group->n && rc == 0; i++) {
         const tr_kv_command_t *c = &g->list.command[at];
 
-        rc = group->kind == TR_KV_DO_OUT ? launch_out(g, &c->out)
-                                         : launch_in(g, &c->out);
+        rc = group->kind == TR_KV_DO_OUT ? launch_out(g, &c->move)
+                                         : launch_in(g, &c->move);
         at = c->next;
     }
     return rc;

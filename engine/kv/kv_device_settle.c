@@ -93,12 +93,19 @@ tr_kv_device_begin(tr_kv_cache_t *kv, const tr_kv_device_row_t *rows,
     tr_kv_gpu_t *g = tr_kv_gpu(kv);
     tr_kv_batch_t *b = tr_kv_batch(g, g->next);
     const tr_kv_pinned_t *pinned = tr_kv_pinned(g, g->next);
+    uint32_t i;
 
     assert(g->next - g->oldest < TR_KV_IN_FLIGHT);
     assert(n <= g->device.max_seqs);
     if (g->failed) {
         return TR_CUDA_FAILED;
     }
+    for (i = 0; i < n; i++) {
+        if (rows[i].slot >= 0) {
+            tr_kv_finish_move(g, rows[i].slot, false);
+        }
+    }
+    tr_kv_move_some(g, n == 0);
     write_asks(g, pinned->in, rows, n);
     if (!tr_kv_launch(g, pinned)) {
         return TR_CUDA_FAILED;

@@ -21,6 +21,9 @@ tr_kv_gpu_share(tr_kv_cache_t *kv, tr_kv_share_kind_t kind,
     tr_kv_gpu_t *g = tr_kv_gpu(kv);
     tr_kv_mirror_t *x = what->slot >= 0 ? &g->mirror[what->slot] : NULL;
 
+    if (x != NULL) {
+        tr_kv_finish_move(g, what->slot, false);
+    }
     tr_kv_share_command(g, kind, what);
     if (kind == TR_KV_MERGE || kind == TR_KV_RECLAIM) {
         coming(g)->returned += kv->heads;
@@ -54,8 +57,8 @@ uint64_t
 tr_kv_gpu_free_pages(const tr_kv_cache_t *kv)
 {
     const tr_kv_gpu_t *g = tr_kv_gpu(kv);
-    int64_t pages = tr_kv_bound(g) + (int64_t) tr_kv_reuse_idle(kv)
-                    - (int64_t) g->needed;
+    int64_t pages = tr_kv_bound(g) + (int64_t) g->leaving
+                    + (int64_t) tr_kv_reuse_idle(kv) - (int64_t) g->needed;
 
     return pages > 0 ? (uint64_t) pages : 0;
 }
@@ -64,8 +67,10 @@ void
 tr_kv_make_room(tr_kv_gpu_t *g, int32_t slot, uint64_t pages)
 {
     uint64_t idle = tr_kv_reuse_idle(&g->kv);
-    int64_t all = tr_kv_bound(g) + (int64_t) idle;
+    int64_t all;
 
+    tr_kv_await(g, pages);
+    all = tr_kv_bound(g) + (int64_t) idle;
     if (idle != 0 && all > 0) {
         tr_kv_reuse_room(&g->kv, slot,
                          (uint64_t) all < pages ? (uint64_t) all : pages);

@@ -79,9 +79,8 @@ tr_kv_forget_needs(tr_kv_gpu_t *g)
     g->needs++;
 }
 
-/* The slot is not in the coming batch after all. */
-static void
-forget_need(tr_kv_gpu_t *g, int32_t slot)
+void
+tr_kv_forget_need(tr_kv_gpu_t *g, int32_t slot)
 {
     tr_kv_mirror_t *x = &g->mirror[slot];
 
@@ -173,6 +172,7 @@ tr_kv_gpu_release(tr_kv_cache_t *kv, int32_t slot)
     tr_kv_gpu_t *g = tr_kv_gpu(kv);
     const tr_kv_slot_t *s = tr_kv_slot(kv, slot);
 
+    tr_kv_finish_move(g, slot, true); /* its pages are wanted by nobody */
     tr_kv_command(g, TR_KV_DO_CLOSE, slot, -1)->close = slot;
     if (!s->out) {
         coming(g)->returned += g->mirror[slot].low;
@@ -192,7 +192,11 @@ tr_kv_gpu_close(tr_kv_cache_t *kv, int32_t slot)
 
     tr_kv_slot(kv, slot);
     tr_kv_guard_close(g, slot);
-    forget_need(g, slot);
+    tr_kv_forget_need(g, slot);
+    if (kv->reuse != NULL && kv->reuse->kept != NULL
+        && kv->reuse->kept[slot].ends) {
+        tr_kv_finish_move(g, slot, false); /* its pages may be kept */
+    }
     if (!tr_kv_kept_close(kv, slot)) {
         tr_kv_gpu_release(kv, slot);
     }
@@ -205,6 +209,7 @@ tr_kv_gpu_prompt(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
     const tr_kv_begin_t begin = { slot, len };
 
     assert(!tr_kv_slot(kv, slot)->out && len >= kv->m.slot[slot].tokens);
+    tr_kv_finish_move(g, slot, false);
     tr_kv_command(g, TR_KV_DO_BEGIN, slot, -1)->begin = begin;
     g->mirror[slot].touched = g->next;
     manager_begin(&kv->m, &begin);
@@ -236,6 +241,7 @@ reserve_uncompressed(tr_kv_gpu_t *g, int32_t slot, uint32_t len)
     manager_need_t w;
 
     manager_need(&g->kv.m, &ask, &w);
+    tr_kv_await(g, w.pages);
     if (w.pages != 0 && !tr_kv_reuse_room(&g->kv, slot, w.pages)) {
         return TR_AGAIN;
     }
@@ -256,6 +262,15 @@ reserve_uncompressed(tr_kv_gpu_t *g, int32_t slot, uint32_t len)
     return TR_OK;
 }
 
+/* Was it refused then, and nothing was given back since?  What is on its way out
+ * is, if there is any. */
+static bool
+refused_since(tr_kv_gpu_t *g, uint64_t then)
+{
+    return then != TR_KV_NEVER && then >= g->returns
+           && !tr_kv_leave_more(g, g->kv.heads);
+}
+
 /* The next token of a compressed slot: the batch's step grants it or not. */
 static tr_status_t
 reserve_next(tr_kv_gpu_t *g, int32_t slot, uint32_t len)
@@ -267,7 +282,7 @@ reserve_next(tr_kv_gpu_t *g, int32_t slot, uint32_t len)
         return TR_OK;
     }
     if (len != tokens + 1 || len > g->kv.config.max_len
-        || (x->stalled != TR_KV_NEVER && x->stalled >= g->returns)) {
+        || refused_since(g, x->stalled)) {
         return TR_AGAIN;
     }
     if (x->needed != g->needs) {
@@ -293,6 +308,7 @@ tr_kv_gpu_reserve_batch(tr_kv_cache_t *kv, const int32_t *slots,
         const tr_kv_slot_t *s = tr_kv_slot(kv, slots[i]);
 
         assert(!s->out);
+        tr_kv_finish_move(g, slots[i], false);
         result[i] = s->uncompressed ? reserve_uncompressed(g, slots[i], lens[i])
                                     : reserve_next(g, slots[i], lens[i]);
     }
@@ -451,6 +467,7 @@ tr_kv_gpu_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
     int64_t bound;
 
     assert(!s->out && len >= kv->m.seq[slot].base && len <= s->tokens);
+    tr_kv_finish_move(g, slot, false);
     if (s->rule.n_levels == 0) {
         return TR_OK;
     }
@@ -467,7 +484,7 @@ tr_kv_gpu_compress(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
     }
     if (x->trial == TR_KV_TRIED || x->trial == TR_KV_DONE
         || coming(g)->n_completed == kv->config.slots
-        || (x->denied != TR_KV_NEVER && x->denied >= g->returns)) {
+        || refused_since(g, x->denied)) {
         return TR_AGAIN;
     }
     if (s->uncompressed_pages == 0) { /* nothing moves */
@@ -546,6 +563,7 @@ tr_kv_gpu_fork(tr_kv_cache_t *kv, int32_t from, int32_t to, uint32_t len)
     assert(from != to && tr_kv_slot(kv, from)->tokens >= len);
     assert(kv->m.seq[from].base == 0 && !kv->m.slot[from].out);
     assert(tr_kv_slot(kv, to)->pages == 0);
+    tr_kv_finish_move(g, from, false);
     tr_kv_reuse_fork(kv, from, to, len);
     rc = reserve_uncompressed(g, to, len);
     if (rc != TR_OK) {
@@ -559,96 +577,5 @@ tr_kv_gpu_fork(tr_kv_cache_t *kv, int32_t from, int32_t to, uint32_t len)
     c->fork.from = from;
     c->fork.to = to;
     c->fork.len = len;
-    return TR_OK;
-}
-
-/* ---- out and in --------------------------------------------------------- */
-
-/* So many pages of host memory into the list, and in a chain to the slot. */
-static void
-take_ids(tr_kv_gpu_t *g, int32_t slot, uint32_t n)
-{
-    tr_kv_mirror_t *x = &g->mirror[slot];
-    int32_t *link = &x->ids;
-    uint32_t i;
-
-    assert(x->ids == -1);
-    for (i = 0; i < n; i++) {
-        *link = g->id_free;
-        g->id_free = g->id_next[g->id_free];
-        g->list.ids[g->list.n_ids++] = *link;
-        link = &g->id_next[*link];
-    }
-    *link = -1;
-    x->n_ids = n;
-    g->n_free_ids -= n;
-    g->kv.totals.swapped_pages += n;
-}
-
-static void
-move_out(const tr_kv_slot_t *s, int32_t slot, tr_kv_move_out_t *out)
-{
-    out->slot = slot;
-    out->uncompressed_pages = s->uncompressed_pages;
-    /* the device may be some steps behind */
-    out->near_pages = s->near_pages;
-    out->near_from = s->near_from > TR_KV_IN_FLIGHT
-                         ? s->near_from - TR_KV_IN_FLIGHT
-                         : 0;
-    out->pages = s->pages;
-}
-
-tr_status_t
-tr_kv_gpu_swap_out(tr_kv_cache_t *kv, int32_t slot)
-{
-    tr_kv_gpu_t *g = tr_kv_gpu(kv);
-    tr_kv_slot_t *s = tr_kv_slot(kv, slot);
-    tr_kv_mirror_t *x = &g->mirror[slot];
-    uint64_t pages = (uint64_t) s->pages + s->borrowed;
-    tr_kv_command_t *c;
-
-    assert(!s->out);
-    if (pages > g->n_free_ids || pages > g->swap_max
-        || pages > kv->swap.n - g->list.n_ids || x->trial == TR_KV_TRIED
-        || x->trial == TR_KV_DONE) {
-        return TR_AGAIN;
-    }
-    s->pages = (uint32_t) pages; /* it comes back with copies */
-    s->borrowed = 0;
-    if (s->pages != 0) {
-        c = tr_kv_command(g, TR_KV_DO_OUT, slot, -1);
-        move_out(s, slot, &c->out);
-        c->out.at = g->list.n_ids;
-        take_ids(g, slot, (uint32_t) s->pages);
-    }
-    forget_need(g, slot);
-    coming(g)->returned += x->low;
-    g->returns++;
-    x->touched = g->next;
-    s->out = true;
-    return TR_OK;
-}
-
-tr_status_t
-tr_kv_gpu_swap_in(tr_kv_cache_t *kv, int32_t slot)
-{
-    tr_kv_gpu_t *g = tr_kv_gpu(kv);
-    tr_kv_slot_t *s = tr_kv_slot(kv, slot);
-    tr_kv_mirror_t *x = &g->mirror[slot];
-    tr_kv_command_t *c;
-
-    assert(s->out);
-    if (s->pages != 0 && !tr_kv_reuse_room(kv, slot, s->pages)) {
-        return TR_AGAIN;
-    }
-    if (s->pages != 0) {
-        c = tr_kv_command(g, TR_KV_DO_IN, slot, -1);
-        move_out(s, slot, &c->out);
-    }
-    coming(g)->claimed += s->pages;
-    tr_kv_trim_ids(g, slot, 0); /* who writes there next comes later */
-    x->touched = g->next;
-    x->stalled = TR_KV_NEVER;
-    s->out = false;
     return TR_OK;
 }

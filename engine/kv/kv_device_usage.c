@@ -132,7 +132,9 @@ ids_sound(const tr_kv_gpu_t *g)
         for (at = x->ids, n = 0; at >= 0 && n <= x->n_ids; n++) {
             at = g->id_next[at];
         }
-        if (n != x->n_ids || (n != 0 && !g->kv.m.slot[i].out)) {
+        if (n != x->n_ids
+            || (n != 0 && !g->kv.m.slot[i].out
+                && !tr_kv_is_moving(g, (int32_t) i))) {
             return false;
         }
         sum += n;

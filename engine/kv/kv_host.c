@@ -423,7 +423,7 @@ host_swap_out(tr_kv_cache_t *kv, int32_t slot)
     swap_pages(kv, slot, true, kv->swap.used);
     kv->swap.used += pages;
     kv->totals.swapped_pages += pages;
-    tr_kv_host_give(&kv->m, slot, kv->moved, pages);
+    tr_kv_host_give(&kv->m, slot, kv->moved, pages, 0, TR_KV_ALL_PAGES);
     trust(kv, "swap_out", slot);
     return TR_OK;
 }

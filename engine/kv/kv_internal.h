@@ -153,6 +153,7 @@ typedef struct {
                         uint32_t len);
     tr_status_t (*swap_out)(tr_kv_cache_t *kv, int32_t slot);
     tr_status_t (*swap_in)(tr_kv_cache_t *kv, int32_t slot);
+    bool (*coming)(const tr_kv_cache_t *kv, int32_t slot); /* NULL: never */
     void (*usage)(const tr_kv_cache_t *kv, int32_t slot, tr_kv_usage_t *out);
     void (*usage_in)(const tr_kv_cache_t *kv, int32_t slot,
                      const tr_page_plan_t *plan, tr_kv_usage_t *out);

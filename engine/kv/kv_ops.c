@@ -190,6 +190,12 @@ tr_kv_swap_in(tr_kv_cache_t *kv, int32_t slot)
     return kv->ops->swap_in(kv, slot);
 }
 
+bool
+tr_kv_coming(const tr_kv_cache_t *kv, int32_t slot)
+{
+    return kv->ops->coming != NULL && kv->ops->coming(kv, slot);
+}
+
 void
 tr_kv_usage(const tr_kv_cache_t *kv, int32_t slot, tr_kv_usage_t *out)
 {

@@ -381,7 +381,7 @@ static bool
 tr_scheduler_wants(tr_scheduler_t *s, tr_sequence_t *q, uint32_t *prompts)
 {
     if (tr_sequence_paused(q) || tr_scheduler_complete(s, q)
-        || tr_scheduler_held_up(s, q)) {
+        || tr_scheduler_held_up(s, q) || tr_kv_coming(s->kv, q->kv_slot)) {
         return false;
     }
     if (q->computed + 1 == q->prompt_len && tr_sequence_shares(q)) {

@@ -638,6 +638,7 @@ tr_scheduler_return(tr_scheduler_t *s, tr_sequence_t *q)
     tr_scheduler_run(s, q);
     s->changes++;
     if (s->n_tokens < s->max_batch_tokens && tr_sequence_decodes(q)
+        && !tr_kv_coming(s->kv, q->kv_slot)
         && tr_kv_reserve(s->kv, q->kv_slot, tr_sequence_known(q)) == TR_OK) {
         tr_scheduler_step(s, q, s->max_batch_tokens);
     }

@@ -103,18 +103,22 @@ typedef struct {
     int32_t slot;
     uint32_t uncompressed_pages; /* of every head; from entry 0 of its row */
     uint32_t near_pages, near_from;
-    uint32_t max_pages;   /* that taken and given have room for */
-    const int32_t *taken; /* [pages] where they go, ids of the other pool */
-    int32_t *given;       /* [pages] where they were */
-    uint8_t *from, *to;   /* pools of page_bytes; host memory is pinned */
+    uint32_t max_pages;   /* of the slot */
+    uint32_t first, last; /* of them only [first, last) move now */
+    const int32_t
+        *taken;     /* [last - first] where they go, ids of the other pool */
+    int32_t *given; /* [last - first] where they were */
+    uint8_t *from, *to; /* pools of page_bytes; host memory is pinned.  to NULL:
+                           * tables are rewritten, no page is copied */
     int32_t mark, unmark; /* bits set in the entries, bits cleared in them
                             * before they are ids */
     const uint32_t *go;   /* NULL, or [1] on the device: 0: nothing happens */
 } tr_cuda_swap_t;
 
-/* Copies the pages of a slot and rewrites its rows of `tables`, which are the
- * view's; counts and sequence are those of the slot.  pages: on the device, how
- * many were copied: 0 when they are more than max_pages, and then nothing is.
+/* Copies pages of a slot and rewrites its rows of `tables`, which are the view's;
+ * counts and sequence are those of the slot.  pages: on the device, how many the
+ * slot has: 0 when they are more than max_pages, and then nothing is copied.  In
+ * pieces the order stays as long as nothing else happens to the slot.
  * work: tr_cuda_kv_swap_work() bytes. */
 int tr_cuda_kv_swap(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                     int32_t *tables, const tr_cuda_swap_t *swap,

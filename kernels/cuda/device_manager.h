@@ -97,13 +97,15 @@ int tr_cuda_manager_tally(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
                           uint32_t n);
 
 /* Preemption (tr_kv_swap_out, tr_kv_swap_in); tr_cuda_kv_swap copies the pages and
- * rewrites the tables.  give: the slot's pages, as the copy tiered them, come
- * back to the ring, n [1] of them, or nothing happens when n is 0.  The slot is
- * out: steps and prompts refuse it.  take: before it comes in, pages are granted
+ * rewrites the tables.  give: of the slot's n [1] pages, [first, last) come back to
+ * the ring, which are in pages[] as the copy tiered them; nothing happens when n
+ * is 0.  With last TR_KV_ALL_PAGES the slot is out: steps and prompts refuse it.
+ * take: before it comes in, pages are granted
  * into pages[], as many as it has (at most max), and *n is their number, or 0
  * when there are not so many; the slot is in again. */
 int tr_cuda_manager_give(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
-                         int32_t slot, const int32_t *pages, const uint32_t *n);
+                         int32_t slot, const int32_t *pages, const uint32_t *n,
+                         uint32_t first, uint32_t last);
 int tr_cuda_manager_take(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
                          int32_t slot, int32_t *pages, uint32_t *n,
                          uint32_t max);

@@ -143,11 +143,11 @@ tr_kv_host_tally(const tr_kv_manager_t *m, uint32_t n)
 
 void
 tr_kv_host_give(const tr_kv_manager_t *m, int32_t slot, const int32_t *pages,
-                uint32_t n)
+                uint32_t n, uint32_t first, uint32_t last)
 {
     manager_swap_t shared;
 
-    manager_give(m, slot, pages, n, &shared);
+    manager_give(m, slot, pages, n, first, last, &shared);
 }
 
 void

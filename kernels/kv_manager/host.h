@@ -72,7 +72,8 @@ void tr_kv_host_share(const tr_kv_manager_t *m, int32_t *history,
                       const tr_kv_share_t *share, uint32_t n);
 void tr_kv_host_tally(const tr_kv_manager_t *m, uint32_t n);
 void tr_kv_host_give(const tr_kv_manager_t *m, int32_t slot,
-                     const int32_t *pages, uint32_t n);
+                     const int32_t *pages, uint32_t n, uint32_t first,
+                     uint32_t last);
 void tr_kv_host_take(const tr_kv_manager_t *m, int32_t slot, int32_t *pages,
                      uint32_t *n, uint32_t max);
 

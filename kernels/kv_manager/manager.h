@@ -104,6 +104,7 @@ typedef struct {
 
 #define TR_KV_ANY UINT32_MAX
 #define TR_KV_NEXT UINT32_MAX
+#define TR_KV_ALL_PAGES UINT32_MAX
 
 /* tr_kv_reserve.  Who asks may not know yet that an earlier step stalled:
  * `from` says how many tokens it takes the slot to have (TR_KV_ANY: as many as

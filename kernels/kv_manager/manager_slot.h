@@ -8,7 +8,8 @@
  *   ends    one block, the last of release: where each request's come to
  *   recycle block (request, some heads, a warp each): the pages come back, but
  *           for those in front that are kept for others
- *   give, take  one block: the pages of a slot that goes out or comes in
+ *   give, take  one block: the pages of a slot that goes out, in pieces, or comes
+ *           in
  */
 #ifndef TR_KV_MANAGER_SLOT_H
 #define TR_KV_MANAGER_SLOT_H
@@ -353,13 +354,17 @@ manager_give_own(const tr_kv_manager_t *m, int32_t slot, const int32_t *pages,
     }
 }
 
-/* pages: all that are in its rows, those of others among them: it has all of them
- * where it goes, and then borrows none. */
+/* Of all n that are in its rows, those of others among them, [first, last) have
+ * gone, which are in pages: its own come back.  It has all of them where it goes,
+ * and then borrows none: until the last have gone, those that have count as
+ * borrowed.  last TR_KV_ALL_PAGES: all that are left, and the slot is out. */
 TR_HD void
 manager_give(const tr_kv_manager_t *m, int32_t slot, const int32_t *pages,
-             uint32_t n, manager_swap_t *s)
+             uint32_t n, uint32_t first, uint32_t last, manager_swap_t *s)
 {
+    uint32_t end = last < n ? last : n, some = end > first ? end - first : 0;
     tr_kv_slot_t *t = &m->slot[slot];
+    bool ends = last == TR_KV_ALL_PAGES;
 
     if (!t->open || t->out || n != t->pages + t->borrowed) {
         EACH_FEW (j, 1) {
@@ -367,19 +372,23 @@ manager_give(const tr_kv_manager_t *m, int32_t slot, const int32_t *pages,
         }
         return;
     }
-    manager_swap_pages(m, slot, false, s);
-    manager_give_own(m, slot, pages, n, &s->sum);
-    EACH (i, m->seq[slot].frozen ? m->heads * TR_KV_TIERS_MAX : 0) {
+    if (ends) {
+        manager_swap_pages(m, slot, false, s);
+    }
+    manager_give_own(m, slot, pages, some, &s->sum);
+    EACH (i, ends && m->seq[slot].frozen ? m->heads * TR_KV_TIERS_MAX : 0) {
         m->borrowed[manager_head(m, slot, 0) * TR_KV_TIERS_MAX + i] = 0;
     }
     EACH_FEW (j, 1) {
-        if (manager_total(&s->sum) != t->pages) {
+        uint32_t own = (uint32_t) manager_total(&s->sum);
+
+        if (own > t->pages || (ends && own != t->pages)) {
             m->report->faults++;
         }
-        m->report->end += manager_total(&s->sum);
-        t->pages = n;
-        t->borrowed = 0;
-        t->out = true;
+        m->report->end += own;
+        t->pages = ends ? n : t->pages - own;
+        t->borrowed = ends ? 0 : t->borrowed + own;
+        t->out = ends;
     }
 }
 

@@ -338,7 +338,7 @@ typedef struct {
     const int32_t *given;
     int32_t *taken;
     const uint32_t *n;
-    uint32_t *got, max;
+    uint32_t *got, max, first, last;
 } move_t;
 
 static void
@@ -347,18 +347,24 @@ give_body(void *args)
     move_t *a = args;
 
     if (*a->n != 0) {
-        tr_kv_host_give(&a->m, a->slot, a->given, *a->n);
+        tr_kv_host_give(&a->m, a->slot, a->given, *a->n, a->first, a->last);
     }
 }
 
 int
 tr_cuda_manager_give(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
-                     int32_t slot, const int32_t *pages, const uint32_t *n)
+                     int32_t slot, const int32_t *pages, const uint32_t *n,
+                     uint32_t first, uint32_t last)
 {
-    move_t a = { .m = *m, .slot = slot, .given = pages, .n = n };
+    move_t a = { .m = *m,
+                 .slot = slot,
+                 .given = pages,
+                 .n = n,
+                 .first = first,
+                 .last = last };
 
     if (slot < 0 || (uint32_t) slot >= m->size.slots || pages == NULL
-        || n == NULL) {
+        || n == NULL || first > last) {
         return TR_KERNEL_BADARG;
     }
     a.m.view.layout = NULL;
@@ -462,16 +468,24 @@ swap_body(void *args)
         uint32_t some = entries(a, &kv, h, entry);
 
         for (uint32_t i = 0; i < some; i++, at++) {
-            int32_t from = row[entry[i]] & ~a->swap.unmark;
-            int32_t to = a->swap.taken[at], source = from;
+            uint32_t k = at - a->swap.first;
+            int32_t from, source, to;
 
-            if (a->swap.unmark != 0 && at > 0 && soft_fails(SOFT_PAGE)) {
-                source = a->swap.given[at - 1];
+            if (at < a->swap.first || at >= a->swap.last) {
+                continue;
             }
-            memcpy(a->swap.to + (uint64_t) (uint32_t) to * kv.page_bytes,
-                   a->swap.from + (uint64_t) (uint32_t) source * kv.page_bytes,
-                   kv.page_bytes);
-            a->swap.given[at] = from;
+            from = source = row[entry[i]] & ~a->swap.unmark;
+            to = a->swap.taken[k];
+            if (a->swap.unmark != 0 && k > 0 && soft_fails(SOFT_PAGE)) {
+                source = a->swap.given[k - 1];
+            }
+            if (a->swap.to != NULL) {
+                memcpy(a->swap.to + (uint64_t) (uint32_t) to * kv.page_bytes,
+                       a->swap.from
+                           + (uint64_t) (uint32_t) source * kv.page_bytes,
+                       kv.page_bytes);
+            }
+            a->swap.given[k] = from;
             row[entry[i]] = to | a->swap.mark;
         }
     }
@@ -493,7 +507,8 @@ tr_cuda_kv_swap(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     if (swap->slot < 0 || kv->layers * kv->kv_heads == 0 || kv->page_bytes % 16
         || work == NULL || swap->uncompressed_pages > kv->at_window
         || swap->near_pages > kv->at_window
-        || swap->near_from > swap->near_pages || !soft_view_keep(&a.view, kv)) {
+        || swap->near_from > swap->near_pages || swap->first > swap->last
+        || !soft_view_keep(&a.view, kv)) {
         return TR_KERNEL_BADARG;
     }
     return soft_launch(s, "kv_swap", swap_body, &a, sizeof(a));

@@ -225,12 +225,13 @@ static __global__ void __launch_bounds__(MANAGER_THREADS)
 
 static __global__ void __launch_bounds__(MANAGER_THREADS)
     give_kernel(const __grid_constant__ tr_kv_manager_t m, int32_t slot,
-                const int32_t *pages, const uint32_t *n)
+                const int32_t *pages, const uint32_t *n, uint32_t first,
+                uint32_t last)
 {
     __shared__ manager_swap_t s;
 
     if (*n != 0) {
-        manager_give(&m, slot, pages, *n, &s);
+        manager_give(&m, slot, pages, *n, first, last, &s);
     }
 }
 
@@ -493,14 +494,17 @@ tr_cuda_manager_absorb(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
 
 extern "C" int
 tr_cuda_manager_give(const tr_cuda_stream_t *s, const tr_kv_manager_t *m,
-                     int32_t slot, const int32_t *pages, const uint32_t *n)
+                     int32_t slot, const int32_t *pages, const uint32_t *n,
+                     uint32_t first, uint32_t last)
 {
     if (slot < 0 || (uint32_t) slot >= m->size.slots || pages == NULL
-        || n == NULL) {
+        || n == NULL || first > last) {
         return TR_KERNEL_BADARG;
     }
     give_kernel<<<1, MANAGER_THREADS, 0, (cudaStream_t) s->stream>>>(*m, slot,
-                                                                     pages, n);
+                                                                     pages, n,
+                                                                     first,
+                                                                     last);
     return tr_cuda_check();
 }
 

@@ -3,8 +3,8 @@
  * memory and back, straight through the bus: a kernel reads and writes host
  * memory in whole lines, so that pages anywhere need no staging.
  *
- * The first kernel counts the pages before each head, the second copies.  Order
- * of heads and parts: device.h.  And pages that files get and give, through memory
+ * The first kernel counts the pages before each head, the second copies, all or
+ * a piece of them.  Order of heads and parts: device.h.  And pages that files get and give, through memory
  * of the device: a copy engine does the rest, so that no block waits for the bus
  * beside a decode step.
  */
@@ -15,7 +15,10 @@
 
 #define THREADS 256u
 #define PARTS (TR_KV_TIERS_MAX + 2u)
-#define BLOCKS_HEAD 4u /* that share a head's pages */
+/* Blocks that share a head's pages: of a whole slot, and of a piece, which has
+ * few heads' */
+#define BLOCKS_HEAD 4u
+#define BLOCKS_PIECE 16u
 
 typedef struct {
     tr_kv_view_t kv;
@@ -131,11 +134,12 @@ static __global__ void __launch_bounds__(THREADS)
     swap_kernel(const __grid_constant__ swap_args_t a)
 {
     uint32_t h = blockIdx.y, heads = a.kv.layers * a.kv.kv_heads;
-    uint32_t at = a.before[h];
+    uint32_t at = a.before[h], end = min(a.swap.last, *a.pages);
     int32_t *row = a.tables
                    + ((size_t) a.swap.slot * heads + h) * a.kv.table_len;
 
-    if (*a.pages == 0) {
+    if (at >= end
+        || (h + 1 < heads ? a.before[h + 1] : *a.pages) <= a.swap.first) {
         return;
     }
     for (uint32_t p = 0; p < PARTS; p++) {
@@ -143,14 +147,19 @@ static __global__ void __launch_bounds__(THREADS)
         int32_t step;
 
         n = part_pages(a, h, p, &entry, &step);
-        for (uint32_t i = blockIdx.x; i < n; i += BLOCKS_HEAD) {
+        for (uint32_t i =
+                 (at < a.swap.first ? a.swap.first - at : 0) + blockIdx.x;
+             i < n && at + i < end; i += gridDim.x) {
+            uint32_t k = at + i - a.swap.first;
             int32_t *e = row + entry + (int64_t) i * step;
-            int32_t from = *e & ~a.swap.unmark, to = a.swap.taken[at + i];
+            int32_t from = *e & ~a.swap.unmark, to = a.swap.taken[k];
 
             __syncthreads(); /* all have read the entry */
-            page_copy(a, from, to);
+            if (a.swap.to != NULL) {
+                page_copy(a, from, to);
+            }
             if (threadIdx.x == 0) {
-                a.swap.given[at + i] = from;
+                a.swap.given[k] = from;
                 *e = to | a.swap.mark;
             }
         }
@@ -170,6 +179,7 @@ tr_cuda_kv_swap(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                 void *work)
 {
     uint32_t heads = kv->layers * kv->kv_heads;
+    bool whole = swap->first == 0 && swap->last >= swap->max_pages;
     cudaStream_t stream = (cudaStream_t) s->stream;
     swap_args_t a;
 
@@ -177,7 +187,7 @@ tr_cuda_kv_swap(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
         || kv->n_layouts == 0 || kv->n_layouts > TR_KV_LAYOUTS_MAX
         || swap->uncompressed_pages > kv->at_window
         || swap->near_pages > kv->at_window
-        || swap->near_from > swap->near_pages) {
+        || swap->near_from > swap->near_pages || swap->first > swap->last) {
         return TR_KERNEL_BADARG;
     }
     a.kv = *kv;
@@ -189,7 +199,8 @@ tr_cuda_kv_swap(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
     a.before = (uint32_t *) work;
     a.pages = pages;
     count_kernel<<<1, THREADS, 0, stream>>>(a);
-    swap_kernel<<<dim3(BLOCKS_HEAD, heads), THREADS, 0, stream>>>(a);
+    swap_kernel<<<dim3(whole ? BLOCKS_HEAD : BLOCKS_PIECE, heads), THREADS, 0,
+                  stream>>>(a);
     return tr_cuda_check();
 }
 

@@ -60,7 +60,7 @@
  *   anew_ms, turn_ms, again_ms  turn: to the next token behind prompt and new tokens
  *                 without reuse, with it, and of the prompt alone
  *   alone_p50_ms, alone_p99_ms, alone_max_ms  moves: from a step to the next while
- *                 nothing moves; swap_: while one is preempted and returns, every
+ *                 nothing moves; swap_: while one is preempted and returns, again
  *                 16 steps; host_: while a prefix goes to cache_memory and comes
  *                 back, all the time; swap_over, host_over: p99 over that alone;
  *                 host_out_ms, host_in_ms: one way, beside the steps

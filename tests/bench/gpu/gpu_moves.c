@@ -14,7 +14,7 @@
 
 #include "engine/kv/kv_store.h"
 
-#define EVERY 8u /* steps between out and in */
+#define EVERY 8u /* steps between out and in, at least */
 
 static const tr_prefix_key_t nobodys;
 
@@ -24,7 +24,7 @@ static struct {
     int32_t slot; /* that moves; kept: of the prefix */
     double *ms;   /* [steps] */
     double out_ms, in_ms, since;
-    uint32_t outs, ins;
+    uint32_t outs, ins, next; /* step when something may move */
     uint64_t stored;
     bool back; /* the prefix comes */
 } m;
@@ -42,10 +42,15 @@ swap(uint32_t step)
 {
     tr_kv_cache_t *kv = m.b->e->kv;
 
-    if (step % (2 * EVERY) == EVERY) {
-        m.outs += tr_kv_swap_out(kv, m.slot) == TR_OK;
-    } else if (step % (2 * EVERY) == 0 && m.outs > m.ins) {
-        m.ins += tr_kv_swap_in(kv, m.slot) == TR_OK;
+    if (step < m.next || tr_kv_coming(kv, m.slot)) {
+        return; /* it moves by pieces, some before each step */
+    }
+    if (m.outs == m.ins && tr_kv_swap_out(kv, m.slot) == TR_OK) {
+        m.outs++;
+        m.next = step + EVERY;
+    } else if (m.outs > m.ins && tr_kv_swap_in(kv, m.slot) == TR_OK) {
+        m.ins++;
+        m.next = step + EVERY;
     }
 }
 
@@ -115,6 +120,7 @@ decode(void (*between)(uint32_t step))
     double last = 0;
 
     m.outs = m.ins = 0;
+    m.next = EVERY;
     m.out_ms = m.in_ms = 0;
     for (uint32_t step = 0; step <= m.steps; step++) {
         tr_batch_t *b = &batch[step % 2];

@@ -449,7 +449,8 @@ bench_swap(bench_t *b)
     tr_kv_seq_t seq = { 0 };
     swap_run_t s = { .swap = { .slot = 0,
                                .uncompressed_pages = uncompressed,
-                               .max_pages = n } };
+                               .max_pages = n,
+                               .last = n } };
     int32_t *taken = malloc(n * 4ul);
     uint8_t *host;
     double us;

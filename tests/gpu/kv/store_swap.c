@@ -56,6 +56,25 @@ typedef struct {
     uint32_t *pages, *go;
 } swap_t;
 
+/* In pieces, at times in one. */
+static int
+swap_launch(fixture_t *b, const swap_t *x, tr_cuda_swap_t swap)
+{
+    uint32_t each = 1 + x->n / (1 + x->n % 4);
+    int rc = 0;
+
+    for (uint32_t at = 0; at < x->n && rc == 0; at += each) {
+        swap.first = at;
+        swap.last = at + each < x->n ? at + each : x->n;
+        swap.taken = (const int32_t *) x->taken + at;
+        swap.given = (int32_t *) x->there + at;
+        rc = tr_cuda_kv_swap(&b->side->stream, &b->other,
+                             (int32_t *) b->other.tables, &swap, x->pages,
+                             x->work);
+    }
+    return rc;
+}
+
 /* Moves the pages to ids `to` of the other pool. */
 static bool
 swap_run(fixture_t *b, swap_t *x, const int32_t *to, bool out)
@@ -67,8 +86,6 @@ swap_run(fixture_t *b, swap_t *x, const int32_t *to, bool out)
     tr_cuda_swap_t swap = { .slot = (int32_t) x->slot,
                             .uncompressed_pages = x->uncompressed_pages,
                             .max_pages = x->n,
-                            .taken = x->taken,
-                            .given = x->there,
                             .from = out ? b->other.pool : x->host,
                             .to = out ? x->host : b->other.pool,
                             .mark = out ? MARK : 0,
@@ -76,9 +93,7 @@ swap_run(fixture_t *b, swap_t *x, const int32_t *to, bool out)
                             .go = x->go };
 
     fixture_put(x->taken, to, x->n * 4ul);
-    if (tr_cuda_kv_swap(&b->side->stream, &b->other,
-                        (int32_t *) b->other.tables, &swap, x->pages, x->work)
-        != 0) {
+    if (swap_launch(b, x, swap) != 0) {
         printf("launch: %s\n", tr_cuda_reason());
         exit(1);
     }
@@ -108,6 +123,7 @@ swap_nothing(fixture_t *b, swap_t *x, const int32_t *to)
     tr_cuda_swap_t swap = { .slot = (int32_t) x->slot,
                             .uncompressed_pages = x->uncompressed_pages,
                             .max_pages = pages - go,
+                            .last = pages,
                             .taken = x->taken,
                             .given = x->there,
                             .from = b->other.pool,

@@ -152,6 +152,21 @@ gpu_page(void *arg, int32_t page, void *out)
             "page");
 }
 
+/* Pages of a slot that goes out, in two pieces. */
+static int
+give(const gpu_t *g, int32_t slot, uint32_t n)
+{
+    const tr_cuda_stream_t *s = &g->stream;
+    const int32_t *list = g->in, *pages = list + 2;
+    const uint32_t *all = (const uint32_t *) (const void *) (list + 1);
+    uint32_t half = n / 2;
+    int rc = tr_cuda_manager_give(s, &g->m, slot, pages, all, 0, half);
+
+    return rc != 0 ? rc
+                   : tr_cuda_manager_give(s, &g->m, slot, pages + half, all,
+                                          half, TR_KV_ALL_PAGES);
+}
+
 static int
 launch(const gpu_t *g, fixture_op_t op, int32_t slot, uint32_t n)
 {
@@ -175,8 +190,7 @@ launch(const gpu_t *g, fixture_op_t op, int32_t slot, uint32_t n)
     case FIXTURE_FILL:
         return tr_cuda_manager_fill_prompts(s, m, n);
     case FIXTURE_GIVE:
-        return tr_cuda_manager_give(s, m, slot, list + 2,
-                                    (const uint32_t *) (void *) (list + 1));
+        return give(g, slot, n - 2);
     case FIXTURE_FORK:
         return tr_cuda_manager_fork(s, m, NULL, g->in, n);
     case FIXTURE_TALLY:

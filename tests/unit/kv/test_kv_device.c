@@ -323,7 +323,8 @@ host_run(void *arg, fixture_op_t op, void *in, size_t each, uint32_t n)
     } else if (op == FIXTURE_TALLY) {
         host_tally(m, n);
     } else if (op == FIXTURE_GIVE) {
-        manager_give(m, list[0], list + 2, (uint32_t) list[1], &s);
+        manager_give(m, list[0], list + 2, (uint32_t) list[1], 0,
+                     TR_KV_ALL_PAGES, &s);
     } else if (op == FIXTURE_TAKE) {
         manager_take(m, list[0], list + 2, (uint32_t *) &list[1], n - 2, &s);
     } else if (op >= FIXTURE_SHARE) {

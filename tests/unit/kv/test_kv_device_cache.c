@@ -3,7 +3,8 @@
  * come, compute prompts, are compressed, generate, fork, go out and come in,
  * are closed while rows of theirs are under way, on a software device that runs
  * late (tests/soft), beside the CPU's cache.  See kv_device_fixture.h for what
- * is held.
+ * is held.  In some rounds slots go out and come in by pieces: the CPU's do at
+ * once, so while they are under way there are commands, and no rows.
  *
  *   TR_KV_ROUNDS=N  rounds (default 12; more until all that is rare was seen)
  *   TR_KV_SEED=N    the seed that a failure printed, for one round
@@ -33,7 +34,7 @@ typedef struct {
     who_t who[FIXTURE_SEQS];
     uint64_t lives;
     bool pressed; /* somebody finds no page */
-    uint64_t evictions, tokens, turns;
+    uint64_t evictions, tokens, turns, pieces;
 } run_t;
 
 static const tr_kv_policy_t *
@@ -73,7 +74,7 @@ collect(run_t *p)
 }
 
 static void
-submit_rows(run_t *p, fixture_batch_t *b)
+submit_rows(run_t *p, fixture_batch_t *b, bool slow)
 {
     uint64_t seed[FIXTURE_SEQS];
 
@@ -83,7 +84,7 @@ submit_rows(run_t *p, fixture_batch_t *b)
         seed[i] = w->seed;
         w->under_way++;
     }
-    fixture_submit(&p->r, b, seed);
+    fixture_submit(&p->r, b, seed, slow);
 }
 
 static fixture_batch_t *
@@ -103,7 +104,7 @@ drain(run_t *p)
         collect(p);
     }
     if (!tr_kv_settled(p->r.kv)) {
-        submit_rows(p, coming(p));
+        submit_rows(p, coming(p), false);
         collect(p);
     }
     assert_true(tr_kv_settled(p->r.kv));
@@ -399,6 +400,18 @@ close_tried(run_t *p)
     }
 }
 
+/* Before a batch of which none has a row. */
+static void
+one_piece(run_t *p)
+{
+    submit_rows(p, coming(p), true);
+    p->pieces += p->r.g->n_moving != 0;
+    while (under_way(p) > 0) {
+        collect(p);
+    }
+    p->turns++;
+}
+
 static void
 one_turn(run_t *p)
 {
@@ -408,13 +421,18 @@ one_turn(run_t *p)
     while (n-- > 0) {
         happen(p);
     }
+    if (p->r.g->n_moving != 0 && random_below(4) != 0) {
+        one_piece(p);
+        return;
+    }
+    tr_kv_move_some(p->r.g, true);
     b = coming(p);
     p->pressed = false;
     for (uint32_t i = 0; i < FIXTURE_SEQS; i++) {
         compose_one(p, b, &p->who[(first + i) % FIXTURE_SEQS]);
     }
     if (b->n != 0 || !tr_kv_settled(p->r.kv)) {
-        submit_rows(p, b);
+        submit_rows(p, b, false);
     }
     close_tried(p);
     while (under_way(p) > random_below(2) || under_way(p) == TR_KV_IN_FLIGHT) {
@@ -457,7 +475,8 @@ round_of(run_t *p, uint64_t seed)
 
 /* What all rounds together have seen. */
 typedef struct {
-    uint64_t tokens, stalls, stages, compressed, denied, swaps, forks, refused;
+    uint64_t tokens, stalls, stages, compressed, denied, swaps, forks, refused,
+        pieces;
 } seen_t;
 
 static void
@@ -471,13 +490,15 @@ count_round(seen_t *seen, const run_t *p)
     seen->swaps += p->r.swaps;
     seen->forks += p->r.forks;
     seen->refused += p->r.refused;
+    seen->pieces += p->pieces;
 }
 
 static bool
 saw_all(const seen_t *s)
 {
     return s->tokens > 0 && s->compressed > 0 && s->swaps > 0 && s->forks > 0
-           && s->stalls > 0 && s->stages > 0 && s->denied > 0 && s->refused > 0;
+           && s->stalls > 0 && s->stages > 0 && s->denied > 0 && s->refused > 0
+           && s->pieces > 0;
 }
 
 static void
@@ -503,11 +524,12 @@ test_same_as_cpu(void **state)
     print_message(
         "%llu tokens, %llu stalls, %llu stages, %llu prompts"
         " compressed and %llu denied, %llu swaps, %llu forks, %llu"
-        " refused\n",
+        " refused, %llu batches amid a swap\n",
         (unsigned long long) seen.tokens, (unsigned long long) seen.stalls,
         (unsigned long long) seen.stages, (unsigned long long) seen.compressed,
         (unsigned long long) seen.denied, (unsigned long long) seen.swaps,
-        (unsigned long long) seen.forks, (unsigned long long) seen.refused);
+        (unsigned long long) seen.forks, (unsigned long long) seen.refused,
+        (unsigned long long) seen.pieces);
     assert_true(seen.tokens > 0);
     assert_true(rounds < 8 || saw_all(&seen));
 }
