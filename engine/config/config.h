@@ -86,6 +86,8 @@ typedef struct {
     uint32_t prefill_stage;     /* no setting: tests have shorter stages; 0:
                                  * TR_KV_STAGE */
     uint64_t swap_memory;       /* bytes for preempted sequences */
+    uint64_t swap_piece;        /* no setting: tests move fewer bytes before a
+                                 * batch; 0: TR_KV_PIECE */
     bool swap_recompute;        /* they come back by rows (kv_inputs.h) */
     uint32_t max_model_len;     /* 0: the model's */
     uint32_t max_num_seqs;      /* sequences that run at once */

@@ -342,6 +342,12 @@ stage(const tr_config_t *config)
     return config->prefill_stage != 0 ? config->prefill_stage : TR_KV_STAGE;
 }
 
+static uint64_t
+piece(const tr_config_t *config)
+{
+    return config->swap_piece != 0 ? config->swap_piece : TR_KV_PIECE;
+}
+
 void
 tr_executor_cache_config(const tr_executor_t *e, const tr_config_t *config,
                          uint32_t max_len, tr_kv_config_t *out)
@@ -359,7 +365,7 @@ tr_executor_cache_config(const tr_executor_t *e, const tr_config_t *config,
                                  config),
                              .guard = e->guard,
                              .stage = stage(config),
-                             .piece = TR_KV_PIECE,
+                             .piece = piece(config),
                              .policies = e->kv_policies,
                              .n_policies = e->n_policies };
 }

@@ -147,7 +147,6 @@ tr_kv_gpu_absorb(tr_kv_cache_t *kv, const tr_kv_absorb_t *absorb)
     bool all = kv->reuse->kept[absorb->to].lender == 0; /* none is left */
 
     tr_kv_finish_move(g, absorb->to, false);
-
     tr_kv_command(g, TR_KV_DO_ABSORB, absorb->to, absorb->from)
         ->absorb = *absorb;
     tr_kv_batch(g, g->next)->returned += low - tr_kv_less(low, to->borrowed);

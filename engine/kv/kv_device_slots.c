@@ -528,6 +528,7 @@ tr_kv_gpu_stage(tr_kv_cache_t *kv, int32_t slot, uint32_t len)
     tr_kv_policy_t policy;
     tr_kv_job_t job;
 
+    tr_kv_finish_move(g, slot, false);
     tr_kv_policy_for(&kv->policy[slot].origin, len, &policy);
     complete.rule = tr_kv_rule_stage(&policy.rule);
     manager_job(&kv->m, &complete, &job);

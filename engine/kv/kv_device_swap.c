@@ -133,7 +133,7 @@ tr_kv_await(tr_kv_gpu_t *g, uint64_t pages)
 {
     int64_t bound = tr_kv_bound(g);
 
-    while ((int64_t) pages > bound
+    while (pages != 0 && (int64_t) pages > bound
            && tr_kv_leave_more(g, (uint64_t) ((int64_t) pages - bound))) {
         bound = tr_kv_bound(g);
     }
@@ -203,6 +203,7 @@ tr_kv_gpu_swap_out(tr_kv_cache_t *kv, int32_t slot)
     s->pages = (uint32_t) pages; /* it comes back with copies */
     s->borrowed = 0;
     s->out = true;
+    x->steps = TR_KV_EDGES; /* reports of rows under way are not read */
     g->returns++;
     if (s->pages == 0) {
         x->touched = g->next;
