@@ -238,7 +238,8 @@ queries_for(const tr_kv_guard_t *g, uint32_t tokens)
     return n < TR_KV_GUARD_QUERIES ? (uint32_t) n : TR_KV_GUARD_QUERIES;
 }
 
-/* The median of a layer's channels, by bisection: nothing is moved. */
+/* The median of a head's channels, by bisection: nothing is moved.  A channel
+ * that is 0 and stays 0 has no error. */
 static double
 median(const tr_kv_change_t *c, uint32_t n, bool keys)
 {
@@ -250,7 +251,7 @@ median(const tr_kv_change_t *c, uint32_t n, bool keys)
 
         for (uint32_t i = 0; i < n; i++) {
             below += (keys ? c[i].keys : c[i].values)
-                     < middle * middle * c[i].whole;
+                     <= middle * middle * c[i].whole;
         }
         if (2 * below < n) {
             low = middle;
@@ -261,17 +262,27 @@ median(const tr_kv_change_t *c, uint32_t n, bool keys)
     return low;
 }
 
+/* The head that is worst off, for keys and for values. */
 static tr_kv_guard_error_t
 pool(const tr_kv_guard_t *g, const tr_kv_change_t *change)
 {
-    uint32_t n = g->config.kv_heads * g->config.head_dim;
-    tr_kv_guard_error_t e = { 0, 0 };
+    uint32_t dim = g->config.head_dim;
+    tr_kv_guard_error_t e = { .keys = 0 };
 
-    for (uint32_t i = 0; i < g->n_layers; i++) {
-        const tr_kv_change_t *c = change + (size_t) i * n;
+    for (uint32_t i = 0; i < g->n_layers * g->config.kv_heads; i++) {
+        const tr_kv_change_t *c = change + (size_t) i * dim;
+        tr_kv_guard_place_t at = { g->layer[i / g->config.kv_heads],
+                                   i % g->config.kv_heads };
+        double keys = median(c, dim, true), values = median(c, dim, false);
 
-        e.keys = fmax(e.keys, median(c, n, true));
-        e.values = fmax(e.values, median(c, n, false));
+        if (keys > e.keys) {
+            e.keys = keys;
+            e.keys_at = at;
+        }
+        if (values > e.values) {
+            e.values = values;
+            e.values_at = at;
+        }
     }
     return e;
 }
@@ -366,26 +377,30 @@ is_over(const tr_kv_guard_error_t *e, double share)
 static void
 say(const policy_t *p)
 {
+    const tr_kv_guard_error_t *e = &p->mean;
+
     if (p->over) {
         tr_log(TR_LEVEL_WARN,
                "kv guard: this model's keys and values do not suit KV policy "
                "%s:"
                " it loses answers. With compressed keys attention moves by"
-               " %.1f%%, expected at most %.0f%%; with compressed values by"
-               " %.1f%%, expected at most %.0f%% (prompts=%llu). Try"
+               " %.1f%% (KV head %u of layer %u), expected at most %.0f%%; with"
+               " compressed values by %.1f%% (KV head %u of layer %u), expected"
+               " at most %.0f%% (prompts=%llu). Try"
                " kv_equalise yes, kv_centre auto and kv_rotate kv where they "
                "are"
                " off, or more bits, as uniform:levels=8/4 has:"
                " docs/kv-cache.md, The guard",
-               p->spec, 100 * p->mean.keys, 100 * TR_KV_GUARD_KEYS,
-               100 * p->mean.values, 100 * TR_KV_GUARD_VALUES,
+               p->spec, 100 * e->keys, e->keys_at.head, e->keys_at.layer,
+               100 * TR_KV_GUARD_KEYS, 100 * e->values, e->values_at.head,
+               e->values_at.layer, 100 * TR_KV_GUARD_VALUES,
                (unsigned long long) p->prompts);
     } else {
         tr_log(TR_LEVEL_NOTICE,
                "kv guard: KV policy %s suits this model's keys and values "
                "again:"
                " attention moves by %.1f%% and %.1f%% (prompts=%llu)",
-               p->spec, 100 * p->mean.keys, 100 * p->mean.values,
+               p->spec, 100 * e->keys, 100 * e->values,
                (unsigned long long) p->prompts);
     }
 }
@@ -404,6 +419,8 @@ tr_kv_guard_count(tr_kv_guard_t *g, const tr_kv_policy_t *policy,
     weight = p->prompts++ == 0 ? 1 : NEWEST;
     p->mean.keys += weight * (error->keys - p->mean.keys);
     p->mean.values += weight * (error->values - p->mean.values);
+    p->mean.keys_at = error->keys_at;
+    p->mean.values_at = error->values_at;
     over = is_over(&p->mean, p->over ? WELL : 1);
     if (over != p->over) {
         p->over = over;

@@ -10,14 +10,16 @@
  * differently: what is wrong with values is noise that averages out, what is wrong
  * with keys has attention look elsewhere.  Each is
  *
- *     the largest, among those layers, of the median over channels of
- *     |compressed - uncompressed| / |uncompressed|
+ *     the largest, among the KV heads of those layers, of the median over
+ *     channels of |compressed - uncompressed| / |uncompressed|
  *
- * with the norm of a channel over all queries and heads of its group.  By channel,
- * so that outlier channels do not hide what happens to the others, and the scale of
- * a channel says nothing; the median, since some channels are near 0.  Where the
- * running mean of either over prompts is above its bound, the policy loses answers
- * with this model (docs/kv-cache.md has the measurements behind the bounds).
+ * with the norm of a channel over all queries and heads of its group.  By head,
+ * since one that is broken breaks answers, however well the others do.  By
+ * channel, so that outlier channels do not hide what happens to the others, and
+ * the scale of a channel says nothing; the median, since some channels are near 0.
+ * Where the running mean of either over prompts is above its bound, the policy
+ * loses answers with this model (docs/kv-cache.md has the measurements behind the
+ * bounds).
  *
  * One prompt at a time is watched, one in `every`; one that goes away, or of
  * which few queries were computed since others had its beginning, leaves its turn
@@ -47,8 +49,8 @@ typedef struct tr_kernels tr_kernels_t; /* kernels/kernels.h */
 #define TR_KV_GUARD_LAYERS 8u
 #define TR_KV_GUARD_TOKENS 128u /* shorter prompts say little */
 #define TR_KV_GUARD_POLICIES 16u
-#define TR_KV_GUARD_KEYS 0.17
-#define TR_KV_GUARD_VALUES 0.9
+#define TR_KV_GUARD_KEYS 0.18
+#define TR_KV_GUARD_VALUES 1.0
 #define TR_KV_GUARD_WORK (1ull << 30)
 #define TR_KV_GUARD_WORK_GPU (1ull << 34)
 
@@ -70,7 +72,12 @@ typedef struct {
 typedef struct tr_kv_guard tr_kv_guard_t;
 
 typedef struct {
-    double keys, values; /* of 1 */
+    uint32_t layer, head; /* a KV head */
+} tr_kv_guard_place_t;
+
+typedef struct {
+    double keys, values;                    /* of 1 */
+    tr_kv_guard_place_t keys_at, values_at; /* whose they are */
 } tr_kv_guard_error_t;
 
 tr_status_t tr_kv_guard_create(const tr_kv_guard_config_t *config,
@@ -145,7 +152,7 @@ void tr_kv_guard_count(tr_kv_guard_t *g, const tr_kv_policy_t *policy,
 typedef struct {
     uint64_t prompts;          /* compared */
     uint32_t over;             /* policies whose mean is above a bound now */
-    tr_kv_guard_error_t error; /* the largest mean of a policy */
+    tr_kv_guard_error_t error; /* the largest mean of a policy; no places */
 } tr_kv_guard_state_t;
 
 /* All 0 for NULL. */

@@ -261,7 +261,7 @@ def powers(choice, rng):
     return [rng.randint(low.bit_length() - 1, high.bit_length() - 1) for _ in range(count)]
 
 
-def stress(config, tensors, keys=None, values=None, head_size=None, seed=0):
+def stress(config, tensors, keys=None, values=None, head_size=None, seed=0, only=None):
     layers = range(config["num_hidden_layers"])
     if head_size:
         dim = Attention(config, tensors, 0).dim
@@ -270,10 +270,15 @@ def stress(config, tensors, keys=None, values=None, head_size=None, seed=0):
         for layer in layers:
             Attention(config, tensors, layer).double()
         config["head_dim"] = head_size
+    if only and not (only[0] < len(layers) and only[1] < Attention(config, tensors, 0).kv_heads):
+        sys.exit(f"--only {only[0]}:{only[1]}: the model has {len(layers)} layers of "
+                 f"{Attention(config, tensors, 0).kv_heads} KV heads")
     rng = random.Random(seed)
     for layer in layers:
         attention = Attention(config, tensors, layer)
         for head in range(attention.kv_heads):
+            if only and only != (layer, head):
+                continue
             if keys and not (attention.shared and head > 0):
                 for pair, power in zip(rng.sample(range(attention.pairs), keys[2]), powers(keys, rng)):
                     attention.stress_pair(head, pair, power)
@@ -297,6 +302,13 @@ def count(text):
     return n
 
 
+def place(text):
+    layer, _, head = text.partition(":")
+    if not (layer.isdecimal() and head.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text}: expected LAYER:HEAD, as 3:1")
+    return int(layer), int(head)
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0],
                                 epilog="presets: " + ", ".join(PRESETS))
@@ -307,6 +319,7 @@ def main():
     p.add_argument("--values", type=strength, help="strength of value channels")
     p.add_argument("--value-channels", type=count, default=1, help="channels of each KV head (1)")
     p.add_argument("--head-size", type=int, help="twice the model's")
+    p.add_argument("--only", type=place, help="LAYER:HEAD, the one KV head that is stressed (all)")
     p.add_argument("--seed", type=int, default=0, help="which pairs and channels, and how strong (0)")
     p.add_argument("--model", default=HERE, help="the model to start from (models/pocket)")
     p.add_argument("--out", default=OUT, help="folder of the stress models (build/stress)")
@@ -322,7 +335,7 @@ def main():
         if not any(own.values()) and name not in PRESETS:
             p.error(f"{name}: expected one of {', '.join(PRESETS)}, or --keys, --values, --head-size")
         config, tensors = read_model(args.model)
-        stress(config, tensors, seed=args.seed, **PRESETS.get(name, own))
+        stress(config, tensors, seed=args.seed, only=args.only, **PRESETS.get(name, own))
         write_model(os.path.join(args.out, name), args.model, config, tensors)
         print(os.path.join(args.out, name))
 

@@ -1,7 +1,8 @@
 /*
  * The guard: what it measures of keys alone and of values alone is what the
- * attention kernel gives before and after a compression; chunks of a prompt make
- * no difference; which prompts are watched, which of them are compared, and when
+ * attention kernel gives before and after a compression; one head that is broken
+ * is found, one that gives nothing is no error; chunks of a prompt make no
+ * difference; which prompts are watched, which of them are compared, and when
  * the log hears of it.
  */
 #include <stdarg.h>
@@ -169,23 +170,22 @@ reference(const float *old, const float *new)
 {
     double most = 0;
 
-    for (uint32_t l = 0; l < LAYERS; l++) {
-        double share[KV_HEADS * DIM];
+    for (uint32_t h = 0; h < LAYERS * KV_HEADS; h++) {
+        double share[DIM];
 
-        for (uint32_t i = 0; i < KV_HEADS * DIM; i++) {
+        for (uint32_t i = 0; i < DIM; i++) {
             double off = 0, whole = 0;
 
             for (uint32_t g = 0; g < GROUP; g++) {
-                size_t at = ((size_t) l * HEADS + i / DIM * GROUP + g) * DIM
-                            + i % DIM;
+                size_t at = ((size_t) h * GROUP + g) * DIM + i;
 
                 off += pow((double) new[at] - (double) old[at], 2);
                 whole += pow((double) old[at], 2);
             }
             share[i] = sqrt(off / whole);
         }
-        qsort(share, KV_HEADS * DIM, sizeof(share[0]), by_size);
-        most = fmax(most, share[KV_HEADS * DIM / 2 - 1]);
+        qsort(share, DIM, sizeof(share[0]), by_size);
+        most = fmax(most, share[DIM / 2 - 1]);
     }
     return most;
 }
@@ -255,36 +255,96 @@ test_dropped(void **state)
     assert_true(fabs(e.values - kernel) < 1e-3 * kernel);
 }
 
-/* All 32 queries, whatever the chunks. */
+/* Multiplies channel `channel` of every token's key, or value, in a head. */
+static void
+scale(guard_fixture_t *b, uint32_t layer, uint32_t head, bool keys,
+      uint32_t channel, float by)
+{
+    size_t at = (size_t) layer * LEN * ROW
+                + (HEADS + head + (keys ? 0 : KV_HEADS)) * DIM + channel;
+
+    for (uint32_t t = 0; t < LEN; t++) {
+        b->rows[at + (size_t) t * ROW] *= by;
+    }
+}
+
+/* All 32 queries, whatever the chunks, of rows that `change` may change. */
 static tr_kv_guard_error_t
-chunked(uint32_t size)
+chunked(uint32_t size, void (*change)(guard_fixture_t *b))
 {
     float *out = calloc(LAYERS * HEADS * DIM, sizeof(float));
-    tr_kv_guard_state_t s;
+    tr_kv_guard_error_t e;
     int32_t slot;
     guard_fixture_t b;
 
     open(&b, "uniform:levels=4/2", 1);
+    if (change != NULL) {
+        change(&b);
+    }
     slot = tr_kv_open(b.kv, NULL);
     tr_kv_prompt(b.kv, slot, LEN);
     for (uint32_t at = 0; at < LEN; at += size) {
         chunk(&b, slot, at, at + size < LEN ? at + size : LEN, out);
     }
     assert_int_equal(tr_kv_compress(b.kv, slot, LEN), TR_OK);
-    tr_kv_guard_state(b.guard, &s);
+    assert_true(tr_kv_guard_last(b.guard, &e));
     close_fixture(&b);
     free(out);
-    return s.error;
+    return e;
 }
 
 static void
 test_chunks(void **state)
 {
-    tr_kv_guard_error_t whole = chunked(LEN), small = chunked(7);
+    tr_kv_guard_error_t whole = chunked(LEN, NULL), small = chunked(7, NULL);
 
     (void) state;
     assert_true(whole.keys > 0 && whole.keys == small.keys);
     assert_true(whole.values > 0 && whole.values == small.values);
+}
+
+/* A key channel of one head, a value channel of another. */
+static void
+break_heads(guard_fixture_t *b)
+{
+    scale(b, 1, 0, true, 5, 40);
+    scale(b, 0, 1, false, 9, 40);
+}
+
+/* A head is named, whose neighbour in the layer is well. */
+static void
+test_one_head(void **state)
+{
+    tr_kv_guard_error_t well = chunked(LEN, NULL);
+    tr_kv_guard_error_t bad = chunked(LEN, break_heads);
+
+    (void) state;
+    assert_true(bad.keys > 3 * well.keys);
+    assert_true(bad.values > 3 * well.values);
+    assert_int_equal(bad.keys_at.layer, 1);
+    assert_int_equal(bad.keys_at.head, 0);
+    assert_int_equal(bad.values_at.layer, 0);
+    assert_int_equal(bad.values_at.head, 1);
+}
+
+/* A head whose values are all 0 gives nothing. */
+static void
+empty_head(guard_fixture_t *b)
+{
+    for (uint32_t d = 0; d < DIM; d++) {
+        scale(b, 1, 1, false, d, 0);
+    }
+}
+
+static void
+test_empty_head(void **state)
+{
+    tr_kv_guard_error_t well = chunked(LEN, NULL);
+    tr_kv_guard_error_t e = chunked(LEN, empty_head);
+
+    (void) state;
+    assert_true(e.keys > 0 && e.keys <= well.keys);
+    assert_true(e.values > 0 && e.values <= well.values);
 }
 
 /* One in `every`, the first of them; none that is short; none beside another
@@ -428,9 +488,9 @@ test_last(void **state)
 static void
 test_states(void **state)
 {
-    const tr_kv_guard_error_t bad = { 2 * TR_KV_GUARD_KEYS, 0 };
-    const tr_kv_guard_error_t worse = { 0, 2 * TR_KV_GUARD_VALUES };
-    const tr_kv_guard_error_t well = { 0.1 * TR_KV_GUARD_KEYS, 0 };
+    const tr_kv_guard_error_t bad = { .keys = 2 * TR_KV_GUARD_KEYS };
+    const tr_kv_guard_error_t worse = { .values = 2 * TR_KV_GUARD_VALUES };
+    const tr_kv_guard_error_t well = { .keys = 0.1 * TR_KV_GUARD_KEYS };
     tr_kv_guard_state_t s;
     uint32_t turns = 0;
     guard_fixture_t b;
@@ -464,6 +524,8 @@ main(void)
         cmocka_unit_test(test_keys_and_values),
         cmocka_unit_test(test_dropped),
         cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_one_head),
+        cmocka_unit_test(test_empty_head),
         cmocka_unit_test(test_turns),
         cmocka_unit_test(test_forgotten),
         cmocka_unit_test(test_few_queries),
