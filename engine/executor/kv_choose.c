@@ -14,10 +14,13 @@
 #include "kv_measure.h"
 
 /* Cheapest first.  A name alone has the settings that the model brings. */
-static const char *const candidates[] = { "uniform:levels=4/2", "diffkv",
-                                          "uniform:levels=8/4",
-                                          "uniform:levels=8/8" };
+static const char *const candidates[] = {
+    "uniform:levels=4/2", "diffkv",
+    "diffkv:sinks=4,window=32,window_level=16/16", "uniform:levels=8/4",
+    "uniform:levels=8/8"
+};
 #define CANDIDATES (sizeof(candidates) / sizeof(candidates[0]))
+#define MEASURED (2 * CANDIDATES) /* each may have a lowest level besides */
 
 /* Prose, speech, numbers, code, a table, a list. */
 static const char built_in[] =
@@ -196,33 +199,104 @@ take_tokens(const tr_kv_subject_t *m, const char *dir, tr_ids_t *ids,
 
 /* ---- the choice --------------------------------------------------------- */
 
-static void
-choose(const tr_kv_guard_error_t *error, const double *memory, const char *from,
-       uint32_t tokens, tr_kv_choice_t *out)
+/* What is measured, and what came of it. */
+typedef struct {
+    tr_kv_policy_t *policy[MEASURED];
+    tr_kv_guard_error_t error[MEASURED];
+    double memory[MEASURED];
+    uint32_t n;
+    uint32_t lowest[CANDIDATES]; /* of `policy`; 0: it has one level only */
+} choice_t;
+
+/* A policy with its lowest level alone, all else as it is: to be measured, too. */
+static tr_status_t
+add_lowest(choice_t *x, const tr_kv_subject_t *m, const char *dir,
+           uint32_t candidate, tr_error_t *err)
 {
-    const char *taken = "full";
+    const char *spec = x->policy[candidate]->spec;
+    const char *levels = strstr(spec, "levels=");
+    const char *last = levels + strcspn(levels, ",");
+    char text[TR_KV_SPEC_MAX + 1];
+    tr_kv_source_t source;
+
+    while (last[-1] != '+' && last[-1] != '=') {
+        last--;
+    }
+    levels += strlen("levels=");
+    snprintf(text, sizeof(text), "%.*s%s", (int) (levels - spec), spec, last);
+    x->lowest[candidate] = x->n++;
+    return tr_kv_policy_open(dir, text, m->recipe->layers, m->recipe->kv_heads,
+                             m->recipe->head_dim,
+                             &x->policy[x->lowest[candidate]], &source, err);
+}
+
+static tr_status_t
+open_candidates(choice_t *x, const tr_kv_subject_t *m, const char *dir,
+                tr_error_t *err)
+{
+    tr_status_t rc = TR_OK;
+
+    x->n = CANDIDATES;
+    for (uint32_t i = 0; i < CANDIDATES && rc == TR_OK; i++) {
+        tr_kv_source_t source;
+
+        rc = tr_kv_policy_open(dir, candidates[i], m->recipe->layers,
+                               m->recipe->kv_heads, m->recipe->head_dim,
+                               &x->policy[i], &source, err);
+        if (rc == TR_OK && x->policy[i]->n_levels > 1) {
+            rc = add_lowest(x, m, dir, i, err);
+        }
+    }
+    return rc;
+}
+
+static bool
+suits(const choice_t *x, uint32_t i)
+{
+    uint32_t lowest = x->lowest[i];
+
+    return x->error[i].keys <= TR_KV_CHOOSE_KEYS
+           && x->error[i].values <= TR_KV_CHOOSE_VALUES
+           && (lowest == 0 || x->error[lowest].keys <= TR_KV_CHOOSE_LOWEST);
+}
+
+/* ` NAME 2.8% and 23% (lowest level alone 7.5%, memory 0.25)` */
+static int
+say(const choice_t *x, uint32_t i, char *out, size_t size)
+{
+    char lowest[48] = "";
+
+    if (x->lowest[i] != 0) {
+        snprintf(lowest, sizeof(lowest), "lowest level alone %.1f%%, ",
+                 100 * x->error[x->lowest[i]].keys);
+    }
+    return snprintf(out, size, "%s %s %.1f%% and %.0f%% (%smemory %.2f)",
+                    i == 0 ? "" : ",", candidates[i], 100 * x->error[i].keys,
+                    100 * x->error[i].values, lowest, x->memory[i]);
+}
+
+static void
+choose(const choice_t *x, const char *from, uint32_t tokens,
+       tr_kv_choice_t *out)
+{
+    const char *taken = NULL;
     size_t n = 0;
     int more = snprintf(out->why, sizeof(out->why),
                         "%u tokens of %s; attention may move by %.1f%% with"
-                        " compressed keys, %.0f%% with values:",
+                        " compressed keys, %.0f%% with values, %.0f%% with keys"
+                        " at the lowest level alone:",
                         tokens, from, 100 * TR_KV_CHOOSE_KEYS,
-                        100 * TR_KV_CHOOSE_VALUES);
+                        100 * TR_KV_CHOOSE_VALUES, 100 * TR_KV_CHOOSE_LOWEST);
 
     for (uint32_t i = 0; more > 0; i++) {
         n += (size_t) more;
-        if (i == CANDIDATES || n >= sizeof(out->why)
-            || strcmp(taken, "full") != 0) {
+        if (i == CANDIDATES || n >= sizeof(out->why) || taken != NULL) {
             break;
         }
-        if (error[i].keys <= TR_KV_CHOOSE_KEYS
-            && error[i].values <= TR_KV_CHOOSE_VALUES) {
-            taken = candidates[i];
-        }
-        more = snprintf(out->why + n, sizeof(out->why) - n,
-                        "%s %s %.1f%% and %.0f%% (memory %.2f)",
-                        i == 0 ? "" : ",", candidates[i], 100 * error[i].keys,
-                        100 * error[i].values, memory[i]);
+        taken = suits(x, i) ? candidates[i] : NULL;
+        more = say(x, i, out->why + n, sizeof(out->why) - n);
     }
+    taken = taken != NULL ? taken : "full";
     memcpy(out->spec, taken, strlen(taken) + 1);
 }
 
@@ -230,10 +304,7 @@ tr_status_t
 tr_kv_choose_for(const tr_kv_subject_t *m, const tr_config_t *config,
                  tr_kv_choice_t *out, tr_error_t *err)
 {
-    const tr_recipe_t *r = m->recipe;
-    tr_kv_policy_t *policy[CANDIDATES] = { NULL };
-    tr_kv_guard_error_t error[CANDIDATES];
-    double memory[CANDIDATES];
+    choice_t x = { .n = 0 };
     tr_ids_t ids = { 0 };
     const char *from;
     tr_status_t rc = check_length(m, config, err);
@@ -241,24 +312,20 @@ tr_kv_choose_for(const tr_kv_subject_t *m, const tr_config_t *config,
     if (rc == TR_OK) {
         rc = take_tokens(m, config->model, &ids, &from, err);
     }
-    for (uint32_t i = 0; i < CANDIDATES && rc == TR_OK; i++) {
-        tr_kv_source_t source;
-
-        rc = tr_kv_policy_open(config->model, candidates[i], r->layers,
-                               r->kv_heads, r->head_dim, &policy[i], &source,
-                               err);
+    if (rc == TR_OK) {
+        rc = open_candidates(&x, m, config->model, err);
     }
     if (rc == TR_OK) {
-        rc = m->measure(m->arg, (const tr_kv_policy_t *const *) policy,
-                        CANDIDATES, ids.data, ids.len, error, memory, err);
+        rc = m->measure(m->arg, (const tr_kv_policy_t *const *) x.policy, x.n,
+                        ids.data, ids.len, x.error, x.memory, err);
     }
     if (rc == TR_OK) {
-        choose(error, memory, from, ids.len, out);
+        choose(&x, from, ids.len, out);
         tr_log(TR_LEVEL_NOTICE, "kv_policy auto took %s: %s", out->spec,
                out->why);
     }
-    for (uint32_t i = 0; i < CANDIDATES; i++) {
-        tr_kv_policy_free(policy[i]);
+    for (uint32_t i = 0; i < x.n; i++) {
+        tr_kv_policy_free(x.policy[i]);
     }
     free(ids.data);
     return rc;

@@ -17,12 +17,20 @@ const { story } = require('../lib/prompts');
 
 let dir;
 let stress;
+let one;
+let first;
 
 before(() => {
   dir = fs.mkdtempSync(path.join(os.tmpdir(), 'tr-guard-'));
   stress = path.join(dir, 'keys-x16');
   execFileSync('python3', [path.join(POCKET, 'stress.py'), 'keys-x16',
     '--out', dir]);
+  one = path.join(dir, 'one');
+  execFileSync('python3', [path.join(POCKET, 'stress.py'), 'one',
+    '--keys', '64', '--key-pairs', '4', '--only', '3:1', '--out', dir]);
+  first = path.join(dir, 'trained-first');
+  execFileSync('python3', [path.join(path.dirname(POCKET), 'stress', 'make.py'),
+    'first', '--out', dir]);
 });
 after(() => fs.rmSync(dir, { recursive: true }));
 
@@ -67,11 +75,21 @@ test('keys with outliers: the first prompt tells', async () => {
   assert.ok(Math.abs(stats.guard.keys - error) < 1e-6);
 });
 
+test('one KV head of one layer with outliers: it is named', async () => {
+  const { m, log } = await serve({ model: one, kv_equalise: 'no', kv_rotate: 'off',
+    kv_centre: 'off' });
+  assert.equal(m.value('tokenring_kv_guard_warnings'), 1);
+  assert.equal(log.length, 1, log.join('\n'));
+  assert.match(log[0],
+    /compressed keys attention moves by [\d.]+% \(KV head 1 of layer 3\)/);
+});
+
 for (const [what, engine] of [
   ['equalised', () => ({ model: stress })],
   ['rotated by default', () => ({ model: stress, kv_equalise: 'no' })],
   ['at 8/4', () => ({ model: stress, kv_equalise: 'no', kv_rotate: 'off',
     kv_policy: 'uniform:levels=8/4' })],
+  ['one head, equalised', () => ({ model: one })],
   ['without outliers', () => ({})],
 ]) {
   test(`nothing to say: ${what}`, async () => {
@@ -101,6 +119,8 @@ for (const [what, taken, name, engine] of [
   ['keys with outliers', 'uniform:levels=8/4', 'uniform',
     () => ({ model: stress, kv_equalise: 'no', kv_rotate: 'off' })],
   ['equalised', 'diffkv', 'diffkv', () => ({ model: stress })],
+  ['a first token far off the rest', 'diffkv:sinks=4,window=32,window_level=16/16',
+    'diffkv', () => ({ model: first })],
 ]) {
   test(`auto: ${what}`, async () => {
     const { m, log, used, whole } = await serve(
