@@ -204,9 +204,11 @@ tr_status_t tr_kv_fork(tr_kv_cache_t *kv, int32_t from, int32_t to,
  * free pages, until it is adopted or dropped. */
 typedef struct {
     uint32_t tokens; /* positions [0, tokens) need not be computed */
-    uint64_t pages;  /* of these, pages that are shared and not copied */
-    bool cut;        /* what is copied ends in front of where it is kept */
-    uint32_t kept;   /* compressed: the slot that has it, and 1; 0: none */
+    /* Of theirs at 16 bits, those that need not be there: shared, or more than a
+     * copy takes of what is compressed. */
+    uint64_t pages;
+    bool cut;      /* what is copied ends in front of where it is kept */
+    uint32_t kept; /* compressed: the slot that has it, and 1; 0: none */
     tr_prefix_match_t match;
 } tr_kv_found_t;
 

@@ -315,7 +315,7 @@ tr_kv_kept_find(tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
                 tr_kv_found_t *found)
 {
     const tr_kv_reuse_t *r = kv->reuse;
-    uint64_t uncompressed;
+    uint64_t uncompressed, copy;
     int32_t best = -1;
 
     for (uint32_t i = 0; i < kv->config.slots && r->n_kept != 0; i++) {
@@ -341,10 +341,12 @@ tr_kv_kept_find(tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
     }
     uncompressed = (uint64_t) (found->tokens / kv->plan.layout[0].tokens)
                    * kv->heads;
-    if (kv->ops->copy_pages(kv, best, found->tokens) > uncompressed) {
+    copy = kv->ops->copy_pages(kv, best, found->tokens);
+    if (copy > uncompressed) {
         found->tokens = 0;
         return;
     }
+    found->pages = uncompressed - copy;
     found->cut = found->tokens < r->kept[best].n;
     found->kept = (uint32_t) best + 1;
     kv->reuse->kept[best].finds++;

@@ -595,9 +595,11 @@ tr_scheduler_affords(tr_scheduler_t *s, uint64_t need, uint64_t keep,
 }
 
 /* The pages that q takes at its start, less those that it shares, with those
- * that its compressed copy is expected to take later. */
+ * that its compressed copy is expected to take later.  A prompt in stages is
+ * charged for what it takes at a time, as if nothing of it was there. */
 static bool
-tr_scheduler_affords_start(tr_scheduler_t *s, tr_sequence_t *q, uint64_t shared)
+tr_scheduler_affords_start(tr_scheduler_t *s, tr_sequence_t *q, uint64_t shared,
+                           bool kept)
 {
     uint32_t n = q->uncompressed_len != 0 ? q->uncompressed_len
                                           : tr_sequence_first_len(q);
@@ -613,6 +615,7 @@ tr_scheduler_affords_start(tr_scheduler_t *s, tr_sequence_t *q, uint64_t shared)
                                         - shared,
                                     tr_kv_pages(s->kv) / 100, 0);
     }
+    charge -= kept && !q->staged ? shared : 0;
     if (!tr_scheduler_affords(s, charge, tr_kv_pages(s->kv) / 100, charge)) {
         return false;
     }
@@ -679,8 +682,8 @@ tr_scheduler_admit_one(tr_scheduler_t *s, tr_sequence_t *q,
                        const tr_sequence_t *sibling, tr_kv_found_t *found)
 {
     if (!tr_scheduler_affords_start(s, q,
-                                    tr_scheduler_shared(s, q, sibling,
-                                                        found))) {
+                                    tr_scheduler_shared(s, q, sibling, found),
+                                    found->kept != 0)) {
         return false;
     }
     s->prompt_pages += q->charge;

@@ -292,10 +292,26 @@ same_answers(void **unused)
     same_answers_of("int4");
 }
 
+/* What was found is not charged for as if it was computed. */
+static void
+few_pages(void **unused)
+{
+    static const char *const specs[] = { "uniform:levels=8/4", "int4" };
+
+    (void) unused;
+    for (uint32_t i = 0; i < 2; i++) {
+        const char *spec = specs[i];
+
+        assert_int_equal(cached_in_few_pages(settings(spec, 32 << 20, 0), asks),
+                         400);
+    }
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(cuts),
+                                        cmocka_unit_test(few_pages),
                                         cmocka_unit_test(same_answers) };
 
     return cmocka_run_group_tests_name("loop_kept", tests, setup, teardown);

@@ -231,11 +231,26 @@ stages(void **unused)
     assert_true(stages_taken > 0);
 }
 
+/* What was found is not charged for as if it was computed. */
+static void
+few_pages(void **unused)
+{
+    static const char *const specs[] = { "uniform:levels=8/4", "int4" };
+
+    (void) unused;
+    for (uint32_t i = 0; i < 2; i++) {
+        const char *spec = specs[i];
+
+        assert_int_equal(cached_in_few_pages(cuda_settings(spec), asks), 400);
+    }
+}
+
 int
 main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(cuts),
                                         cmocka_unit_test(exactly),
+                                        cmocka_unit_test(few_pages),
                                         cmocka_unit_test(crowd),
                                         cmocka_unit_test(stages) };
 
