@@ -389,7 +389,9 @@ say(const policy_t *p)
                " at most %.0f%% (prompts=%llu). Try"
                " kv_equalise yes, kv_centre auto and kv_rotate kv where they "
                "are"
-               " off, or more bits, as uniform:levels=8/4 has:"
+               " off, exact first tokens "
+               "(sinks=4,window=32,window_level=16/16),"
+               " or more bits, as uniform:levels=8/4 has:"
                " docs/kv-cache.md, The guard",
                p->spec, 100 * e->keys, e->keys_at.head, e->keys_at.layer,
                100 * TR_KV_GUARD_KEYS, 100 * e->values, e->values_at.head,
