@@ -11,7 +11,8 @@
  * them, too, window and sinks apart: keys then at most TR_KV_CHOOSE_LOWEST.  Which
  * tokens have which level is settled by the scores of one prompt; where attention
  * falls apart without the tokens that were spared, answers hang on them.  So a
- * model whose first token is far off the rest is found (models/stress/first):
+ * model whose first token's key is far off the rest is found
+ * (models/stress/first):
  * its large value hides in the norm that errors are shares of.
  *
  * The text is kv_calibration.txt in the model's directory, of which the first
