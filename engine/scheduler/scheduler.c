@@ -1,6 +1,7 @@
 /*
  * Queues and batches (scheduler.h).  Batches in flight are in
- * scheduler_in_flight.c, pages of sequences in scheduler_pages.c.
+ * scheduler_in_flight.c, who may start in scheduler_admission.c, the pages of who
+ * runs in scheduler_pages.c.
  */
 #include "scheduler_internal.h"
 

@@ -11,7 +11,7 @@
  *
  *   compress   finished prompts are compressed     scheduler_pages.c
  *   decode     one token for each running sequence scheduler.c
- *   admit      waiting sequences get pages         scheduler_pages.c
+ *   admit      waiting sequences get pages         scheduler_admission.c
  *   prefill    chunks of prompts fill the batch    scheduler.c
  *
  * Submitted batches are followed in scheduler_in_flight.c until their results

@@ -1,8 +1,9 @@
 /*
  * What the files of the scheduler share: scheduler.c composes batches,
- * scheduler_in_flight.c follows those in flight, scheduler_pages.c gives pages
- * to sequences (admission, compression, preemption), scheduler_reuse.c what
- * others computed, scheduler_fair.c what each client may have.
+ * scheduler_in_flight.c follows those in flight, scheduler_admission.c says who may
+ * start, scheduler_pages.c has the pages of who runs (compression, preemption),
+ * scheduler_reuse.c what others computed, scheduler_fair.c what each client may
+ * have.
  */
 #ifndef TR_SCHEDULER_INTERNAL_H
 #define TR_SCHEDULER_INTERNAL_H
@@ -73,6 +74,19 @@ void tr_scheduler_leave(tr_scheduler_t *s, tr_sequence_t *q);
 /* It makes way: swapped out, or to be computed again, and waits. */
 void tr_scheduler_preempt(tr_scheduler_t *s, tr_sequence_t *q);
 
+/* Its compressed cache is lost: what is computed again is one prompt. */
+void tr_scheduler_forget(tr_scheduler_t *s, tr_sequence_t *q);
+
+/* The youngest that is blocked, and is charged for a prompt if that is wanted;
+ * NULL when none is. */
+tr_sequence_t *tr_scheduler_idler(const tr_scheduler_t *s, bool prompt);
+
+/* The prompt is no more: compressed, or gone. */
+void tr_scheduler_discharge(tr_scheduler_t *s, tr_sequence_t *q);
+
+/* What it was promised is less by what it has. */
+void tr_scheduler_recharge(tr_scheduler_t *s, tr_sequence_t *q);
+
 /* Its last token is under way: then its pages come back. */
 bool tr_scheduler_ending(const tr_sequence_t *q);
 
@@ -103,19 +117,21 @@ uint32_t tr_scheduler_stage_end(const tr_scheduler_t *s, const tr_sequence_t *q,
 /* Is that to be done, or are there no pages for what follows? */
 bool tr_scheduler_held_up(const tr_scheduler_t *s, const tr_sequence_t *q);
 
-/* Compresses whose prompts are complete, or have come to a stage.  One for which there is no room, even
- * after all younger ones have made way, waits. */
+/* Compresses whose prompts are complete, or have come to a stage.  One for which
+ * there is no room, even after all younger ones have made way, waits. */
 void tr_scheduler_compress(tr_scheduler_t *s);
 
 /* Makes room for q's newest token.  False: q was the youngest and had to go
  * itself. */
 bool tr_scheduler_reserve(tr_scheduler_t *s, tr_sequence_t *q);
 
-/* Returns how many prompts were admitted. */
-uint32_t tr_scheduler_admit(tr_scheduler_t *s);
-
 /* It holds pages and has no use for them. */
 bool tr_scheduler_blocked(const tr_scheduler_t *s, const tr_sequence_t *q);
+
+/* ---- scheduler_admission.c */
+
+/* Returns how many prompts were admitted. */
+uint32_t tr_scheduler_admit(tr_scheduler_t *s);
 
 /* ---- scheduler_fair.c */
 
