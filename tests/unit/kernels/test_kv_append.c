@@ -4,7 +4,7 @@
  * moves tokens at random, against tiers of kv_model.h.  What must be refused is
  * test_kv_append_bad.c.
  */
-#include "tests/unit/fixtures/kv_append_step.h"
+#include "tests/unit/fixtures/kv/kv_append_step.h"
 
 /* Prompts in chunks, steps beside them, later turns. */
 static void

@@ -2,7 +2,7 @@
  * Steps and plans that kv_append and kv_compress cannot follow: each is refused
  * and changes nothing.
  */
-#include "tests/unit/fixtures/kv_append_step.h"
+#include "tests/unit/fixtures/kv/kv_append_step.h"
 
 /* A slot with tiers and window, ready for a step of one token. */
 static kv_fixture_t *

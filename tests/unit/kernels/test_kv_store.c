@@ -4,7 +4,7 @@
  * kv_model.h, all head sizes, bit pairs and groups, scales from 1e-6 to 1e4,
  * in pages full of NaN.
  */
-#include "tests/unit/fixtures/kv_model.h"
+#include "tests/unit/fixtures/kv/kv_model.h"
 
 #include "kernels/cpu/kv/kv_store.h"
 #include "kernels/kernels.h"

@@ -7,7 +7,7 @@
  *   TR_KV_OPS=N   operations of the long test (default 2,000,000, some 10 s)
  *   TR_KV_SEED=N  the seed that a failure printed
  */
-#include "tests/unit/fixtures/kv_record.h"
+#include "tests/unit/fixtures/kv/kv_record.h"
 
 #include <time.h>
 

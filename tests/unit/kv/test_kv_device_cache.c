@@ -9,7 +9,7 @@
  *   TR_KV_ROUNDS=N  rounds (default 12; more until all that is rare was seen)
  *   TR_KV_SEED=N    the seed that a failure printed, for one round
  */
-#include "tests/unit/fixtures/kv_device_compare.h"
+#include "tests/unit/fixtures/kv/kv_device_compare.h"
 
 #include <time.h>
 

@@ -15,7 +15,7 @@
  *   TR_PREFIX_OPS=N   turns (default 4,000)
  *   TR_PREFIX_SEED=N  the seed that a failure printed
  */
-#include "tests/unit/fixtures/kv_device_world.h"
+#include "tests/unit/fixtures/kv/kv_device_world.h"
 
 static uint64_t borrowers, swaps; /* of all worlds */
 

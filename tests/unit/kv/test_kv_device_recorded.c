@@ -3,12 +3,12 @@
  * come, compute prompts in chunks, are compressed, generate, take further
  * turns, fork, go out and come in, and are closed, in pools so small that they
  * stall, and the digest of all that can be seen on the way (kv_recorder.h) is
- * the one in tests/unit/fixtures/kv_recorded.txt: on the host, alone and with
+ * the one in tests/unit/fixtures/kv/kv_recorded.txt: on the host, alone and with
  * helpers, and on a device in software.
  *
  *   TR_KV_RECORD=FILE   writes the digests there instead
  */
-#include "tests/unit/fixtures/kv_recorder.h"
+#include "tests/unit/fixtures/kv/kv_recorder.h"
 
 #include <unistd.h>
 
@@ -18,7 +18,7 @@
 #include "kernels/kernels.h"
 
 #define SEEDS 2u
-#define RECORDED "tests/unit/fixtures/kv_recorded.txt"
+#define RECORDED "tests/unit/fixtures/kv/kv_recorded.txt"
 
 /* ---- create ------------------------------------------------------------- */
 

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 #include "engine/kv/kv_internal.h"
-#include "tests/unit/fixtures/kv_fixture.h"
+#include "tests/unit/fixtures/kv/kv_fixture.h"
 
 #define LONGEST 4000u
 

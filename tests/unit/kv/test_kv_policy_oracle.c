@@ -9,7 +9,7 @@
  * of 2^-16, so that sums are exact in both.  After each step every token must
  * be where the oracle has it, with the same sum.
  */
-#include "tests/unit/fixtures/kv_oracle.h"
+#include "tests/unit/fixtures/kv/kv_oracle.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -10,7 +10,7 @@
 
 #include <time.h>
 
-#include "tests/unit/fixtures/kv_fixture.h"
+#include "tests/unit/fixtures/kv/kv_fixture.h"
 
 #define LONG 32768u
 
