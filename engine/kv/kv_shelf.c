@@ -252,7 +252,7 @@ ask(tr_kv_cache_t *kv, const void *owner, const tr_kv_policy_t *policy,
     g->chunk = tr_shelf_first(s->shelf, id);
     g->policy = *policy;
     g->since = kv->reuse->now;
-    return TR_KV_LOOK_ASKED;
+    return TR_KV_LOOK_COMES;
 }
 
 /* Is it sooner here than so many tokens of it are computed? */

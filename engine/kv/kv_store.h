@@ -45,7 +45,9 @@ void tr_kv_store_close(tr_kv_cache_t *kv);
 
 typedef enum {
     TR_KV_LOOK_NOTHING, /* there is no more: go on */
-    TR_KV_LOOK_ASKED,   /* it is read: wait while tr_kv_store_looks */
+    TR_KV_LOOK_ASKED,   /* files are read: wait while tr_kv_store_looks */
+    TR_KV_LOOK_COMES, /* from the shelf: wait likewise, and ask again should it
+                       * be gone by then, because others wanted its pages */
     TR_KV_LOOK_LATER, /* what is read for others helps: ask after the next turn */
     TR_KV_LOOK_FULL, /* the shelf has more, but enough of it is being read: ask
                        * when it is no longer tr_kv_store_full */

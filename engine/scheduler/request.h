@@ -77,8 +77,10 @@ typedef struct tr_sequence {
      * those in front of this one, behind the prompt.  0: all at once. */
     uint32_t step_to;
     bool found;     /* what its prompt shares was counted */
-    bool looked;    /* it has asked for its prompt elsewhere, or gave up */
+    uint8_t looks;  /* how often it has asked for its prompt elsewhere; all of
+                     * TR_SCHEDULER_LOOKS: it does so no more */
     bool look_full; /* the shelf has it, and reads for others */
+    uint32_t look_from;     /* tokens that it had when it asked */
     uint64_t look_until_us; /* when it gives up asking; 0: it was not put off */
     uint64_t offered;       /* scheduler turn in which siblings could copy it */
     uint64_t charge, copy;  /* pages (scheduler.h: prompt_pages, promised) */

@@ -110,6 +110,9 @@
  * with; then it is computed. */
 #define TR_SCHEDULER_LOOK_US 100000u
 
+/* So often a prompt has what it begins with come from the shelf. */
+#define TR_SCHEDULER_LOOKS 4u
+
 /* A response writer that is full for this long counts as blocked. */
 #define TR_SCHEDULER_FULL_US 100000
 

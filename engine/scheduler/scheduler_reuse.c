@@ -142,7 +142,7 @@ tr_scheduler_asks_again(tr_scheduler_t *s, tr_sequence_t *q)
         q->look_until_us = s->now + TR_SCHEDULER_LOOK_US;
     }
     if (s->now >= q->look_until_us) {
-        q->looked = true;
+        q->looks = TR_SCHEDULER_LOOKS;
         return false;
     }
     if (s->next_due_us == 0 || q->look_until_us < s->next_due_us) {
@@ -160,8 +160,13 @@ tr_scheduler_looks(tr_scheduler_t *s, tr_sequence_t *q, uint32_t found)
     if (!tr_scheduler_reads(s, q)) {
         return false;
     }
-    if (q->looked) {
-        return tr_kv_store_looks(s->kv, q);
+    if (q->looks != 0 && tr_kv_store_looks(s->kv, q)) {
+        return true;
+    }
+    /* it is there; or others wanted its pages, and it has to come again */
+    if ((q->looks != 0 && found > q->look_from)
+        || q->looks >= TR_SCHEDULER_LOOKS) {
+        return false;
     }
     if (q->look_full && tr_kv_store_full(s->kv)) {
         return true;
@@ -172,7 +177,12 @@ tr_scheduler_looks(tr_scheduler_t *s, tr_sequence_t *q, uint32_t found)
     if (look == TR_KV_LOOK_BUSY) {
         return tr_scheduler_asks_again(s, q);
     }
-    q->looked = look == TR_KV_LOOK_ASKED;
+    if (look == TR_KV_LOOK_ASKED) {
+        q->looks = TR_SCHEDULER_LOOKS;
+    } else if (look == TR_KV_LOOK_COMES) {
+        q->looks++;
+        q->look_from = found;
+    }
     q->look_full = look == TR_KV_LOOK_FULL;
     return look != TR_KV_LOOK_NOTHING;
 }

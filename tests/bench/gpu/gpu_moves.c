@@ -80,7 +80,7 @@ fetch(tr_kv_cache_t *kv)
 {
     tr_kv_expire(kv, UINT64_MAX - 1);
     if (tr_kv_store_look(kv, &m, NULL, &nobodys, m.b->prompt, m.tokens, 0)
-        != TR_KV_LOOK_ASKED) {
+        != TR_KV_LOOK_COMES) {
         fixture_die("moves", "the prefix is not in host memory");
     }
     m.since = fixture_now_ms();
