@@ -230,7 +230,7 @@ bool
 tr_kv_kept_evict(tr_kv_cache_t *kv, uint64_t before)
 {
     tr_kv_reuse_t *r = kv->reuse;
-    int32_t oldest = -1;
+    int32_t oldest = -1, waiting = -1;
 
     if (r == NULL || r->n_kept == 0) {
         return false;
@@ -238,11 +238,19 @@ tr_kv_kept_evict(tr_kv_cache_t *kv, uint64_t before)
     for (uint32_t i = 0; i < kv->config.slots; i++) {
         const tr_kv_kept_t *k = &r->kept[i];
 
-        if (k->kept && k->pins == 0 && k->borrowers == 0 && k->used < before
-            && (oldest < 0 || k->used < r->kept[oldest].used)) {
+        if (!k->kept || k->pins != 0 || k->borrowers != 0
+            || k->used >= before) {
+            continue;
+        }
+        if (waiting < 0 || k->used < r->kept[waiting].used) {
+            waiting = (int32_t) i;
+        }
+        if ((oldest < 0 || k->used < r->kept[oldest].used)
+            && !tr_kv_store_waits(kv, true, i)) {
             oldest = (int32_t) i;
         }
     }
+    oldest = oldest < 0 ? waiting : oldest;
     if (oldest < 0) {
         return false;
     }

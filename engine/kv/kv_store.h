@@ -85,6 +85,8 @@ bool tr_kv_shelf_sound(const tr_kv_cache_t *kv);
  * storing; and: it has left the cache. */
 void tr_kv_store_want(tr_kv_cache_t *kv, bool slot, uint32_t id);
 void tr_kv_store_gone(tr_kv_cache_t *kv, bool slot, uint32_t id);
+/* Is it still to be put on the shelf? */
+bool tr_kv_store_waits(const tr_kv_cache_t *kv, bool slot, uint32_t id);
 /* Gives up what is being loaded, for its pages; and: how many these are. */
 bool tr_kv_store_yield(tr_kv_cache_t *kv);
 uint64_t tr_kv_store_pages(const tr_kv_cache_t *kv);

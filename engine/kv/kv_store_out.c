@@ -70,6 +70,23 @@ tr_kv_store_gone(tr_kv_cache_t *kv, bool slot, uint32_t id)
     }
 }
 
+bool
+tr_kv_store_waits(const tr_kv_cache_t *kv, bool slot, uint32_t id)
+{
+    const kv_store_put_t *p = kv->store == NULL ? NULL
+                                                : &kv->store->put[TR_KV_SHELF];
+    bool waits = false;
+
+    if (p == NULL || p->to == NULL) {
+        return false;
+    }
+    waits = p->putting && p->what.slot == slot && p->what.id == id;
+    for (uint32_t i = 0; i < p->n_queue; i++) {
+        waits = waits || (p->queue[i].slot == slot && p->queue[i].id == id);
+    }
+    return waits;
+}
+
 /* ---- items --------------------------------------------------------------- */
 
 /* A kept slot that is as `q`, with the item's counts.  It may have tokens more
