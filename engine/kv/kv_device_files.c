@@ -29,15 +29,17 @@
 #include "kv_device_internal.h"
 #include "engine/config/log.h"
 
-#define BUFFERS TR_STORE_BUFFERS_MAX
+#define BUFFERS 64u
 /* More would keep the step loop from its batch: three launches each. */
 #define AT_ONCE 8u
 /* One would be slower than a good disk. */
 #define READERS 4u
 /* Of the shelf: so long a copy hides what it takes to launch it. */
 #define CHUNK (8u << 20)
-/* A millisecond of the link: a step's own copies may stand behind these. */
+/* A millisecond of the link: a step's own copies may stand behind these.  A step
+ * of a long prompt takes as long as many others, and can stand behind more. */
 #define CHUNKS 6u
+#define TURN_US 6000u
 
 typedef struct {
     tr_cuda_stream_t stream;
@@ -387,8 +389,10 @@ files_stop(tr_kv_cache_t *kv, tr_kv_lane_t lane)
     }
 }
 
-const tr_kv_files_t tr_kv_gpu_files = { .buffers = BUFFERS,
+const tr_kv_files_t tr_kv_gpu_files = { .buffers = { TR_STORE_BUFFERS_MAX,
+                                                     BUFFERS },
                                         .at_once = { AT_ONCE, CHUNKS },
+                                        .turn_us = TURN_US,
                                         .readers = READERS,
                                         .chunk = CHUNK,
                                         .open = files_open,

@@ -118,8 +118,9 @@ host_moved(const tr_kv_cache_t *kv, tr_kv_lane_t lane, bool out,
     return TR_OK;
 }
 
-const tr_kv_files_t tr_kv_host_files = { .buffers = 2,
+const tr_kv_files_t tr_kv_host_files = { .buffers = { 2, 2 },
                                          .at_once = { 1, 1 },
+                                         .turn_us = UINT32_MAX,
                                          .readers = 1,
                                          .chunk = 1u << 20,
                                          .open = host_open,

@@ -103,10 +103,11 @@ typedef struct {
  * of each other.  TR_AGAIN: not yet, it is to be asked again; any other status but
  * TR_OK: it cannot be. */
 typedef struct {
-    uint32_t buffers;              /* pieces under way, each way, at most, */
-    uint32_t at_once[TR_KV_LANES]; /* and begun in a turn */
-    uint32_t readers;              /* threads that read a file */
-    uint32_t chunk;                /* most bytes of a piece on the shelf */
+    uint32_t buffers[TR_KV_LANES]; /* pieces under way, each way, at most, */
+    uint32_t at_once[TR_KV_LANES]; /* and begun in a turn of `turn_us`, */
+    uint32_t turn_us; /* or of less; in proportion in a longer one */
+    uint32_t readers; /* threads that read a file */
+    uint32_t chunk;   /* most bytes of a piece on the shelf */
     /* For pieces of so many pages.  *memory: `bytes` of it, that pieces are copied
      * from and to; or NULL: any will do.  close: also where open has not been, or
      * failed. */

@@ -314,9 +314,9 @@ get_pages(tr_kv_cache_t *kv, uint32_t i)
     return rc == TR_OK;
 }
 
-/* TR_OK: all pieces of the first are there. */
+/* TR_OK: all pieces of the first are there.  *left: may still be begun. */
 static tr_status_t
-get_pieces(tr_kv_cache_t *kv)
+get_pieces(tr_kv_cache_t *kv, uint32_t *left)
 {
     const tr_kv_files_t *f = kv->ops->files;
     tr_kv_store_t *s = kv->store;
@@ -324,10 +324,9 @@ get_pieces(tr_kv_cache_t *kv)
     tr_status_t rc = kv_store_arrived(kv, &g->way, false, NULL);
     tr_kv_piece_t piece;
 
-    for (uint32_t i = 0;
-         i < f->at_once[TR_KV_SHELF] && (rc == TR_OK || rc == TR_AGAIN)
-         && kv_store_next(kv, &g->way, false, &piece);
-         i++) {
+    for (; *left != 0 && (rc == TR_OK || rc == TR_AGAIN)
+           && kv_store_next(kv, &g->way, false, &piece);
+         --*left) {
         piece.memory = tr_shelf_chunk(s->shelf, g->chunk);
         g->chunk = tr_shelf_behind(s->shelf, g->chunk);
         rc = f->in(kv, TR_KV_SHELF, &piece);
@@ -340,9 +339,9 @@ get_pieces(tr_kv_cache_t *kv)
     return rc == TR_OK && g->way.at < g->way.n ? TR_AGAIN : rc;
 }
 
-/* The first comes. */
-static void
-get_first(tr_kv_cache_t *kv)
+/* The first comes.  Is it here, or given up? */
+static bool
+get_first(tr_kv_cache_t *kv, uint32_t *left)
 {
     tr_kv_store_t *s = kv->store;
     kv_shelf_get_t *g = &s->get[0];
@@ -356,7 +355,7 @@ get_first(tr_kv_cache_t *kv)
                                    item.n_tokens);
         g->begun = rc == TR_OK;
     }
-    rc = rc == TR_OK ? get_pieces(kv) : rc;
+    rc = rc == TR_OK ? get_pieces(kv, left) : rc;
     if (rc == TR_OK) {
         uint32_t id = g->id;
 
@@ -369,12 +368,14 @@ get_first(tr_kv_cache_t *kv)
     } else if (rc != TR_AGAIN) {
         give_up(kv, 0);
     }
+    return rc != TR_AGAIN;
 }
 
 bool
 kv_shelf_get(tr_kv_cache_t *kv)
 {
     tr_kv_store_t *s = kv->store;
+    uint32_t left = kv_store_at_once(kv, TR_KV_SHELF);
 
     if (s->n_gets == 0) {
         return false;
@@ -382,8 +383,7 @@ kv_shelf_get(tr_kv_cache_t *kv)
     /* may make room, and so have the last ones go */
     for (uint32_t i = 0; i < s->n_gets && get_pages(kv, i); i++) {
     }
-    if (s->n_gets != 0 && s->get[0].slot >= 0) {
-        get_first(kv);
+    while (s->n_gets != 0 && s->get[0].slot >= 0 && get_first(kv, &left)) {
     }
     return true;
 }
@@ -414,6 +414,7 @@ void
 tr_kv_computed(tr_kv_cache_t *kv, uint64_t tokens, uint64_t us)
 {
     if (kv->store != NULL) {
+        kv->store->turn_us = us;
         tr_kv_turns_saw(&kv->store->computes, (double) tokens, (double) us);
     }
 }

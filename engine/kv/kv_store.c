@@ -96,7 +96,7 @@ make_ways(tr_kv_cache_t *kv, tr_kv_store_t *s, tr_error_t *err)
         return tr_error_set(err, TR_ERR_NOMEM, "cache_dir", "no memory");
     }
     return kv->ops->files->open(kv, TR_KV_FILES, s->piece_pages[TR_KV_FILES],
-                                2ull * kv->ops->files->buffers
+                                2ull * kv->ops->files->buffers[TR_KV_FILES]
                                     * tr_store_piece_bytes(page),
                                 &s->memory, err);
 }
@@ -144,7 +144,7 @@ tr_kv_store_open(tr_kv_cache_t *kv, const char *dir, uint64_t limit,
         return tr_error_set(err, TR_ERR_NOMEM, "cache_dir", "no memory");
     }
     rc = make_ways(kv, s, err);
-    c.buffers = kv->ops->files->buffers;
+    c.buffers = kv->ops->files->buffers[TR_KV_FILES];
     c.memory = s->memory;
     c.readers = kv->ops->files->readers;
     memcpy(c.identity, identity, sizeof(c.identity));
@@ -239,6 +239,16 @@ kv_store_list(const tr_kv_cache_t *kv, const tr_kv_seq_t *seq,
     return n;
 }
 
+uint32_t
+kv_store_at_once(const tr_kv_cache_t *kv, tr_kv_lane_t lane)
+{
+    const tr_kv_files_t *f = kv->ops->files;
+    uint64_t n = kv->store->turn_us * f->at_once[lane] / f->turn_us;
+
+    n = n > f->at_once[lane] ? n : f->at_once[lane];
+    return n < f->buffers[lane] ? (uint32_t) n : f->buffers[lane];
+}
+
 bool
 kv_store_next(const tr_kv_cache_t *kv, const kv_store_way_t *way, bool out,
               tr_kv_piece_t *piece)
@@ -249,7 +259,7 @@ kv_store_next(const tr_kv_cache_t *kv, const kv_store_way_t *way, bool out,
     piece->slot = way->slot;
     piece->ref = way->ref + way->at;
     piece->n = left < most ? left : most;
-    piece->buffer = way->begun % kv->ops->files->buffers;
+    piece->buffer = way->begun % kv->ops->files->buffers[way->lane];
     return left != 0
            && kv->ops->files->moved(kv, way->lane, out, piece->buffer) == TR_OK;
 }
@@ -262,7 +272,7 @@ kv_store_arrived(tr_kv_cache_t *kv, kv_store_way_t *way, bool out,
     tr_status_t rc = TR_OK;
 
     while (way->over < way->begun && rc == TR_OK) {
-        rc = f->moved(kv, way->lane, out, way->over % f->buffers);
+        rc = f->moved(kv, way->lane, out, way->over % f->buffers[way->lane]);
         if (rc == TR_OK) {
             way->over++;
             if (each != NULL) {

@@ -164,10 +164,10 @@ get_pieces(tr_kv_cache_t *kv)
     tr_kv_piece_t piece;
     tr_status_t rc = kv_store_arrived(kv, way, false, taken);
 
-    for (uint32_t i = 0;
-         i < f->at_once[TR_KV_FILES] && (rc == TR_OK || rc == TR_AGAIN)
+    for (uint32_t left = kv_store_at_once(kv, TR_KV_FILES);
+         left != 0 && (rc == TR_OK || rc == TR_AGAIN)
          && kv_store_next(kv, way, false, &piece);
-         i++) {
+         left--) {
         /* it is read alone */
         piece.memory = (uint8_t *) (uintptr_t) tr_store_get_piece(s->files);
         if (piece.memory == NULL) {

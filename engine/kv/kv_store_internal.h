@@ -100,6 +100,7 @@ struct tr_kv_store {
     uint32_t shelf_chunk;                 /* and its next */
     kv_shelf_get_t get[TR_KV_SHELF_GETS]; /* the oldest first */
     tr_kv_turns_t computes;               /* a prompt's tokens */
+    uint64_t turn_us;                     /* of the last turn */
     tr_kv_speed_t brings[TR_KV_LANES];    /* bytes from there */
     const void *doubts[TR_KV_LANES];      /* who last made it doubt that */
     uint32_t n_gets;
@@ -127,6 +128,8 @@ uint32_t kv_store_list(const tr_kv_cache_t *kv, const tr_kv_seq_t *seq,
  * yet; else they could not be copied.  each: NULL, or called for each. */
 tr_status_t kv_store_arrived(tr_kv_cache_t *kv, kv_store_way_t *way, bool out,
                              void (*each)(tr_kv_store_t *s));
+/* How many pieces of a lane may be begun in this turn, each way. */
+uint32_t kv_store_at_once(const tr_kv_cache_t *kv, tr_kv_lane_t lane);
 /* What the next piece is, without its memory; false: it is not time for it. */
 bool kv_store_next(const tr_kv_cache_t *kv, const kv_store_way_t *way, bool out,
                    tr_kv_piece_t *piece);

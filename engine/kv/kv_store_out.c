@@ -204,8 +204,9 @@ put_lost(tr_kv_store_t *s, kv_store_put_t *p)
     return true;
 }
 
+/* *left: may still be begun. */
 static bool
-put_pieces(tr_kv_cache_t *kv, kv_store_put_t *p)
+put_pieces(tr_kv_cache_t *kv, kv_store_put_t *p, uint32_t *left)
 {
     const tr_kv_files_t *f = kv->ops->files;
     tr_kv_store_t *s = kv->store;
@@ -219,10 +220,9 @@ put_pieces(tr_kv_cache_t *kv, kv_store_put_t *p)
         return true;
     }
     rc = kv_store_arrived(kv, way, true, p->to->full);
-    for (uint32_t i = 0;
-         i < f->at_once[way->lane] && (rc == TR_OK || rc == TR_AGAIN)
-         && kv_store_next(kv, way, true, &piece);
-         i++) {
+    for (; *left != 0 && (rc == TR_OK || rc == TR_AGAIN)
+           && kv_store_next(kv, way, true, &piece);
+         --*left) {
         piece.memory = p->to->room(s);
         if (piece.memory == NULL) {
             break;
@@ -247,9 +247,19 @@ put_pieces(tr_kv_cache_t *kv, kv_store_put_t *p)
 bool
 kv_store_put(tr_kv_cache_t *kv, kv_store_put_t *p)
 {
-    return !p->putting ? put_next(kv->store, p)
-           : p->seeing ? put_see(kv, p)
-                       : put_pieces(kv, p);
+    uint32_t left = kv_store_at_once(kv, p->way.lane);
+    bool busy = false;
+
+    /* one behind the other, as far as they can go now */
+    while (left != 0 && (p->putting || put_next(kv->store, p))) {
+        bool seen = !p->seeing;
+
+        busy |= seen ? put_pieces(kv, p, &left) : put_see(kv, p);
+        if (p->seeing || (seen && p->putting)) {
+            break;
+        }
+    }
+    return busy;
 }
 
 /* ---- to files ------------------------------------------------------------ */
