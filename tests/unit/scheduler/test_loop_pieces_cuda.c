@@ -13,8 +13,10 @@
  *   test_loop_pieces_cuda test_end   one of them
  */
 #include "tests/unit/fixtures/kept_cuda_fixture.h"
+#include "engine/scheduler/loop_internal.h"
 
-#define TOGETHER 20u
+#define TOGETHER 16u
+#define LONGEST 320u
 #define TRIES 6 /* until what is rare was seen */
 
 static ask_t asks[REQUESTS];
@@ -26,8 +28,14 @@ static struct {
     int (*swap)(const tr_cuda_stream_t *s, const tr_kv_view_t *kv,
                 int32_t *tables, const tr_cuda_swap_t *swap, uint32_t *pages,
                 void *work);
-    uint32_t every; /* of so many pieces one ends its request; 0: none does */
-    uint32_t moved;
+    tr_kv_gpu_t *gpu;
+    fixture_loop_t *l;
+    /* so many pieces from one that ends its request to the next, the other way; 0:
+     * none does */
+    uint32_t every;
+    uint32_t since;   /* the last one, */
+    bool out_is_next; /* and the way of the next */
+    uint32_t held_at; /* here the loop waits for its end; 0: nowhere */
     /* the requests, none of them freed while others run */
     _Atomic(tr_request_t *) asked[REQUESTS];
     atomic_uint pieces, out, in; /* moves, and those dropped amid one */
@@ -45,8 +53,25 @@ abort_mover(int32_t slot)
             if (r->sequences[k].kv_slot == slot) {
                 asks[i].aborted = true;
                 atomic_store(&r->control, TR_CONTROL_ABORT);
+                tr_loop_wake(seen.l->loop); /* its next turn hears of it */
             }
         }
+    }
+}
+
+/* Others move while the slot, which has more pieces to come, takes many steps. */
+static void
+amid_move(int32_t slot, bool out)
+{
+    if (seen.every != 0 && out == seen.out_is_next
+        && ++seen.since > seen.every) {
+        abort_mover(slot);
+        seen.out_is_next = !out;
+        seen.since = 0;
+    }
+    while (seen.held_at != 0 && atomic_load(&seen.pieces) >= seen.held_at
+           && atomic_load(&seen.l->loop->stop) == 0) {
+        usleep(1000);
     }
 }
 
@@ -60,8 +85,8 @@ on_swap(const tr_cuda_stream_t *s, const tr_kv_view_t *kv, int32_t *tables,
         atomic_fetch_add(swap->mark != 0 ? &seen.out : &seen.in, amid);
     } else {
         atomic_fetch_add(&seen.pieces, amid);
-        if (seen.every != 0 && ++seen.moved % seen.every == 0) {
-            abort_mover(swap->slot);
+        if (tr_kv_is_moving(seen.gpu, swap->slot)) {
+            amid_move(swap->slot, swap->mark != 0);
         }
     }
     return seen.swap(s, kv, tables, swap, pages, work);
@@ -72,6 +97,11 @@ watch(fixture_loop_t *l)
 {
     tr_kv_gpu_t *g = tr_kv_gpu(l->executor->kv);
 
+    seen.gpu = g;
+    seen.l = l;
+    seen.since = seen.every;
+    seen.held_at = 0;
+    seen.out_is_next = true;
     seen.device = *g->device.cuda;
     seen.swap = seen.device.kv_swap;
     seen.device.kv_swap = on_swap;
@@ -86,6 +116,7 @@ by_pieces(tr_config_t *c)
     strcpy(c->kv_reuse, "no");
     snprintf(c->cuda_library, sizeof(c->cuda_library), "%s", device_library());
     c->swap_piece = piece;
+    c->max_model_len = LONGEST;
 }
 
 /* ---- the same answers --------------------------------------------------- */
@@ -95,8 +126,8 @@ ask_many(uint64_t state)
 {
     memset(asks, 0, sizeof(asks));
     for (uint32_t i = 0; i < TOGETHER; i++) {
-        asks[i].prompt_len = 1 + rng_below(&state, i % 4 == 0 ? 400 : 120);
-        asks[i].params = plain(i, 40 + rng_below(&state, 60));
+        asks[i].prompt_len = 1 + rng_below(&state, i % 4 == 0 ? 200 : 100);
+        asks[i].params = plain(i, 50 + rng_below(&state, 60));
         asks[i].n = i % 5 == 0 ? 1 + rng_below(&state, CHOICES) : 1;
     }
 }
@@ -165,7 +196,8 @@ forget_all(void)
     }
 }
 
-/* With pauses and aborts, until all are over, or so many pieces have moved. */
+/* With pauses and aborts, until all are over, or so many pieces have moved, and
+ * the loop waits to be stopped. */
 static void
 drive(fixture_loop_t *l, uint32_t n, uint32_t pieces)
 {
@@ -177,6 +209,7 @@ drive(fixture_loop_t *l, uint32_t n, uint32_t pieces)
         memset(asks[i].together, 0, sizeof(asks[i].together));
     }
     atomic_store(&seen.pieces, 0);
+    seen.held_at = pieces;
     submit_all(l, n);
     while (l->open != 0 && atomic_load(&seen.pieces) < pieces) {
         if (!hear(l, asks, true)) {
@@ -217,7 +250,7 @@ aborts_of(const char *spec, uint64_t memory)
         tr_config_t c = settings(spec, memory, 64 << 20);
         fixture_loop_t l;
 
-        seen.every = i % 2 == 0 ? 150 : 40;
+        seen.every = i % 2 == 0 ? 30 : 10;
         start_with(&l, &c, false);
         run_aborted(&l, TOGETHER);
         none_missing(&l);
@@ -242,14 +275,14 @@ static void
 test_diffkv(void **unused)
 {
     (void) unused;
-    policy_of("diffkv:alpha_high=1,alpha_low=0.02", 5 << 20);
+    policy_of("diffkv:alpha_high=1,alpha_low=0.02", 3 << 20);
 }
 
 static void
 test_uniform(void **unused)
 {
     (void) unused;
-    policy_of("uniform:levels=4/4", 4 << 20);
+    policy_of("uniform:levels=4/4", 5 << 19);
 }
 
 /* ---- prefixes that are shared, and kept ---------------------------------- */
@@ -259,7 +292,7 @@ static uint32_t
 prefixes_of(const char *spec, uint64_t more)
 {
     uint64_t state = seed ^ more;
-    tr_config_t c = settings(spec, 4 << 20, 64 << 20);
+    tr_config_t c = settings(spec, 7 << 19, 64 << 20);
     fixture_loop_t l;
 
     crowd_asks(asks, 18, 2, true, &state);
@@ -267,7 +300,7 @@ prefixes_of(const char *spec, uint64_t more)
         asks[i].params.max_tokens += 60;
     }
     strcpy(c.kv_reuse, "auto");
-    seen.every = 60;
+    seen.every = 20;
     start_with(&l, &c, false);
     run_aborted(&l, 18);
     print_message("%s: found %llu, %u pieces\n", spec,
@@ -302,7 +335,7 @@ test_end(void **unused)
     atomic_store(&seen.out, 0);
     atomic_store(&seen.in, 0);
     for (int i = 0; i < 2 * TRIES && seen.out + seen.in == 0; i++) {
-        tr_config_t c = settings("uniform:levels=4/4", 4 << 20, 64 << 20);
+        tr_config_t c = settings("uniform:levels=4/4", 5 << 19, 64 << 20);
         tr_request_t *r, *next;
         fixture_loop_t l;
 
