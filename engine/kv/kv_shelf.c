@@ -383,7 +383,8 @@ kv_shelf_get(tr_kv_cache_t *kv)
     /* may make room, and so have the last ones go */
     for (uint32_t i = 0; i < s->n_gets && get_pages(kv, i); i++) {
     }
-    while (s->n_gets != 0 && s->get[0].slot >= 0 && get_first(kv, &left)) {
+    while (s->n_gets != 0 && s->get[0].slot >= 0 && left != 0
+           && get_first(kv, &left)) {
     }
     return true;
 }

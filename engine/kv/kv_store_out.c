@@ -75,16 +75,19 @@ tr_kv_store_waits(const tr_kv_cache_t *kv, bool slot, uint32_t id)
 {
     const kv_store_put_t *p = kv->store == NULL ? NULL
                                                 : &kv->store->put[TR_KV_SHELF];
-    bool waits = false;
 
     if (p == NULL || p->to == NULL) {
         return false;
     }
-    waits = p->putting && p->what.slot == slot && p->what.id == id;
-    for (uint32_t i = 0; i < p->n_queue; i++) {
-        waits = waits || (p->queue[i].slot == slot && p->queue[i].id == id);
+    if (p->putting && p->what.slot == slot && p->what.id == id) {
+        return true;
     }
-    return waits;
+    for (uint32_t i = 0; i < p->n_queue; i++) {
+        if (p->queue[i].slot == slot && p->queue[i].id == id) {
+            return true;
+        }
+    }
+    return false;
 }
 
 /* ---- items --------------------------------------------------------------- */
@@ -250,7 +253,8 @@ kv_store_put(tr_kv_cache_t *kv, kv_store_put_t *p)
     uint32_t left = kv_store_at_once(kv, p->way.lane);
     bool busy = false;
 
-    /* one behind the other, as far as they can go now */
+    /* one behind the other, as far as they can go now; to see that one is not
+     * wanted takes as long as to begin a piece */
     while (left != 0 && (p->putting || put_next(kv->store, p))) {
         bool seen = !p->seeing;
 
@@ -258,6 +262,7 @@ kv_store_put(tr_kv_cache_t *kv, kv_store_put_t *p)
         if (p->seeing || (seen && p->putting)) {
             break;
         }
+        left -= !seen && !p->putting;
     }
     return busy;
 }
