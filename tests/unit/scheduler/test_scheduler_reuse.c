@@ -1,17 +1,26 @@
 /*
  * Reuse in pools that are too small for it: ten thousand requests that begin
  * alike, of which hardly two fit at once, so that every admission evicts.
- * Somebody who can run always does, whoever pauses or hangs up.
+ * Somebody who can run always does, whoever pauses or hangs up; with a shelf, from
+ * which prefixes come back into pages that others want, too.
+ *
+ *   TR_REUSE_REQUESTS=N   how many, in each pool
  */
 #include "tests/unit/fixtures/scheduler_fixture.h"
 
+#include "engine/kv/kv_store.h"
+
 #define ALIVE 12
 #define ALL 10000
+/* Turns without a batch: what comes from the shelf is waited for, four times by
+ * each. */
+#define IDLE 3u
+#define IDLE_SHELF 40u
 
 typedef struct {
     fixture_t b;
     tr_request_t *r[ALIVE];
-    uint32_t made, finished, aborted;
+    uint32_t all, made, finished, aborted;
 } many_t;
 
 /* A beginning that several have, and an end of its own. */
@@ -42,7 +51,7 @@ change(many_t *c, uint32_t most)
 {
     uint32_t i = random_below(ALIVE);
 
-    if (c->r[i] == NULL && c->made < ALL) {
+    if (c->r[i] == NULL && c->made < c->all) {
         tr_request_t *r = make_prompt(c, most);
 
         c->made++;
@@ -83,32 +92,69 @@ reap(many_t *c, bool resume)
 }
 
 static void
-many_requests(int policy, uint32_t pages, uint32_t swap, uint32_t most)
+open_shelf(many_t *c, uint32_t pages)
 {
+    tr_error_t err;
+
+    if (pages != 0) {
+        assert_int_equal(tr_kv_shelf_open(c->b.kv,
+                                          pages * tr_kv_page_bytes(c->b.kv),
+                                          &err),
+                         TR_OK);
+    }
+}
+
+/* What came and went; nothing is left on its way. */
+static void
+close_shelf(many_t *c, uint32_t pages)
+{
+    tr_shelf_stats_t s;
+
+    tr_kv_shelf_stats(c->b.kv, &s);
+    assert_true(tr_kv_shelf_sound(c->b.kv));
+    assert_true(pages == 0 || (s.stored > 50 && s.loaded > 10));
+    tr_kv_store_close(c->b.kv);
+}
+
+static void
+many_requests(int policy, uint32_t pages, uint32_t swap, uint32_t most,
+              uint32_t shelf)
+{
+    const char *given = getenv("TR_REUSE_REQUESTS");
     many_t *c = calloc(1, sizeof(*c));
-    uint32_t idle = 0, turn = 0;
+    uint32_t idle = 0, turn = 0, longest = 0;
     tr_prefix_stats_t s;
     bool can = false;
 
     random_state = pages * 31 + most;
+    c->all = given != NULL ? (uint32_t) strtoul(given, NULL, 10) : ALL;
     reuse = true;
     fixture_init_policy(&c->b, policy, pages, swap, 6, 64);
     reuse = false;
-    while (c->made < ALL || can) {
+    open_shelf(c, shelf);
+    while (c->made < c->all || can) {
         bool ran;
 
         change(c, most);
+        tr_kv_store_turn(c->b.kv);
         compose(&c->b);
         ran = c->b.s.n_chunks != 0;
         apply(&c->b);
-        can = reap(c, c->made == ALL || ++turn % 64 == 0);
+        can = reap(c, c->made == c->all || ++turn % 64 == 0);
         idle = ran || !can ? 0 : idle + 1;
-        assert_true(idle < 3);
+        longest = idle > longest ? idle : longest;
+        assert_true(idle < (shelf != 0 ? IDLE_SHELF : IDLE));
     }
-    assert_int_equal(c->finished + c->aborted, ALL);
+    print_message("%u requests, %u pages, %u swapped, shelf of %u: %llu"
+                  " preemptions, %llu swaps, idle for %u turns\n",
+                  c->all, pages, swap, shelf,
+                  (unsigned long long) c->b.s.preemptions,
+                  (unsigned long long) c->b.s.swaps, longest);
+    assert_int_equal(c->finished + c->aborted, c->all);
     tr_kv_prefixes(c->b.kv, &s);
     assert_true(c->b.s.counts.hits > 100 && c->b.s.counts.cuts > 10);
     assert_true(s.evicted > 100 && s.held == 0);
+    close_shelf(c, shelf);
     fixture_free(&c->b);
     free(c);
 }
@@ -117,9 +163,9 @@ static void
 full_pools(void **state)
 {
     (void) state;
-    many_requests(FULL, 4, 0, 100);
-    many_requests(FULL, 7, 0, 200);
-    many_requests(FULL, 24, 0, 200);
+    many_requests(FULL, 4, 0, 100, 0);
+    many_requests(FULL, 7, 0, 200, 0);
+    many_requests(FULL, 24, 0, 200, 0);
 }
 
 /* The order of tokens says where they stand: pages that nobody fills will do. */
@@ -127,16 +173,26 @@ static void
 compressed_pools(void **state)
 {
     (void) state;
-    many_requests(UNIFORM, 14, 6, 200);
-    many_requests(UNIFORM, 20, 30, 400);
-    many_requests(UNIFORM, 60, 0, 400);
+    many_requests(UNIFORM, 14, 6, 200, 0);
+    many_requests(UNIFORM, 20, 30, 400, 0);
+    many_requests(UNIFORM, 60, 0, 400, 0);
+}
+
+static void
+shelves(void **state)
+{
+    (void) state;
+    many_requests(FULL, 7, 0, 200, 40);
+    many_requests(UNIFORM, 14, 6, 200, 20);
+    many_requests(UNIFORM, 20, 30, 400, 60);
 }
 
 int
 main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(full_pools),
-                                        cmocka_unit_test(compressed_pools) };
+                                        cmocka_unit_test(compressed_pools),
+                                        cmocka_unit_test(shelves) };
 
     return cmocka_run_group_tests_name("scheduler_reuse", tests, make_policies,
                                        free_policies);
