@@ -116,6 +116,11 @@ uint64_t tr_kv_token_bytes(const tr_kv_cache_t *kv);
  * time. */
 uint64_t tr_kv_pages_for(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
                          uint32_t n);
+/* The same of a prompt in stages that begins with what was found. */
+typedef struct tr_kv_found tr_kv_found_t;
+uint64_t tr_kv_pages_behind(const tr_kv_cache_t *kv,
+                            const tr_kv_policy_t *policy, uint32_t n,
+                            const tr_kv_found_t *found);
 /* The most tokens of one sequence; at most the configured max_len.  Alone in
  * the pool, such a sequence is never refused a page, at whatever length its
  * prompts end and whatever its policy decides: uncompressed pages and the
@@ -178,8 +183,10 @@ uint32_t tr_kv_stages(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy);
 tr_status_t tr_kv_stage(tr_kv_cache_t *kv, int32_t slot, uint32_t len);
 /* Is that to be done before position `len` is computed? */
 bool tr_kv_stage_due(const tr_kv_cache_t *kv, int32_t slot, uint32_t len);
-/* Pages that the slot holds, at most, and tokens for which it has some. */
+/* Pages that the slot holds, at most, others that it borrows, and tokens for which
+ * it has some. */
 uint64_t tr_kv_held_pages(const tr_kv_cache_t *kv, int32_t slot);
+uint64_t tr_kv_borrowed_pages(const tr_kv_cache_t *kv, int32_t slot);
 uint32_t tr_kv_reserved(const tr_kv_cache_t *kv, int32_t slot);
 /* Does the slot have uncompressed tokens that its policy would compress? */
 bool tr_kv_uncompressed(const tr_kv_cache_t *kv, int32_t slot);
@@ -202,15 +209,17 @@ tr_status_t tr_kv_fork(tr_kv_cache_t *kv, int32_t from, int32_t to,
 
 /* What a prompt shares with what is cached.  It is pinned, and so not among the
  * free pages, until it is adopted or dropped. */
-typedef struct {
+struct tr_kv_found {
     uint32_t tokens; /* positions [0, tokens) need not be computed */
     /* Of theirs at 16 bits, those that need not be there: shared, or more than a
      * copy takes of what is compressed. */
     uint64_t pages;
     bool cut;      /* what is copied ends in front of where it is kept */
     uint32_t kept; /* compressed: the slot that has it, and 1; 0: none */
+    /* of that, pages that are borrowed, at least, and of one's own, at most */
+    uint64_t lent, own;
     tr_prefix_match_t match;
-} tr_kv_found_t;
+};
 
 /* Does this cache keep prefixes of sequences with this policy (NULL: the
  * default)? */

@@ -419,6 +419,7 @@ static const tr_kv_ops_t gpu_ops = {
     .release = tr_kv_gpu_release,
     .held = tr_kv_gpu_held,
     .copy_pages = tr_kv_gpu_copy_pages,
+    .told = tr_kv_gpu_told,
     .copy = tr_kv_gpu_copy,
     .can_absorb = tr_kv_gpu_can_absorb,
     .absorb = tr_kv_gpu_absorb,

@@ -49,17 +49,20 @@ tr_kv_gpu_copy_pages(const tr_kv_cache_t *kv, int32_t from, uint32_t c)
     return most < have ? most : have; /* no head has more than before */
 }
 
+bool
+tr_kv_gpu_told(const tr_kv_cache_t *kv, int32_t slot)
+{
+    return tr_kv_gpu(kv)->mirror[slot].counted;
+}
+
 /* Pages that it takes from the ring, at most. */
 static uint64_t
 own_pages(const tr_kv_gpu_t *g, const tr_kv_cut_t *cut)
 {
-    uint64_t most = tr_kv_gpu_copy_pages(&g->kv, cut->from, cut->len), few;
+    uint64_t most = tr_kv_lend_own(&g->kv, cut), few;
     tr_kv_seq_t to;
 
     manager_cut_seq(&g->kv.m.seq[cut->from], cut->len, &to);
-    if (cut->by == TR_KV_CUT_BORROWS) { /* all that is borrowed is in front */
-        return tr_kv_less(most, g->kv.m.slot[cut->from].pages);
-    }
     if (cut->by == TR_KV_CUT_SHARES && to.n_tiers == 1) { /* in order */
         few = tr_kv_least_copy_of(g, &to) + g->kv.heads;
         return tr_kv_less(most, few);

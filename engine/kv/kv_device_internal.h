@@ -371,6 +371,7 @@ void tr_kv_make_room(tr_kv_gpu_t *g, int32_t slot, uint64_t pages);
 /* kv_device_cut.c: tr_kv_ops_t. */
 uint32_t tr_kv_gpu_held(const tr_kv_cache_t *kv, int32_t slot,
                         uint32_t pages[TR_KV_LAYOUTS_MAX]);
+bool tr_kv_gpu_told(const tr_kv_cache_t *kv, int32_t slot);
 uint64_t tr_kv_gpu_copy_pages(const tr_kv_cache_t *kv, int32_t from,
                               uint32_t c);
 tr_status_t tr_kv_gpu_copy(tr_kv_cache_t *kv, int32_t from, int32_t to,

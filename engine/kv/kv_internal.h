@@ -181,6 +181,8 @@ typedef struct {
      * nothing was changed. */
     tr_status_t (*copy)(tr_kv_cache_t *kv, int32_t from, int32_t to, uint32_t c,
                         bool evict);
+    /* Has anybody said what the slot borrows?  NULL: it is always known. */
+    bool (*told)(const tr_kv_cache_t *kv, int32_t slot);
     /* Is it known what the slot has? */
     bool (*can_absorb)(const tr_kv_cache_t *kv, int32_t to);
     void (*absorb)(tr_kv_cache_t *kv, const tr_kv_absorb_t *absorb);
@@ -322,6 +324,9 @@ bool tr_kv_kept_sound(const tr_kv_cache_t *kv);
  * who lends what. */
 tr_kv_cut_t tr_kv_lend_cut(const tr_kv_cache_t *kv, int32_t from, int32_t to,
                            uint32_t c);
+/* Pages that it takes then, at most, and borrows, at least. */
+uint64_t tr_kv_lend_own(const tr_kv_cache_t *kv, const tr_kv_cut_t *cut);
+uint64_t tr_kv_lend_least(const tr_kv_cache_t *kv, const tr_kv_cut_t *cut);
 void tr_kv_lend(tr_kv_cache_t *kv, const tr_kv_cut_t *cut);
 /* For the sake of the slot, it and all that it borrows stay; and no longer. */
 void tr_kv_lend_pin(tr_kv_cache_t *kv, int32_t slot);

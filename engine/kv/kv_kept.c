@@ -325,6 +325,7 @@ tr_kv_kept_find(tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
     const tr_kv_reuse_t *r = kv->reuse;
     uint64_t uncompressed, copy;
     int32_t best = -1;
+    tr_kv_cut_t cut;
 
     for (uint32_t i = 0; i < kv->config.slots && r->n_kept != 0; i++) {
         const tr_kv_kept_t *k = &r->kept[i];
@@ -357,6 +358,9 @@ tr_kv_kept_find(tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
     found->pages = uncompressed - copy;
     found->cut = found->tokens < r->kept[best].n;
     found->kept = (uint32_t) best + 1;
+    cut = tr_kv_lend_cut(kv, best, -1, found->tokens);
+    found->own = tr_kv_lend_own(kv, &cut);
+    found->lent = tr_kv_lend_least(kv, &cut);
     kv->reuse->kept[best].finds++;
     tr_kv_lend_pin(kv, best);
 }

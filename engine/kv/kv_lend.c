@@ -93,6 +93,59 @@ tr_kv_lend_cut(const tr_kv_cache_t *kv, int32_t from, int32_t to, uint32_t c)
     return cut;
 }
 
+/* Pages of a slot's windows when it has n tokens. */
+static uint64_t
+window_pages(const tr_kv_cache_t *kv, const tr_kv_seq_t *q, uint32_t n)
+{
+    return q->window == 0
+               ? 0
+               : (uint64_t) kv->heads * manager_window_pages(&kv->m, q, n);
+}
+
+/* Pages of its tiers that are not whole, or not all in front of the cut: a head has
+ * one of each tier, and, of several tiers, no more than tokens behind it; one tier is
+ * in order. */
+static uint64_t
+odd_pages(const tr_kv_cache_t *kv, const tr_kv_cut_t *cut)
+{
+    uint32_t tiers = kv->m.seq[cut->from].n_tiers;
+    uint32_t behind = kv->m.slot[cut->from].tokens - cut->len;
+
+    if (tiers == 1) {
+        behind = manager_ceil(behind, page_tokens(kv, cut->from));
+    }
+    return ((uint64_t) tiers + behind) * kv->heads;
+}
+
+uint64_t
+tr_kv_lend_own(const tr_kv_cache_t *kv, const tr_kv_cut_t *cut)
+{
+    uint64_t most = kv->ops->copy_pages(kv, cut->from, cut->len), own = most;
+
+    if (cut->by == TR_KV_CUT_BORROWS) { /* all that is borrowed is in front */
+        own = kv->m.slot[cut->from].pages;
+    } else if (cut->by == TR_KV_CUT_SHARES) {
+        own = odd_pages(kv, cut)
+              + window_pages(kv, &kv->m.seq[cut->from], cut->len);
+    }
+    return own < most ? own : most;
+}
+
+uint64_t
+tr_kv_lend_least(const tr_kv_cache_t *kv, const tr_kv_cut_t *cut)
+{
+    const tr_kv_seq_t *q = &kv->m.seq[cut->from];
+    bool known = kv->ops->told == NULL || kv->ops->told(kv, cut->from);
+    uint64_t lent = known ? kv->m.slot[cut->from].borrowed : 0, odd;
+
+    if (cut->by != TR_KV_CUT_SHARES) {
+        return cut->by == TR_KV_CUT_BORROWS ? lent : 0;
+    }
+    lent += kept(kv, cut->from)->held;
+    odd = odd_pages(kv, cut) + window_pages(kv, q, q->base);
+    return lent > odd ? lent - odd : 0;
+}
+
 void
 tr_kv_lend(tr_kv_cache_t *kv, const tr_kv_cut_t *cut)
 {

@@ -76,6 +76,12 @@ tr_kv_held_pages(const tr_kv_cache_t *kv, int32_t slot)
     return tr_kv_slot(kv, slot)->pages;
 }
 
+uint64_t
+tr_kv_borrowed_pages(const tr_kv_cache_t *kv, int32_t slot)
+{
+    return tr_kv_slot(kv, slot)->borrowed;
+}
+
 uint32_t
 tr_kv_reserved(const tr_kv_cache_t *kv, int32_t slot)
 {

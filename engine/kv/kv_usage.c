@@ -106,20 +106,27 @@ tr_kv_staged(const tr_kv_cache_t *kv, const tr_kv_policy_t *p, uint32_t n,
                  * (manager_ceil(seen + rest, kv->plan.layout[0].tokens) + 1);
 }
 
+static uint64_t
+tr_kv_without(uint64_t pages, uint64_t lent)
+{
+    return pages > lent ? pages - lent : 0;
+}
+
 /* The most pages of a prompt of n tokens that has stages, and ends with a copy of
  * so many: at the last stage, and at the end, in each case with the copy of the
- * layers that are first. */
+ * layers that are first.  Of these it borrows `lent`, which stay where they are. */
 static uint64_t
 tr_kv_staged_peak(const tr_kv_cache_t *kv, const tr_kv_policy_t *p, uint32_t n,
-                  uint64_t copy)
+                  uint64_t copy, uint64_t lent)
 {
     uint32_t stage = kv->config.stage, last = (n - 1) / stage * stage;
     uint32_t at_once = tr_kv_at_once(kv, n);
     uint32_t layers = (kv->heads - tr_kv_near(kv, p)) / kv->config.kv_heads;
-    uint64_t before = tr_kv_staged(kv, p, last, stage);
-    uint64_t after = tr_kv_staged(kv, p, last, 0);
-    uint64_t end = tr_kv_staged(kv, p, n, n - last);
+    uint64_t before = tr_kv_without(tr_kv_staged(kv, p, last, stage), lent);
+    uint64_t after = tr_kv_without(tr_kv_staged(kv, p, last, 0), lent);
+    uint64_t end = tr_kv_without(tr_kv_staged(kv, p, n, n - last), lent);
 
+    copy = tr_kv_without(copy, lent);
     layers = layers != 0 ? layers : 1;
     before += (after + layers - 1) / layers * at_once;
     if (copy > end) { /* the last layers find less than they take */
@@ -137,10 +144,30 @@ tr_kv_pages_for(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
     uint64_t copy = tr_kv_charged_copy(kv, p, n);
 
     if (p->n_levels != 0 && tr_kv_at_once(kv, n) != 0) {
-        return tr_kv_staged_peak(kv, p, n, copy);
+        return tr_kv_staged_peak(kv, p, n, copy, 0);
     }
     return (uint64_t) manager_ceil(n, kv->plan.layout[0].tokens) * kv->heads
            + copy;
+}
+
+uint64_t
+tr_kv_pages_behind(const tr_kv_cache_t *kv, const tr_kv_policy_t *policy,
+                   uint32_t n, const tr_kv_found_t *found)
+{
+    const tr_kv_policy_t *p = policy != NULL ? policy : kv->usual;
+    uint64_t all = tr_kv_pages_for(kv, p, n), rest, parts, behind;
+
+    if (found->kept == 0 || tr_kv_at_once(kv, n) == 0) {
+        return all;
+    }
+    /* a head has a part of a page in each tier, and one is counted */
+    parts = (uint64_t) p->n_levels * kv->heads;
+    behind = tr_kv_staged_peak(kv, p, n, tr_kv_charged_copy(kv, p, n),
+                               tr_kv_without(found->lent, parts));
+    /* what is expected of a copy may be less than what is borrowed */
+    rest = found->own + tr_kv_pages_for(kv, p, n - found->tokens);
+    behind = behind > rest ? behind : rest;
+    return behind < all ? behind : all;
 }
 
 uint32_t
@@ -179,7 +206,7 @@ tr_kv_len_fits(const tr_kv_cache_t *kv, const tr_kv_policy_t *p, uint32_t n)
     }
     if (p->n_levels != 0 && tr_kv_at_once(kv, n) != 0) {
         all = (uint64_t) (p->n_levels + 1) * kv->heads;
-        return all + tr_kv_staged_peak(kv, p, n, copy) <= kv->m.size.pages;
+        return all + tr_kv_staged_peak(kv, p, n, copy, 0) <= kv->m.size.pages;
     }
     return all + copy <= kv->m.size.pages;
 }

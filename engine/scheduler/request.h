@@ -83,7 +83,8 @@ typedef struct tr_sequence {
     uint32_t look_from;     /* tokens that it had when it asked */
     uint64_t look_until_us; /* when it gives up asking; 0: it was not put off */
     uint64_t offered;       /* scheduler turn in which siblings could copy it */
-    uint64_t charge, copy;  /* pages (scheduler.h: prompt_pages, promised) */
+    uint64_t charge, copy;  /* pages (scheduler.h: prompt_pages, promised), */
+    uint64_t lent;          /* without those that others have for it */
     tr_sampler_t sampler;
     tr_text_stream_t text;
     tr_matcher_t *matcher;       /* what it may write; NULL: anything */

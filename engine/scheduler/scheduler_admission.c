@@ -4,7 +4,10 @@
  *
  * A sequence is charged for all that its prompt takes until it is compressed, less
  * what it shares with others, so that whoever was admitted can end: what is promised
- * is not given to the next one (tr_scheduler_affords).  Whose turn it is, fair.h
+ * is not given to the next one (tr_scheduler_affords).  Behind a compressed prefix
+ * that is what it computes at 16 bits and compresses, and of the prefix the pages
+ * that it has copies of; those that it borrows stay as they are.  Should it absorb
+ * their lender they become its own, and are not charged for then.  Whose turn it is, fair.h
  * says (tr_scheduler_admit).
  */
 #include "scheduler_internal.h"
@@ -249,31 +252,34 @@ tr_scheduler_affords(tr_scheduler_t *s, uint64_t need, uint64_t keep,
 
 /* The pages that q takes at its start, less those that it shares, with those
  * that its compressed copy is expected to take later.  A prompt in stages is
- * charged for what it takes at a time, as if nothing of it was there. */
+ * charged for what it takes at a time beside what it borrows. */
 static bool
 tr_scheduler_affords_start(tr_scheduler_t *s, tr_sequence_t *q, uint64_t shared,
-                           bool kept)
+                           const tr_kv_found_t *found)
 {
     uint32_t n = q->uncompressed_len != 0 ? q->uncompressed_len
                                           : tr_sequence_first_len(q);
     uint64_t uncompressed = tr_scheduler_uncompressed(s, n);
-    uint64_t charge = tr_kv_pages_for(s->kv, q->request->kv_policy, n);
-    uint64_t copy = q->staged               ? charge
-                    : charge > uncompressed ? charge - uncompressed
-                                            : 0;
+    uint64_t all = tr_kv_pages_for(s->kv, q->request->kv_policy, n);
+    uint64_t copy = all > uncompressed ? all - uncompressed : 0, charge = all;
 
+    if (q->staged) {
+        charge = copy = tr_kv_pages_behind(s->kv, q->request->kv_policy, n,
+                                           found);
+    }
     if (copy == 0) { /* stays at 16 bits */
         return tr_scheduler_affords(s,
                                     tr_scheduler_uncompressed(s, q->len)
                                         - shared,
                                     tr_kv_pages(s->kv) / 100, 0);
     }
-    charge -= kept && !q->staged ? shared : 0;
+    charge -= found->kept != 0 && !q->staged ? shared : 0;
     if (!tr_scheduler_affords(s, charge, tr_kv_pages(s->kv) / 100, charge)) {
         return false;
     }
     q->charge = charge;
     q->copy = copy;
+    q->lent = q->staged && charge < all ? found->lent : 0;
     return true;
 }
 
@@ -336,7 +342,7 @@ tr_scheduler_admit_one(tr_scheduler_t *s, tr_sequence_t *q,
 {
     if (!tr_scheduler_affords_start(s, q,
                                     tr_scheduler_shared(s, q, sibling, found),
-                                    found->kept != 0)) {
+                                    found)) {
         return false;
     }
     s->prompt_pages += q->charge;

@@ -21,7 +21,7 @@ tr_scheduler_discharge(tr_scheduler_t *s, tr_sequence_t *q)
 {
     s->prompt_pages -= q->charge;
     s->promised -= q->copy;
-    q->charge = q->copy = 0;
+    q->charge = q->copy = q->lent = 0;
 }
 
 static void
@@ -296,9 +296,12 @@ tr_scheduler_stage_end(const tr_scheduler_t *s, const tr_sequence_t *q,
 void
 tr_scheduler_recharge(tr_scheduler_t *s, tr_sequence_t *q)
 {
-    uint64_t held = tr_kv_held_pages(s->kv, q->kv_slot);
-    uint64_t copy = q->charge > held ? q->charge - held : 0;
+    uint64_t borrowed = tr_kv_borrowed_pages(s->kv, q->kv_slot);
+    uint64_t held = tr_kv_held_pages(s->kv, q->kv_slot), copy;
 
+    /* what it borrows no longer is among those that it holds */
+    held += borrowed < q->lent ? borrowed : q->lent;
+    copy = q->charge + q->lent > held ? q->charge + q->lent - held : 0;
     s->promised += copy - q->copy;
     q->copy = copy;
 }

@@ -33,7 +33,7 @@ cut_once(tr_kv_cache_t *kv, uint64_t *state, uint32_t *kept, uint32_t *shorter,
     tr_prefix_key_t key = { 0 };
     int32_t tokens[600], slot;
     uint32_t text = rng_below(state, 4), n = 33 + rng_below(state, 450), k, b;
-    tr_kv_found_t found;
+    tr_kv_found_t found, was;
 
     for (k = 0; k < n; k++) {
         tokens[k] = (int32_t) (300 + (k * 37 + text * 101) % 3000);
@@ -50,7 +50,10 @@ cut_once(tr_kv_cache_t *kv, uint64_t *state, uint32_t *kept, uint32_t *shorter,
     slot = tr_kv_open(kv, NULL);
     assert_true(slot >= 0);
     k = found.kept - 1;
+    was = found;
     assert_int_equal(tr_kv_adopt(kv, slot, &key, &found), TR_OK);
+    assert_true(tr_kv_held_pages(kv, slot) <= was.own);
+    assert_true(tr_kv_borrowed_pages(kv, slot) >= was.lent);
     *shared += compare_slots(kv, (int32_t) k, kv, slot, b, n) != 0;
     if (rng_below(state, 2) == 0) {
         /* a prefix of what is kept is not kept beside it */

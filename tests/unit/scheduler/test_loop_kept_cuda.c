@@ -47,7 +47,7 @@ cut_once(seen_t *seen, uint64_t *state, uint32_t *kept, uint32_t *shorter)
     tr_prefix_key_t key = nobodys;
     int32_t tokens[600], slot, from;
     uint32_t text = rng_below(state, 4), n = 33 + rng_below(state, 450), k;
-    tr_kv_found_t found;
+    tr_kv_found_t found, was;
     uint64_t left;
 
     for (k = 0; k < n; k++) {
@@ -65,11 +65,14 @@ cut_once(seen_t *seen, uint64_t *state, uint32_t *kept, uint32_t *shorter)
                 && found.cut == (found.tokens < kv->reuse->kept[from].n));
     *shorter += found.cut;
     n = found.tokens;
+    was = found;
     slot = tr_kv_open(kv, NULL);
     assert_true(slot >= 0);
     assert_int_equal(tr_kv_adopt(kv, slot, &key, &found), TR_OK);
     assert_true(tr_kv_sound(kv));
+    assert_true(tr_kv_held_pages(kv, slot) <= was.own);
     settle(e);
+    assert_true(tr_kv_borrowed_pages(kv, slot) >= was.lent);
     look(seen);
     compare_slots(&seen->kv, from, &seen->kv, slot, seen->kv.m.seq[from].base,
                   n);

@@ -116,6 +116,22 @@ close_shelf(many_t *c, uint32_t pages)
     tr_kv_store_close(c->b.kv);
 }
 
+/* Who was admitted takes no more than it is charged for. */
+static void
+keeps_to_charge(const many_t *c)
+{
+    for (const tr_sequence_t *q = c->b.s.running.first; q != NULL;
+         q = q->next) {
+        uint64_t held = tr_kv_held_pages(c->b.kv, q->kv_slot);
+        uint64_t borrowed = tr_kv_borrowed_pages(c->b.kv, q->kv_slot);
+
+        if (q->staged && q->charge != 0) {
+            held += borrowed < q->lent ? borrowed : q->lent;
+            assert_true(held <= q->charge + q->lent);
+        }
+    }
+}
+
 static void
 many_requests(int policy, uint32_t pages, uint32_t swap, uint32_t most,
               uint32_t shelf)
@@ -138,6 +154,7 @@ many_requests(int policy, uint32_t pages, uint32_t swap, uint32_t most,
         change(c, most);
         tr_kv_store_turn(c->b.kv);
         compose(&c->b);
+        keeps_to_charge(c);
         ran = c->b.s.n_chunks != 0;
         apply(&c->b);
         can = reap(c, c->made == c->all || ++turn % 64 == 0);
@@ -187,12 +204,24 @@ shelves(void **state)
     many_requests(UNIFORM, 20, 30, 400, 60);
 }
 
+/* Prompts are compressed behind each 32 tokens. */
+static void
+stages(void **state)
+{
+    (void) state;
+    stage = 32;
+    many_requests(UNIFORM, 14, 6, 200, 0);
+    many_requests(UNIFORM, 40, 30, 600, 60);
+    stage = 0;
+}
+
 int
 main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(full_pools),
                                         cmocka_unit_test(compressed_pools),
-                                        cmocka_unit_test(shelves) };
+                                        cmocka_unit_test(shelves),
+                                        cmocka_unit_test(stages) };
 
     return cmocka_run_group_tests_name("scheduler_reuse", tests, make_policies,
                                        free_policies);
