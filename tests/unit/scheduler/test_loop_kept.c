@@ -109,7 +109,7 @@ write_one(tr_kv_cache_t *kv, uint64_t *state, int32_t *tokens)
     int32_t slot;
 
     tr_kv_time(kv, kv->reuse->now + 1);
-    do { /* a short one may take more pages than at 16 bits */
+    for (;;) { /* a short one may take more pages than at 16 bits */
         uint32_t text = rng_below(state, 4);
 
         n = 65 + rng_below(state, 235);
@@ -117,8 +117,12 @@ write_one(tr_kv_cache_t *kv, uint64_t *state, int32_t *tokens)
             tokens[k] = (int32_t) (300 + (k * 37 + text * 101) % 3000);
         }
         tr_kv_find(kv, NULL, &nobodys, tokens, n, &found);
-    } while (found.tokens == 0);
-    assert_int_equal(found.tokens, n);
+        if (found.tokens >= 65) {
+            break;
+        }
+        tr_kv_drop_found(kv, &found);
+    }
+    n = found.tokens; /* the longest may have gone */
     slot = tr_kv_open(kv, NULL);
     assert_true(slot >= 0);
     assert_int_equal(tr_kv_adopt(kv, slot, &nobodys, &found), TR_OK);
