@@ -16,6 +16,10 @@
  * alpha_high, alpha_low.  A significance equal to a threshold keeps the better
  * level.  Thresholds are rounded to single precision once and compared in it
  * (kv_rule.h), so that a GPU decides the same.
+ *
+ * The newest tokens, and the first ones, lie in front of the levels with 8 bits for
+ * keys and values: in some models the first token's value is far larger than all
+ * others, and is what four bits of it lose.
  */
 #include "kv_policy_internal.h"
 
@@ -25,8 +29,14 @@
 
 /* alpha_high where it is not given: what models that were tuned to have outliers
  * bear with two levels (docs/benchmarks.md).  Of three it is below alpha_top. */
-#define ALPHA_HIGH 8
+#define ALPHA_HIGH 9
 #define ALPHA_HIGH_OF_THREE 1
+/* First and newest tokens, together a page of these bits for heads of 64 and 128
+ * (tr_page_plan). */
+#define SINKS 4
+#define WINDOW 44
+#define WINDOW_BITS 8
+#define NOT_GIVEN UINT32_MAX
 
 /* How much reaches a threshold depends on the text.  For the model in
  * models/pocket (groups of three query heads) 0.85 of all tokens reach alpha 1,
@@ -60,11 +70,33 @@ diffkv_init(tr_kv_policy_t *p, uint32_t head_dim)
     p->n_levels = 2;
     p->level[0] = (tr_kv_level_t){ .key_bits = 8, .value_bits = 4 };
     p->level[1] = (tr_kv_level_t){ .key_bits = 4, .value_bits = 2 };
-    p->window = 64;
+    p->window = WINDOW;
+    p->sinks = NOT_GIVEN;
     p->scored = true;
     p->alpha_top = 4;
     p->alpha_high = NAN; /* not given (diffkv_check) */
     p->alpha_low = 0;
+}
+
+static uint8_t
+at_least(uint8_t bits, uint8_t least)
+{
+    return bits > least ? bits : least;
+}
+
+/* What was not given of the tokens in front of the levels. */
+static void
+diffkv_front(tr_kv_policy_t *p)
+{
+    if (p->sinks == NOT_GIVEN) {
+        p->sinks = p->window != 0 ? SINKS : 0;
+    }
+    /* codes of 8/8 by groups have no fast attention on a GPU */
+    if (p->window_level.key_bits == 0 && p->groups == 1) {
+        p->window_level.key_bits = at_least(p->level[0].key_bits, WINDOW_BITS);
+        p->window_level.value_bits = at_least(p->level[0].value_bits,
+                                              WINDOW_BITS);
+    }
 }
 
 static tr_status_t
@@ -76,6 +108,7 @@ diffkv_check(tr_kv_policy_t *p, uint32_t head_dim, tr_error_t *err)
     if (isnan(p->alpha_high)) {
         p->alpha_high = p->n_levels > 2 ? ALPHA_HIGH_OF_THREE : ALPHA_HIGH;
     }
+    diffkv_front(p);
     if (!tr_kv_alpha_fit(p, p->alpha_high, p->alpha_low, text)) {
         return tr_error_set(err, TR_ERR_INVALID, "kv_policy",
                             "KV policy diffkv: %s", text);

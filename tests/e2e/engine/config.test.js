@@ -115,9 +115,9 @@ test('--check and the log say where a policy has its settings from', () => {
     }
     const shipped = check().stdout;
     assert.match(shipped, /^kv policy: diffkv:.*alpha_high=20,alpha_low=0,.*, from kv_policy\.json$/m);
-    assert.match(shipped, /^kv policy: diffkv:.*window=32,.*alpha_high=8,alpha_low=0,.*, from settings$/m);
+    assert.match(shipped, /^kv policy: diffkv:.*window=32,.*alpha_high=9,alpha_low=0,.*, from settings$/m);
     fs.unlinkSync(file);
-    assert.match(check().stdout, /^kv policy: .*alpha_high=8,alpha_low=0,.*, from defaults \(tokenring calibrate finds the model's own\)$/m);
+    assert.match(check().stdout, /^kv policy: .*alpha_high=9,alpha_low=0,.*, from defaults \(tokenring calibrate finds the model's own\)$/m);
     fs.writeFileSync(file, '{\n "kv_policy": "diffkv:alpha_high=20",\n "layers": 9}');
     const other = check();
     assert.equal(other.status, 1);

@@ -552,18 +552,23 @@ digest_of(const plan_t *plan, uint32_t seed, bool on_device, int threads,
         { __VA_ARGS__ }, 3, 100, 32, 70, 24, false \
     }
 
+/* Of diffkv when these were recorded. */
+#define FRONT "window_level=8/4,sinks=0,"
+
 static const plan_t plans[] = {
     SMALL("full"),
     SMALL("uniform:levels=8/4,window=3"),
     SMALL("uniform:levels=4/2,window=0"),
     SMALL("uniform:levels=8/8,window=17,window_level=16/16,groups=2"),
-    SMALL("diffkv:window=16,alpha_high=1,alpha_low=0.02"),
-    SMALL("diffkv:window=5,alpha_high=1,alpha_low=0.3"),
-    SMALL("diffkv:window=12,alpha_high=1,alpha_low=0,observe=8"),
+    SMALL("diffkv:" FRONT "window=16,alpha_high=1,alpha_low=0.02"),
+    SMALL("diffkv:" FRONT "window=5,alpha_high=1,alpha_low=0.3"),
+    SMALL("diffkv:" FRONT "window=12,alpha_high=1,alpha_low=0,observe=8"),
     SMALL("diffkv:window=0,alpha_high=1,alpha_low=0"),
-    SMALL("diffkv:levels=16/16+8/4+4/2,window=9,alpha_top=2,alpha_low=0.2"),
-    SMALL("diffkv:levels=4/4,window=20,base=i,alpha_low=0.5"),
-    SMALL("diffkv:window=11,alpha_high=1,alpha_low=0.02,alpha_file=@"),
+    SMALL("diffkv:sinks=0,levels=16/16+8/4+4/"
+          "2,window=9,alpha_top=2,alpha_low=0.2"),
+    SMALL("diffkv:window_level=4/4,sinks=0,levels=4/"
+          "4,window=20,base=i,alpha_low=0.5"),
+    SMALL("diffkv:" FRONT "window=11,alpha_high=1,alpha_low=0.02,alpha_file=@"),
     SMALL("static:window=10,high=0.2,low=0.3"),
     SMALL("static:levels=8/4,window=13,low=0.4,observe=16"),
     SMALL("static:window=6,high=0.0,low=0.25"),
@@ -579,17 +584,17 @@ static const plan_t plans[] = {
     SMALL("kivi:bits=4,window=32"),
     SMALL("int4"),
     SMALL("int4:group=32"),
-    SMALL("diffkv:window=16,alpha_high=1,alpha_low=0.02", "full",
+    SMALL("diffkv:" FRONT "window=16,alpha_high=1,alpha_low=0.02", "full",
           "kivi:bits=2,window=32"),
     SMALL("quest:budget=48", "h2o:budget=30", "static:window=8"),
-    MIXED("diffkv:window=16,alpha_high=1,alpha_low=0.02", "full",
+    MIXED("diffkv:" FRONT "window=16,alpha_high=1,alpha_low=0.02", "full",
           "kivi:bits=2,window=32"),
     MIXED("full", "static:window=8", "snapkv:budget=24"),
-    LARGE("diffkv:window=8,alpha_high=1,alpha_low=0.3"),
+    LARGE("diffkv:" FRONT "window=8,alpha_high=1,alpha_low=0.3"),
     LARGE("static:window=7"),
     LARGE("full", "h2o:budget=20"),
     LARGE("kivi:bits=2,window=32", "int4"),
-    { { "diffkv:window=12,alpha_high=1,alpha_low=0.02",
+    { { "diffkv:" FRONT "window=12,alpha_high=1,alpha_low=0.02",
         "streamingllm:sinks=2,recent=9" },
       1,
       257,

@@ -83,18 +83,18 @@ test_whom_it_answers_for(void **state)
 
     (void) state;
     unlink(path);
-    expect("diffkv", TR_KV_FROM_DEFAULTS, "alpha_high=8,alpha_low=0,");
+    expect("diffkv", TR_KV_FROM_DEFAULTS, "alpha_high=9,alpha_low=0,");
     put(text, strlen(text));
     expect("diffkv", TR_KV_FROM_FILE, "window=128");
     expect("diffkv", TR_KV_FROM_FILE, "alpha_high=12,alpha_low=0,");
     /* settings that are given are all there are */
-    expect("diffkv:window=32", TR_KV_FROM_SETTINGS, "alpha_high=8,");
+    expect("diffkv:window=32", TR_KV_FROM_SETTINGS, "alpha_high=9,");
     expect("full", TR_KV_FROM_SETTINGS, "full");
     expect("snapkv", TR_KV_FROM_DEFAULTS, "budget=1024");
     text = GOOD("snapkv:budget=0.3");
     put(text, strlen(text));
     expect("snapkv", TR_KV_FROM_FILE, "budget=0.3");
-    expect("diffkv", TR_KV_FROM_DEFAULTS, "alpha_high=8,");
+    expect("diffkv", TR_KV_FROM_DEFAULTS, "alpha_high=9,");
 }
 
 static void

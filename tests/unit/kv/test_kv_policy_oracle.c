@@ -431,7 +431,7 @@ open_fixture(fixture_t *r, const char *levels, uint32_t window,
     /* users may not ask for this, since a token would be forgotten before it is
      * ever read; the algorithm is the same */
     if (window == 0) {
-        r->policy->window = 0;
+        r->policy->window = r->policy->sinks = 0;
     }
     p = r->policy;
     r->kernels = tr_kernels_cpu(NULL);

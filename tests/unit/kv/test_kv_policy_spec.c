@@ -37,10 +37,12 @@ make(const char *spec)
 
 /* ---- specs -------------------------------------------------------------- */
 
-#define DIFFKV(levels, window, level, groups, top, high, low, rest)  \
-    "diffkv:levels=" levels ",window=" window ",window_level=" level \
-    ",sinks=0,groups=" groups ",alpha_top=" top ",alpha_high=" high  \
-    ",alpha_low=" low "," rest
+/* front: window,window_level,sinks */
+#define DIFFKV(levels, front, groups, top, high, low, rest)               \
+    "diffkv:levels=" levels "," front ",groups=" groups ",alpha_top=" top \
+    ",alpha_high=" high ",alpha_low=" low "," rest
+#define FRONT(window, level, sinks) \
+    "window=" window ",window_level=" level ",sinks=" sinks
 
 static const struct {
     const char *spec, *canonical;
@@ -52,19 +54,28 @@ static const struct {
       "uniform:levels=4/8,window=32,window_level=4/8,sinks=0,groups=1" },
     { "uniform:window=8,window_level=16/16,groups=2,levels=2/16,sinks=4",
       "uniform:levels=2/16,window=8,window_level=16/16,sinks=4,groups=2" },
-    { "diffkv",
-      DIFFKV("8/4+4/2", "64", "8/4", "1", "4", "8", "0", "base=N,observe=0") },
+    { "diffkv", DIFFKV("8/4+4/2", FRONT("44", "8/8", "4"), "1", "4", "9", "0",
+                       "base=N,observe=0") },
     { "diffkv:alpha_low=0.020,alpha_high=3.0,base=i,observe=32",
-      DIFFKV("8/4+4/2", "64", "8/4", "1", "4", "3", "0.02",
+      DIFFKV("8/4+4/2", FRONT("44", "8/8", "4"), "1", "4", "3", "0.02",
              "base=i,observe=32") },
     { "diffkv:levels=16/16+8/4+4/2,alpha_top=1000,alpha_high=1e-3,alpha_low=0",
-      DIFFKV("16/16+8/4+4/2", "64", "16/16", "1", "1000", "0.001", "0",
-             "base=N,observe=0") },
+      DIFFKV("16/16+8/4+4/2", FRONT("44", "16/16", "4"), "1", "1000", "0.001",
+             "0", "base=N,observe=0") },
     { "diffkv:levels=16/16+8/4+4/2",
-      DIFFKV("16/16+8/4+4/2", "64", "16/16", "1", "4", "1", "0",
+      DIFFKV("16/16+8/4+4/2", FRONT("44", "16/16", "4"), "1", "4", "1", "0",
              "base=N,observe=0") },
     { "diffkv:levels=8/4,alpha_high=0,alpha_low=0,window=0,groups=4",
-      DIFFKV("8/4", "0", "8/4", "4", "4", "0", "0", "base=N,observe=0") },
+      DIFFKV("8/4", FRONT("0", "8/4", "0"), "4", "4", "0", "0",
+             "base=N,observe=0") },
+    { "diffkv:sinks=0,window_level=8/4,alpha_high=8",
+      DIFFKV("8/4+4/2", FRONT("44", "8/4", "0"), "1", "4", "8", "0",
+             "base=N,observe=0") },
+    { "diffkv:groups=2", DIFFKV("8/4+4/2", FRONT("44", "8/4", "4"), "2", "4",
+                                "9", "0", "base=N,observe=0") },
+    { "diffkv:levels=4/16+4/2",
+      DIFFKV("4/16+4/2", FRONT("44", "8/16", "4"), "1", "4", "9", "0",
+             "base=N,observe=0") },
     { "static",
       "static:levels=8/4+4/2,window=64,window_level=8/4,sinks=0,groups=1,"
       "high=0.25,low=0.35,observe=0" },
@@ -181,8 +192,8 @@ static const struct {
     { "diffkv:alpha_high=1e", "alpha_high=1e: expected a number" },
     { "diffkv:alpha_high=-1", "alpha_high=-1: expected a number" },
     { "diffkv:alpha_high=1001", "expected a number from 0 to 1000" },
-    { "diffkv:alpha_low=9",
-      "alpha_low=9 is above alpha_high=8: expected at most that" },
+    { "diffkv:alpha_low=10",
+      "alpha_low=10 is above alpha_high=9: expected at most that" },
     { "diffkv:levels=16/16+8/4+4/2,alpha_high=5",
       "alpha_high=5 is above alpha_top=4" },
     { "diffkv:window=0,alpha_low=0.02",
