@@ -36,7 +36,7 @@
 #define SHOWN 20u
 #define FEW 4u /* tokens: too few for an average */
 #define UNLIMITED (64u << 20)
-#define SCARCE (5632u << 10) /* the longest fits, alone */
+#define SCARCE (5120u << 10) /* the longest fits, alone */
 
 /* In nats.  lp: of a token's logprob, and half of what an alternative's may
  * differ by; mean: of those of an answer; gap: between tokens that took each
