@@ -209,9 +209,11 @@ int tr_cuda_matmul(const tr_cuda_stream_t *s, const tr_cuda_matmul_t *m,
  * behind it makes the scale of these and applies it to its FP32 sums.
  *
  * A row's bits depend on the shape and on the class of `rows` (up to 8, 16, 32,
- * 64), and of up to 8 of INT4 on whether all weights of the chain have one such
- * form, and 256 columns or more by 128; not on other rows.  BF16 alone: FP16 has no range for rows that are not
- * normalised.  Compute capability 9.0 alone.
+ * 64), and of up to 8 of INT4 or FP8 on whether all weights of the chain have one
+ * such form, and 256 columns or more by 128; for FP8 also on how many weights the
+ * chain's products have on average, 20 Mi or more, so a product alone may have other
+ * bits than in a chain.  Not on other rows.  BF16 alone: FP16 has no range for rows
+ * that are not normalised.  Compute capability 9.0 alone.
  *
  * Weights may be packed (kernels/weight_form.h): their codes are read, and scales
  * are applied to FP32 sums.  Where there are more rows, unpack makes 16 bits of

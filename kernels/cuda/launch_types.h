@@ -25,6 +25,8 @@ typedef struct {
     bool trial; /* kernels may run that have not passed their tests on a GPU
                       * yet (cuda_trial); set by whoever opened the device */
     bool unfinished; /* benchmarks: leave out the end of decode attention */
+    bool few_fp8;    /* tests: few rows of FP8 have their kernel however small
+                      * the weights are (small_gemm.cu) */
 } tr_device_props_t;
 
 typedef struct {

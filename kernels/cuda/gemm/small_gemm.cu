@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "small_gemm.cuh"
-#include "small_gemm_direct.cuh"
+#include "small_gemm_direct_fp8.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/runtime/runtime.cuh"
 #include "kernels/cuda/tensor.cuh"
@@ -206,38 +206,91 @@ kernel_of(gemm_kind_t kind)
 
 typedef void gemm_direct_t(const gemm_args_t);
 
-/* Packed forms for which that is faster (docs/benchmarks.md); `at` counts them. */
-static gemm_direct_t *
-direct_kernel(uint32_t at, tr_weight_form_t *form)
-{
-    static const tr_weight_form_t forms[] = {
-        { TR_WEIGHT_INT4, TR_WEIGHT_PLAIN, 32 },
-        { TR_WEIGHT_INT4, TR_WEIGHT_PLAIN, 64 },
-        { TR_WEIGHT_INT4, TR_WEIGHT_PLAIN, 128 }
-    };
-    static gemm_direct_t *const kernels[] = {
-        small_gemm_direct_kernel<TR_WEIGHT_INT4, 32>,
-        small_gemm_direct_kernel<TR_WEIGHT_INT4, 64>,
-        small_gemm_direct_kernel<TR_WEIGHT_INT4, 128>
-    };
+/* Packed forms that have such kernels. */
+static gemm_direct_t *const direct_kernels[] = {
+    small_gemm_direct_kernel<direct_int4_t<32>>,
+    small_gemm_direct_kernel<direct_int4_t<64>>,
+    small_gemm_direct_kernel<direct_int4_t<128>>,
+    small_gemm_direct_kernel<direct_fp8_t<0>>,
+    small_gemm_direct_kernel<direct_fp8_t<128>>
+};
 
-    if (at >= sizeof(forms) / sizeof(forms[0])) {
-        return NULL;
+static gemm_direct_t *
+direct_kernel(tr_weight_form_t form)
+{
+    return form.format == TR_WEIGHT_FP8
+               ? direct_kernels[form.group == 0 ? 3 : 4]
+               : direct_kernels[form.group == 32   ? 0
+                                : form.group == 64 ? 1
+                                                   : 2];
+}
+
+/* Smaller products are faster through the ring: of 4,096 x 4,096 this takes longer,
+ * of 6,144 x 4,096 as long, of more weights less (docs/benchmarks.md). */
+#define DIRECT_FP8_LEAST (20u << 20)
+
+/* What a chain of INT4 needs, with 8 rows.  False: it is too much. */
+static bool
+direct_plan_int4(gemm_args_t *a)
+{
+    uint32_t x = 0, partial = 0;
+
+    for (uint32_t p = 0; p < a->phases; p++) {
+        x = max(x, 8 * direct_row(a->phase[p].tiling));
+        partial = max(partial, direct_partial(a->phase[p].tiling));
     }
-    *form = forms[at];
-    return kernels[at];
+    for (uint32_t p = 0; p < a->phases; p++) {
+        a->phase[p].tiling.x = x;
+    }
+    a->ring = (x + partial + 1023) / 1024 * 1024;
+    return gemm_shared(a->ring, a->received) <= DIRECT_SHARED;
+}
+
+/* Likewise of FP8, whose pieces are there, too: as many as there is room for.
+ * False: it is too much with 8 rows, or the chain's products are small. */
+static bool
+direct_plan_fp8(const tr_device_props_t *d, gemm_args_t *a)
+{
+    const uint32_t group = a->phase[0].p.form.group;
+    uint32_t most = 0, stages = DIRECT_FP8_STAGES_MAX;
+    uint64_t weights = 0;
+
+    for (uint32_t p = 0; p < a->phases; p++) {
+        gemm_phase_t *f = &a->phase[p];
+        gemm_tiling_t *h = &f->tiling;
+
+        if (h->steps > GEMM_SLOTS_MAX * DIRECT_FP8_X_PIECES) {
+            return false;
+        }
+        h->x = f->p.rows * direct_row(*h);
+        a->pieces = max(a->pieces, h->x + direct_partial(*h));
+        most = max(most, 8 * direct_row(*h) + direct_partial(*h));
+        weights += (uint64_t) f->p.n * f->p.k;
+    }
+    most = (most + 127) / 128 * 128
+           + direct_fp8_bytes(group, DIRECT_FP8_STAGES_MIN);
+    if (gemm_shared((most + 1023) / 1024 * 1024, a->received)
+            > DIRECT_FP8_SHARED
+        || (!d->few_fp8 && weights < (uint64_t) DIRECT_FP8_LEAST * a->phases)) {
+        return false;
+    }
+    a->pieces = (a->pieces + 127) / 128 * 128;
+    do {
+        a->stages = stages;
+        a->ring = (a->pieces + direct_fp8_bytes(group, stages) + 1023) / 1024
+                  * 1024;
+    } while (gemm_shared(a->ring, a->received) > d->shared
+             && --stages >= DIRECT_FP8_STAGES_MIN);
+    return true;
 }
 
 /* The kernel for a chain of up to 8 rows, all of whose products have weights of one
- * form, and x that fits; NULL: it is not one.  That depends on shapes and forms
- * alone. */
+ * packed form, and x that fits; NULL: it is not one.  That depends on shapes and
+ * forms alone. */
 static gemm_direct_t *
 direct_plan(const tr_device_props_t *d, const gemm_args_t *of, gemm_args_t *a)
 {
     const tr_weight_form_t form = of->phase[0].p.form;
-    gemm_direct_t *kernel = NULL;
-    tr_weight_form_t has;
-    uint32_t partial = 0;
 
     *a = *of;
     for (uint32_t p = 0; p < a->phases; p++) {
@@ -249,20 +302,12 @@ direct_plan(const tr_device_props_t *d, const gemm_args_t *of, gemm_args_t *a)
             || f->p.k % DIRECT_COLUMNS != 0 || h->steps < h->split) {
             return NULL;
         }
-        a->x = max(a->x, 8 * direct_row(*h));
-        partial = max(partial, direct_partial(*h));
         a->received = max(a->received, gemm_received(*h, 8));
     }
-    a->ring = (a->x + partial + 1023) / 1024 * 1024;
-    if (gemm_shared(a->ring, a->received) > DIRECT_SHARED) {
-        return NULL;
-    }
-    for (uint32_t i = 0; (kernel = direct_kernel(i, &has)) != NULL; i++) {
-        if (has.format == form.format && has.group == form.group) {
-            break;
-        }
-    }
-    return kernel;
+    return (form.format == TR_WEIGHT_INT4 && direct_plan_int4(a))
+                   || (form.format == TR_WEIGHT_FP8 && direct_plan_fp8(d, a))
+               ? direct_kernel(form)
+               : NULL;
 }
 
 static int
@@ -311,12 +356,11 @@ static cudaError_t
 prepare_direct(const tr_device_props_t *d)
 {
     cudaError_t e = cudaSuccess;
-    gemm_direct_t *kernel;
-    tr_weight_form_t form;
 
-    for (uint32_t i = 0;
-         (kernel = direct_kernel(i, &form)) != NULL && e == cudaSuccess; i++) {
-        e = prepare_one(d, kernel);
+    for (gemm_direct_t *kernel : direct_kernels) {
+        if (e == cudaSuccess) {
+            e = prepare_one(d, kernel);
+        }
     }
     return e;
 }

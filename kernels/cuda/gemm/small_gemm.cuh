@@ -22,7 +22,8 @@
  * have a kernel of their own, which knows nothing of that, and so have chains
  * whose packed weights are all of one kind, where that is faster.  WARPS: packed
  * weights are multiplied by warps, not by warpgroups.  Chains of up to 8 rows whose
- * weights all are INT4 of one form need no ring (small_gemm_direct.cuh).
+ * weights all are INT4 of one form, or FP8 and large, need no ring
+ * (small_gemm_direct.cuh).
  */
 #ifndef TR_CUDA_SMALL_GEMM_CUH
 #define TR_CUDA_SMALL_GEMM_CUH

@@ -1,14 +1,15 @@
 /*
  * small_gemm_direct.cuh: products of up to 8 rows with packed weights
- * (kernels/weight_form.h) that go from memory to registers, without a ring.
+ * (kernels/weight_form.h), whose warps fetch their own, without a common ring.
  *
  * Tiles, clusters, the exchange of sums and what becomes of them are those of
  * small_gemm.cuh.  Here all 16 warps of a block multiply; of a tile each takes
  * pieces of 128 columns of a strip (16 rows of w), in turn with the others:
  *
- *   - a lane has the codes of its next pieces under way, in registers; those of
- *     the next product are asked for before the sums of this one are added up,
- *     and what comes behind them is called into the L2 cache;
+ *   - a warp has its next pieces under way: INT4 in its lanes' registers, FP8 in
+ *     shared memory (small_gemm_direct_fp8.cuh).  Those of the next product are
+ *     asked for before the sums of this one are added up, and what comes behind
+ *     INT4's is called into the L2 cache;
  *   - x is copied to shared memory whole, and is read from there as operand b;
  *   - `ways` warps have parts of a strip's sums.  They leave them in shared memory,
  *     and the first warps, one a strip, add them in the order of ways.
@@ -25,9 +26,9 @@
 #define DIRECT_COLUMNS 128u        /* of a piece */
 #define DIRECT_PARTIAL (64u << 10) /* bytes of the ways' sums, at most */
 #define DIRECT_SHARED \
-    (220u << 10)                  /* what a product may need of shared memory */
-#define DIRECT_AHEAD (160u << 10) /* bytes of w that a block calls for */
-#define DIRECT_PAD 16u            /* bytes between rows of x: other banks */
+    (220u << 10)       /* what a chain of INT4 may need of shared memory */
+#define DIRECT_PAD 16u /* bytes between rows of x: other banks */
+#define DIRECT_DEPTH 4 /* INT4: pieces that a lane has under way */
 
 /* ---- shares --------------------------------------------------------------- */
 
@@ -67,19 +68,12 @@ direct_ways(const gemm_tiling_t &h)
 
 /* ---- pieces --------------------------------------------------------------- */
 
-/* What a lane has of one: codes, and the words of a group's scales: those of rows
- * g and g + 8, of the t-th quarter of the columns. */
-template <tr_weight_format_t F> struct direct_piece_t {
-    uint4 w[F == TR_WEIGHT_FP8 ? 4 : 2];
+/* What a lane has of one of INT4: codes, and the words of a group's scales: those
+ * of rows g and g + 8, of the t-th quarter of the columns. */
+typedef struct {
+    uint4 w[2];
     uint32_t scale[2];
-};
-
-template <tr_weight_format_t F>
-static __device__ constexpr int
-direct_depth(void)
-{
-    return F == TR_WEIGHT_FP8 ? 2 : 4;
-}
+} direct_piece_t;
 
 /* Where a warp is in a tile. */
 typedef struct {
@@ -96,9 +90,14 @@ typedef struct {
     uint32_t all;      /* pieces of the warp */
 } direct_part_t;
 
-/* Pieces that a warp has under way. */
-template <tr_weight_format_t F> struct direct_ring_t {
-    direct_piece_t<F> piece[direct_depth<F>()];
+/* Pieces of INT4 that a warp has under way. */
+template <int GROUP> struct direct_int4_t {
+    /* columns of x that come at once, in pieces: all */
+    static constexpr uint32_t X_PIECES = UINT32_MAX;
+    /* bytes of w that a block calls for */
+    static constexpr uint32_t CALLED = 160u << 10;
+
+    direct_piece_t piece[DIRECT_DEPTH];
     direct_at_t next; /* the next to ask for */
 };
 
@@ -145,47 +144,43 @@ direct_part(const gemm_phase_t &f, const gemm_block_tiles_t &part,
     return o;
 }
 
-/* Asks for a piece. */
-template <tr_weight_format_t F, int GROUP>
+/* The warp's place for pieces of INT4: registers, of which nobody need know. */
+template <int GROUP>
 static __device__ __forceinline__ void
-direct_load(const direct_part_t &o, const direct_at_t &at, direct_piece_t<F> &q)
+direct_open(const gemm_args_t &, const gemm_smem_t &, direct_int4_t<GROUP> &)
 {
-    const uint32_t bytes = F == TR_WEIGHT_FP8 ? 1024 : 512;
-    const int HALF = F == TR_WEIGHT_FP8 ? 2 : 1;
+}
+
+/* Asks for a piece. */
+template <int GROUP>
+static __device__ __forceinline__ void
+direct_load(const direct_part_t &o, const direct_at_t &at, direct_piece_t &q)
+{
+    const uint32_t bytes = 512, GROUPS = DIRECT_COLUMNS / GROUP;
     uint32_t piece = o.begin + at.piece, strip = o.first + at.strip;
     const uint8_t *from = o.codes
                           + ((size_t) (2 * piece) * o.blocks + strip) * bytes;
+    uint32_t group = piece * GROUPS + threadIdx.x % 4 * GROUPS / 4;
+    const uint8_t *scale = o.scales
+                           + ((size_t) group * o.blocks + strip)
+                                 * (TR_WEIGHT_ROWS * 4);
 
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-#pragma unroll
-        for (int i = 0; i < HALF; i++) {
-            q.w[half * HALF + i] = load_once16(from + i * 512);
-        }
-        from += (size_t) o.blocks * bytes;
-    }
-    if (GROUP != 0) {
-        const uint32_t GROUPS = DIRECT_COLUMNS / (GROUP == 0 ? 1 : GROUP);
-        uint32_t group = piece * GROUPS + threadIdx.x % 4 * GROUPS / 4;
-        const uint8_t *scale = o.scales
-                               + ((size_t) group * o.blocks + strip)
-                                     * (TR_WEIGHT_ROWS * 4);
-
-        q.scale[0] = load_once4(scale);
-        q.scale[1] = load_once4(scale + 32);
-    }
+    q.w[0] = load_once16(from);
+    q.w[1] = load_once16(from + (size_t) o.blocks * bytes);
+    q.scale[0] = load_once4(scale);
+    q.scale[1] = load_once4(scale + 32);
 }
 
 /* The first pieces of a tile. */
-template <tr_weight_format_t F, int GROUP>
+template <int GROUP>
 static __device__ __forceinline__ void
-direct_fill(const direct_part_t &o, direct_ring_t<F> &r)
+direct_fill(const direct_part_t &o, direct_int4_t<GROUP> &r)
 {
     r.next = direct_first(o);
 #pragma unroll
-    for (uint32_t i = 0; i < direct_depth<F>(); i++) {
+    for (uint32_t i = 0; i < DIRECT_DEPTH; i++) {
         if (i < o.all) {
-            direct_load<F, GROUP>(o, r.next, r.piece[i]);
+            direct_load<GROUP>(o, r.next, r.piece[i]);
             direct_next(o, r.next);
         }
     }
@@ -193,7 +188,7 @@ direct_fill(const direct_part_t &o, direct_ring_t<F> &r)
 
 /* Calls what the block reads first of a product into the L2 cache. */
 static __device__ __forceinline__ void
-direct_call(const gemm_phase_t &f)
+direct_call(const gemm_phase_t &f, uint32_t called)
 {
     const uint32_t bytes = tr_weight_block(f.p.form.format);
     gemm_block_tiles_t part = gemm_block_tiles(f.tiling);
@@ -205,8 +200,7 @@ direct_call(const gemm_phase_t &f)
     }
     o = direct_part(f, part, part.first);
     line = o.strips * bytes; /* of 64 columns */
-    for (uint32_t i = threadIdx.x;
-         i < 2 * o.pieces && (i + 1) * line <= DIRECT_AHEAD;
+    for (uint32_t i = threadIdx.x; i < 2 * o.pieces && (i + 1) * line <= called;
          i += DIRECT_THREADS) {
         prefetch_l2_bytes(
             (const uint8_t *) f.p.w
@@ -217,10 +211,10 @@ direct_call(const gemm_phase_t &f)
 
 /* ---- multiplying ---------------------------------------------------------- */
 
-/* The scales of the group that begins at quarter `quarter` of the piece. */
-template <tr_weight_format_t F, int GROUP>
+/* Zeros and scales of the group that begins at quarter `quarter` of the piece. */
+template <int GROUP>
 static __device__ __forceinline__ void
-direct_scales(const direct_piece_t<F> &q, int quarter, uint32_t (&zero)[2],
+direct_scales(const direct_piece_t &q, int quarter, uint32_t (&zero)[2],
               float (&scale)[2])
 {
 #pragma unroll
@@ -232,55 +226,37 @@ direct_scales(const direct_piece_t<F> &q, int quarter, uint32_t (&zero)[2],
                                (int) (threadIdx.x & 28) + quarter);
         }
         zero[r] = packed_int4_zero(word);
-        scale[r] = F == TR_WEIGHT_FP8 ? __uint_as_float(word)
-                                      : packed_int4_scale(word);
-    }
-}
-
-/* Two steps of w, 32 columns, as operands a. */
-template <tr_weight_format_t F>
-static __device__ __forceinline__ void
-direct_weights(const direct_piece_t<F> &q, int quarter, uint32_t (&a)[2][4],
-               const uint32_t (&zero)[2])
-{
-    if constexpr (F == TR_WEIGHT_FP8) {
-        const uint4 &w = q.w[quarter];
-
-        packed_fp8(a[0], w.x, w.y);
-        packed_fp8(a[1], w.z, w.w);
-    } else {
-        const uint4 &w = q.w[quarter / 2];
-
-        packed_int4(a[0], quarter % 2 ? w.z : w.x, zero);
-        packed_int4(a[1], quarter % 2 ? w.w : w.y, zero);
+        scale[r] = packed_int4_scale(word);
     }
 }
 
 /* c += a piece's part of the sums; x: the lane's address of its first columns. */
-template <tr_weight_format_t F, int GROUP>
+template <int GROUP>
 static __device__ __forceinline__ void
-direct_multiply(const direct_piece_t<F> &q, uint32_t x, float (&c)[2][4])
+direct_multiply(const direct_piece_t &q, uint32_t x, float (&c)[2][4])
 {
-    const int OF = GROUP == 0 ? 4 : GROUP / 32; /* quarters of a group */
+    const int OF = GROUP / 32; /* quarters of a group */
     float part[2][4], scale[2];
     uint32_t zero[2];
 
 #pragma unroll
     for (int i = 0; i < 4; i++) {
+        const uint4 &w = q.w[i / 2];
         uint32_t a[2][4], b[4];
 
-        if (GROUP != 0 && i % OF == 0) {
-            direct_scales<F, GROUP>(q, i, zero, scale);
+        if (i % OF == 0) {
+            direct_scales<GROUP>(q, i, zero, scale);
 #pragma unroll
             for (int j = 0; j < 8; j++) {
                 part[j / 4][j % 4] = 0;
             }
         }
         load_matrices<false>(b, x + i * 64);
-        direct_weights<F>(q, i, a, zero);
-        mma_bf16(GROUP == 0 ? c[0] : part[0], a[0], b[0], b[1]);
-        mma_bf16(GROUP == 0 ? c[1] : part[1], a[1], b[2], b[3]);
-        if (GROUP != 0 && (i + 1) % OF == 0) {
+        packed_int4(a[0], i % 2 ? w.z : w.x, zero);
+        packed_int4(a[1], i % 2 ? w.w : w.y, zero);
+        mma_bf16(part[0], a[0], b[0], b[1]);
+        mma_bf16(part[1], a[1], b[2], b[3]);
+        if ((i + 1) % OF == 0) {
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 c[0][j] += (part[0][j] + part[1][j]) * scale[j / 2];
@@ -289,55 +265,72 @@ direct_multiply(const direct_piece_t<F> &q, uint32_t x, float (&c)[2][4])
     }
 }
 
-/* Where the lane leaves, or finds, what a way has of a strip's sums. */
+/* Where the lane reads a product's x.  In place of rows that there are not, the
+ * last. */
 static __device__ __forceinline__ uint32_t
-direct_sum_at(const gemm_args_t &a, const gemm_smem_t &s,
-              const direct_part_t &o, uint32_t strip, uint32_t way)
+direct_x(const gemm_smem_t &s, const gemm_phase_t &f)
 {
-    return s.ring + a.x + (strip * o.ways + way) * 512 + threadIdx.x % 32 * 16;
+    uint32_t lane = threadIdx.x % 32;
+
+    return s.ring + min(lane % 8, f.p.rows - 1) * direct_row(f.tiling)
+           + lane / 8 * 16;
 }
 
-/* The warp's part of a tile's sums, to where all find them. */
-template <tr_weight_format_t F, int GROUP>
-static __device__ __forceinline__ void
-direct_sums(const gemm_args_t &a, const gemm_smem_t &s, const gemm_phase_t &f,
-            const direct_part_t &o, direct_ring_t<F> &r)
+/* Where the lane leaves, or finds, what a way has of a strip's sums. */
+static __device__ __forceinline__ uint32_t
+direct_sum_at(const gemm_smem_t &s, const gemm_phase_t &f,
+              const direct_part_t &o, uint32_t strip, uint32_t way)
 {
-    const uint32_t lane = threadIdx.x % 32, way = threadIdx.x / 32 % o.ways;
-    const int DEPTH = direct_depth<F>();
-    /* in place of rows that there are not, the last */
-    const uint32_t x = s.ring
-                       + min(lane % 8, f.p.rows - 1) * direct_row(f.tiling)
-                       + lane / 8 * 16;
+    return s.ring + f.tiling.x + (strip * o.ways + way) * 512
+           + threadIdx.x % 32 * 16;
+}
+
+/* A strip's sums, to where all find them; c becomes 0. */
+static __device__ __forceinline__ void
+direct_leave(uint32_t to, float (&c)[2][4])
+{
+    shared_store8(to, __float_as_uint(c[0][0] + c[1][0]),
+                  __float_as_uint(c[0][1] + c[1][1]));
+    shared_store8(to + 8, __float_as_uint(c[0][2] + c[1][2]),
+                  __float_as_uint(c[0][3] + c[1][3]));
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        c[k / 4][k % 4] = 0;
+    }
+}
+
+/* The warp's part of a tile's sums.  full: barriers of x's parts, or 0: it is
+ * there. */
+template <int GROUP>
+static __device__ __forceinline__ void
+direct_sums(const gemm_smem_t &s, const gemm_phase_t &f, const direct_part_t &o,
+            uint32_t full, direct_int4_t<GROUP> &r)
+{
+    const uint32_t way = threadIdx.x / 32 % o.ways, x = direct_x(s, f);
     direct_at_t at = direct_first(o);
     float c[2][4] = {};
 
+    if (full != 0) {
+        bar_wait(full, 0);
+        __syncwarp();
+    }
 #pragma unroll 1
-    for (uint32_t i = 0; i < o.all; i += DEPTH) {
+    for (uint32_t i = 0; i < o.all; i += DIRECT_DEPTH) {
 #pragma unroll
-        for (uint32_t j = 0; j < DEPTH; j++) {
+        for (uint32_t j = 0; j < DIRECT_DEPTH; j++) {
             uint32_t strip = at.strip;
 
             if (i + j >= o.all) {
                 break;
             }
-            direct_multiply<F, GROUP>(r.piece[j], x + at.piece * 256, c);
-            if (i + j + DEPTH < o.all) {
-                direct_load<F, GROUP>(o, r.next, r.piece[j]);
+            direct_multiply<GROUP>(r.piece[j], x + at.piece * 256, c);
+            if (i + j + DIRECT_DEPTH < o.all) {
+                direct_load<GROUP>(o, r.next, r.piece[j]);
                 direct_next(o, r.next);
             }
             direct_next(o, at);
             if (at.strip != strip) {
-                uint32_t to = direct_sum_at(a, s, o, strip, way);
-
-                shared_store8(to, __float_as_uint(c[0][0] + c[1][0]),
-                              __float_as_uint(c[0][1] + c[1][1]));
-                shared_store8(to + 8, __float_as_uint(c[0][2] + c[1][2]),
-                              __float_as_uint(c[0][3] + c[1][3]));
-#pragma unroll
-                for (int k = 0; k < 8; k++) {
-                    c[k / 4][k % 4] = 0;
-                }
+                direct_leave(direct_sum_at(s, f, o, strip, way), c);
             }
         }
     }
@@ -345,14 +338,14 @@ direct_sums(const gemm_args_t &a, const gemm_smem_t &s, const gemm_phase_t &f,
 
 /* A strip's sums, of all ways; by the warp that has its number. */
 static __device__ __forceinline__ void
-direct_add(const gemm_args_t &a, const gemm_smem_t &s, const direct_part_t &o,
+direct_add(const gemm_smem_t &s, const gemm_phase_t &f, const direct_part_t &o,
            float (&c)[4])
 {
     const uint32_t strip = threadIdx.x / 32;
 
     c[0] = c[1] = c[2] = c[3] = 0;
     for (uint32_t i = 0; strip < o.strips && i < o.ways; i++) {
-        uint4 v = shared_load16(direct_sum_at(a, s, o, strip, i));
+        uint4 v = shared_load16(direct_sum_at(s, f, o, strip, i));
 
         c[0] += __uint_as_float(v.x);
         c[1] += __uint_as_float(v.y);
@@ -363,15 +356,43 @@ direct_add(const gemm_args_t &a, const gemm_smem_t &s, const direct_part_t &o,
 
 /* ---- a product ------------------------------------------------------------ */
 
+/* x of a product to shared memory, the columns of so many pieces at once, and to
+ * as many barriers.  By a warp. */
+static __device__ __forceinline__ void
+direct_copy_x(const gemm_smem_t &s, const gemm_phase_t &f, uint32_t pieces,
+              uint32_t bar)
+{
+    gemm_block_tiles_t part = gemm_block_tiles(f.tiling);
+    uint32_t lane = threadIdx.x % 32, most = part.tiles == 0 ? 0 : part.steps;
+
+#pragma unroll 1
+    for (uint32_t i = 0; i < most; i += min(pieces, most - i), bar += 8) {
+        uint32_t bytes = min(pieces, most - i) * DIRECT_COLUMNS * 2;
+
+        if (lane == 0) {
+            bar_expect(bar, f.p.rows * bytes);
+        }
+        __syncwarp();
+        if (lane < f.p.rows) {
+            copy_engine(s.ring + lane * direct_row(f.tiling)
+                            + i * DIRECT_COLUMNS * 2,
+                        (const uint8_t *) f.p.x
+                            + ((size_t) lane * f.p.ldx
+                               + (part.step + i) * DIRECT_COLUMNS)
+                                  * 2,
+                        bytes, bar, l2_policy_stay());
+        }
+    }
+    __syncwarp();
+}
+
 /* By the first warp: what the product reads is there, and x is asked for. */
+template <typename R>
 static __device__ __forceinline__ void
 direct_begin(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
              uint32_t &bit)
 {
-    const gemm_phase_t &f = a.phase[p];
-    gemm_block_tiles_t part = gemm_block_tiles(f.tiling);
-    uint32_t lane = threadIdx.x % 32, bytes = part.steps * DIRECT_COLUMNS * 2;
-    uint32_t bar = gemm_full(s, p, 0);
+    uint32_t lane = threadIdx.x % 32;
 
     if (p > 0) { /* all blocks have written what is in front */
         if (lane == 0) {
@@ -384,17 +405,8 @@ direct_begin(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
     }
     if (lane == 0) {
         bar_arrive(GEMM_SMEM(s, go) + 8 * p);
-        bar_expect(bar, part.tiles == 0 ? 0 : f.p.rows * bytes);
     }
-    __syncwarp();
-    if (part.tiles != 0 && lane < f.p.rows) {
-        copy_engine(s.ring + lane * direct_row(f.tiling),
-                    (const uint8_t *) f.p.x
-                        + ((size_t) lane * f.p.ldx + part.step * DIRECT_COLUMNS)
-                              * 2,
-                    bytes, bar, l2_policy_stay());
-    }
-    __syncwarp();
+    direct_copy_x(s, a.phase[p], R::X_PIECES, gemm_full(s, p, 0));
 }
 
 /* A tile's sums become its results, by the warps of groups that have rows. */
@@ -429,10 +441,10 @@ direct_finish(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
 }
 
 /* Of the tile behind, or of the next product, the first pieces. */
-template <tr_weight_format_t F, int GROUP>
+template <typename R>
 static __device__ __forceinline__ void
 direct_ahead(const gemm_args_t &a, uint32_t p, const gemm_block_tiles_t &part,
-             uint32_t i, direct_ring_t<F> &r)
+             uint32_t i, R &r)
 {
     gemm_block_tiles_t of = part;
 
@@ -448,14 +460,13 @@ direct_ahead(const gemm_args_t &a, uint32_t p, const gemm_block_tiles_t &part,
     } else {
         i++;
     }
-    direct_fill<F, GROUP>(direct_part(a.phase[p], of, of.first + i * of.stride),
-                          r);
+    direct_fill(direct_part(a.phase[p], of, of.first + i * of.stride), r);
 }
 
-template <tr_weight_format_t F, int GROUP>
+template <typename R>
 static __device__ __forceinline__ void
-direct_product(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
-               direct_ring_t<F> &r, uint32_t &got)
+direct_product(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p, R &r,
+               uint32_t &got)
 {
     const gemm_phase_t &f = a.phase[p];
     const bool residual = f.p.mode == TR_CUDA_SMALL_GEMM_RESIDUAL;
@@ -484,20 +495,17 @@ direct_product(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
         } else if (finishes && i == 0) {
             gemm_prefetch_squares<8>(f, 0, prefetched);
         }
-        if (i == 0) {
-            bar_wait(gemm_full(s, p, 0), 0);
-            __syncwarp();
-        } else {
+        if (i > 0) {
             __syncthreads(); /* sums of the tile before have been read */
         }
-        direct_sums<F, GROUP>(a, s, f, o, r);
-        direct_ahead<F, GROUP>(a, p, part, i, r);
-        if (i + 1 == part.tiles && p + 1 < a.phases) {
-            direct_call(a.phase[p + 1]);
+        direct_sums(s, f, o, i == 0 ? gemm_full(s, p, 0) : 0, r);
+        direct_ahead(a, p, part, i, r);
+        if (R::CALLED > 0 && i + 1 == part.tiles && p + 1 < a.phases) {
+            direct_call(a.phase[p + 1], R::CALLED);
         }
         __syncthreads();
         if (finishes) {
-            direct_add(a, s, o, c);
+            direct_add(s, f, o, c);
             direct_finish(a, s, p, tile, i == 0, l, prefetched, scale, got, c);
         }
         if (f.tiling.split > 1) {
@@ -507,14 +515,15 @@ direct_product(const gemm_args_t &a, const gemm_smem_t &s, uint32_t p,
     if (part.tiles == 0) {
         bar_wait(GEMM_SMEM(s, go) + 8 * p, 0); /* blocks meet once at a time */
         __syncwarp();
-        direct_ahead<F, GROUP>(a, p, part, 0, r);
+        direct_ahead(a, p, part, 0, r);
     }
     if (finishes && p + 1 < a.phases) {
         gemm_end_phase(a, gemm_groups(f.tiling) * 128);
     }
 }
 
-template <tr_weight_format_t F, int GROUP>
+/* R: how a warp has its pieces: direct_int4_t or direct_fp8_t. */
+template <typename R>
 static __global__ void __launch_bounds__(DIRECT_THREADS)
     small_gemm_direct_kernel(const __grid_constant__ gemm_args_t args)
 {
@@ -525,11 +534,12 @@ static __global__ void __launch_bounds__(DIRECT_THREADS)
                                ->args;
     gemm_block_tiles_t part = gemm_block_tiles(a.phase[0].tiling);
     uint32_t got = 0, bit = 0;
-    direct_ring_t<F> r;
+    R r;
 
     launch_next();
+    direct_open(a, s, r);
     if (part.tiles != 0) {
-        direct_fill<F, GROUP>(direct_part(a.phase[0], part, part.first), r);
+        direct_fill(direct_part(a.phase[0], part, part.first), r);
     }
     cluster_wait();
     launch_wait();
@@ -538,9 +548,9 @@ static __global__ void __launch_bounds__(DIRECT_THREADS)
     }
     for (uint32_t p = 0; p < a.phases; p++) {
         if (threadIdx.x < 32) {
-            direct_begin(a, s, p, bit);
+            direct_begin<R>(a, s, p, bit);
         }
-        direct_product<F, GROUP>(a, s, p, r, got);
+        direct_product(a, s, p, r, got);
     }
 }
 

@@ -28,6 +28,7 @@ typedef struct {
     uint32_t groups;       /* packed: groups of columns in a slot */
     uint32_t teams;        /* packed: of groups, which take slots in turn */
     uint32_t ways;         /* direct: warps that share a strip */
+    uint32_t x;            /* direct: bytes of x, in front of its sums */
     uint32_t steps, slots; /* slots of a tile; of the ring */
 } gemm_tiling_t;
 
@@ -40,8 +41,10 @@ typedef struct {
     gemm_phase_t phase[TR_CUDA_SMALL_GEMM_CHAIN];
     uint32_t phases;
     uint32_t ring, received, partial; /* bytes */
-    uint32_t x;                       /* direct: bytes of x in the ring */
-    uint32_t *barrier;                /* its highest bit changes when all
+    /* direct, FP8: where pieces of w are in the ring, behind x and sums; how many
+     * a warp has */
+    uint32_t pieces, stages;
+    uint32_t *barrier; /* its highest bit changes when all
                                        * blocks have come */
 } gemm_args_t;
 

@@ -194,7 +194,7 @@ case_open(case_t *c)
     a->rows = random_below(2) ? rows[random_below(9)] : 1 + random_below(64);
     a->n = many(random_below(4) ? 20 : 120);
     a->k = many(random_below(4) ? 16 : 60);
-    if (random_below(3) == 0) { /* of few rows, by registers */
+    if (random_below(3) == 0) { /* of few rows, without a ring */
         a->rows = 1 + random_below(8);
         a->k = tr_pad(a->k, 128);
     }
@@ -306,15 +306,55 @@ case_among_others(case_t *c)
     return ok;
 }
 
+/* Has y, of the first rows, the bits that it had? */
+static bool
+same_rows(const case_t *c, const uint8_t *before, uint32_t rows)
+{
+    size_t n = c->a.mode == TR_CUDA_SMALL_GEMM_GATED ? c->a.n / 2 : c->a.n;
+    uint8_t *after = array_fetch(&c->y);
+    bool ok = true;
+
+    for (uint32_t r = 0; r < rows && ok; r++) {
+        ok = memcmp(before + r * c->a.ldy * 2, after + r * c->a.ldy * 2, n * 2)
+             == 0;
+    }
+    free(after);
+    return ok;
+}
+
+/* Of up to 8 rows some alone: they have the same bits. */
+static bool
+case_with_fewer(const case_t *c)
+{
+    tr_cuda_small_gemm_t some = c->a;
+    uint8_t *before;
+    bool ok;
+
+    if (c->a.rows > 8) {
+        return true;
+    }
+    some.rows = 1 + random_below(c->a.rows);
+    before = array_fetch(&c->y);
+    side_launch(&side,
+                tr_cuda_small_gemm(&side.stream, &some, 1, array_there(&meet)),
+                "small_gemm of fewer rows");
+    ok = same_rows(c, before, some.rows);
+    if (!ok) {
+        printf("other bits where %u of %u rows are alone\n", some.rows,
+               c->a.rows);
+    }
+    free(before);
+    return ok;
+}
+
 /* With less shared memory, down to less than two slots: the same bits, or no
  * product. */
 static bool
 case_in_less(const case_t *c)
 {
-    size_t n = c->a.mode == TR_CUDA_SMALL_GEMM_GATED ? c->a.n / 2 : c->a.n;
     tr_device_props_t less = side.device;
     tr_cuda_stream_t s = { side.stream.stream, &less };
-    uint8_t *before = array_fetch(&c->y), *after;
+    uint8_t *before = array_fetch(&c->y);
     bool ok = true;
     int rc;
 
@@ -322,13 +362,7 @@ case_in_less(const case_t *c)
     rc = tr_cuda_small_gemm(&s, &c->a, 1, array_there(&meet));
     if (rc != TR_KERNEL_BADARG) {
         side_launch(&side, rc, "small_gemm in less memory");
-        after = array_fetch(&c->y);
-        for (uint32_t r = 0; r < c->a.rows && ok; r++) {
-            ok = memcmp(before + r * c->a.ldy * 2, after + r * c->a.ldy * 2,
-                        n * 2)
-                 == 0;
-        }
-        free(after);
+        ok = same_rows(c, before, c->a.rows);
     }
     if (!ok) {
         printf("other bits in %u bytes of shared memory\n", less.shared);
@@ -344,6 +378,7 @@ check_one(void)
     bool ok;
 
     side.device.trial = random_below(2);
+    side.device.few_fp8 = random_below(4) > 0;
     case_open(&c);
     case_point(&c, array_there);
     side_launch(&side,
@@ -368,7 +403,8 @@ check_one(void)
     }
     if (c.a.mode != TR_CUDA_SMALL_GEMM_RESIDUAL) {
         case_point(&c, array_there);
-        ok = ok && case_in_less(&c) && case_among_others(&c);
+        ok = ok && case_in_less(&c) && case_with_fewer(&c)
+             && case_among_others(&c);
     }
     if (c.a.mode == TR_CUDA_SMALL_GEMM_GATED) {
         case_point(&c, array_there);
@@ -674,13 +710,14 @@ check_layers(void)
         TR_CUDA_SMALL_GEMM_PLAIN, TR_CUDA_SMALL_GEMM_RESIDUAL,
         TR_CUDA_SMALL_GEMM_GATED, TR_CUDA_SMALL_GEMM_RESIDUAL
     };
-    tr_weight_form_t packed4 = forms[FORMS - 1 - random_below(3)];
+    tr_weight_form_t form = forms[random_below(FORMS)];
     bool direct = random_below(2), ok;
     uint32_t n[4], k[4];
 
-    if (direct) { /* chains of INT4 alone have a kernel of their own */
+    if (direct) { /* chains of one packed form have a kernel of their own */
         l.rows = 1 + random_below(8);
     }
+    side.device.few_fp8 = direct;
     if (random_below(3) == 0) {
         wide(&l.inner, &l.hidden);
         l.inner /= 128;
@@ -699,8 +736,9 @@ check_layers(void)
         for (int j = 0; j < 4; j++) {
             double size = 1 / sqrt((double) k[j]);
 
-            do { /* few rows: one by one INT4 would have that kernel */
-                l.form[i][j] = direct ? ordered(packed4, modes[j])
+            do { /* few rows: one by one INT4 would have that kernel; FP8
+                  * has not, being small */
+                l.form[i][j] = direct ? ordered(form, modes[j])
                                       : any_form(modes[j], n[j], k[j]);
             } while (!direct && l.rows <= 8
                      && l.form[i][j].format == TR_WEIGHT_INT4);
