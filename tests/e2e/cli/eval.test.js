@@ -314,7 +314,8 @@ test('calibrate: alpha_high first, then alpha_low', async () => {
   for (const [i, c] of curve.entries()) {
     assert.ok(i === 0 || c.kv_ratio >= curve[i - 1].kv_ratio);
     assert.ok(c.diff_low <= c.diff && c.diff <= c.diff_high
-      && c.most_lost_points <= c.most_lost_high, JSON.stringify(c));
+      && (c.most_lost_points < c.most_lost_high
+        || c.most_lost_points === 100), JSON.stringify(c)); // all of them
     assert.ok(r.out.split('\n').some((line) => line.includes(c.policy)
       && line.startsWith(`${c.kv_ratio.toFixed(3)} `.padStart(9))), r.out);
   }
