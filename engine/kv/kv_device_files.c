@@ -29,6 +29,7 @@
 #include "kv_device_internal.h"
 #include "engine/config/log.h"
 
+/* Of the shelf, under way each way: what the longest turn begins. */
 #define BUFFERS 64u
 /* More would keep the step loop from its batch: three launches each. */
 #define AT_ONCE 8u

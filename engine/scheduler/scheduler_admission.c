@@ -7,8 +7,8 @@
  * is not given to the next one (tr_scheduler_affords).  Behind a compressed prefix
  * that is what it computes at 16 bits and compresses, and of the prefix the pages
  * that it has copies of; those that it borrows stay as they are.  Should it absorb
- * their lender they become its own, and are not charged for then.  Whose turn it is, fair.h
- * says (tr_scheduler_admit).
+ * their lender they become its own, and are not charged for then.  Whose turn it
+ * is, fair.h says (tr_scheduler_admit).
  */
 #include "scheduler_internal.h"
 
